@@ -39,12 +39,12 @@ class Answer:
 
     def cost(self, name: str) -> float | None:
         """Of COSTS, where it was measured."""
-        return None if isinstance(self.found, str) else self.found.measures.get(name)
+        return None if isinstance(self.found, str) else self.found.diagnostics.get(name)
 
 
 def answers(net: nn.Module, layer: str | None, methods: list[str], one: Subject, kept: Path | None) -> list[Answer]:
     """Each method's answer; those that are kept in a folder are not asked for again."""
-    front, made = GradCAM(net, layer, categories=None if one.phantom else IMAGENET), []
+    front, made = GradCAM(net, layer, class_names=None if one.phantom else IMAGENET), []
     for name in methods:
         settings = {**SETTINGS.get(name, {}), **({} if one.phantom else OF_PHOTOGRAPHS.get(name, {}))}
         file = kept and kept / re.sub(r"[^\w+-]", "-", f"{one.name}-{name}-{settings}".lower())
@@ -59,13 +59,13 @@ def _answer(front: GradCAM, name: str, settings: dict[str, Any], one: Subject, f
     if file is not None and file.exists():
         return Explanation.load(file)
     try:
-        tool = front.sibling(name)
+        tool = front.create_sibling(name)
         shown: dict[str, Any] = {"progress": True} if hasattr(tool, "progress") else {}
         with counted(front.model) as costs:
             found = replace(tool, **shown, **settings).explain(one.image, one.label)
     except CamscopeError as error:  # a method may refuse a model: the gallery shows that too
         return str(error)
-    found = replace(found, measures={**found.measures, **costs})
+    found = replace(found, measures={**found.diagnostics, **costs})
     if file is not None:
         found.save(file)
     return found

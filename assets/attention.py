@@ -16,7 +16,7 @@ from torchvision.models import ViT_B_16_Weights
 
 from camscope import Explanation, GradCAM, load_model
 from camscope.errors import CamscopeWarning
-from camscope.render import panel
+from camscope.render import draw_image_grid
 from camscope.safe_files import write_bytes
 
 ASKED = (("chelsea.png", "Egyptian cat"), ("rocket.jpg", "crane"), ("rocket.jpg", "missile"))
@@ -30,15 +30,15 @@ def main(
 ) -> None:
     """Draw a row a question, a column a method."""
     warnings.simplefilter("ignore", CamscopeWarning)  # flags are drawn
-    tool = GradCAM(load_model(model), categories=CATEGORIES)
+    tool = GradCAM(load_model(model), class_names=CATEGORIES)
     answers: list[Explanation] = []
     for file, label in ASKED:
         answers += tool.explain_methods(photograph(file), list(METHODS), CATEGORIES.index(label))
     captions = [
         f"{one.method}: {one.label} {one.probability:.2f}" if one.method == "gradcam" else one.method for one in answers
     ]
-    tiles, flags = [one.overlay(height=HEIGHT) for one in answers], [one.flag for one in answers]
-    picture, buffer = panel(tiles, captions, columns=len(METHODS), height=HEIGHT, flags=flags), io.BytesIO()
+    tiles, flags = [one.overlay(height=HEIGHT) for one in answers], [one.warning_text for one in answers]
+    picture, buffer = draw_image_grid(tiles, captions, columns=len(METHODS), height=HEIGHT, flags=flags), io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=80)
     write_bytes(output, buffer.getvalue())
 

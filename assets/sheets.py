@@ -10,8 +10,8 @@ from PIL import Image
 from subjects import Subject
 
 from camscope import Explanation
-from camscope.cli.demo import energy_inside, pointing_hit
-from camscope.render import Picture, draw_contours, fitted, panel
+from camscope.cli.demo import compute_energy_inside, is_pointing_hit
+from camscope.render import RGBImage, draw_contours, draw_image_grid, resize_to_fit
 from camscope.safe_files import write_bytes
 
 HEIGHT, COLUMNS = 150, 7
@@ -25,27 +25,27 @@ def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer], *, pixels: b
     `pixels`: of the model's input, see `of_pixels`.
     """
     first = next(answer.found for answer in answers if isinstance(answer.found, Explanation))
-    seen = first.seen if pixels else first.image
-    original: Picture = np.zeros((8, 8, 3), np.uint8) if seen is None else seen
+    seen = first.model_input_image if pixels else first.image
+    original: RGBImage = np.zeros((8, 8, 3), np.uint8) if seen is None else seen
     if one.phantom and one.mask is not None:
         large, mask = (each.repeat(3, axis=0).repeat(3, axis=1) for each in (original, one.mask))  # so that it is thin
         original = draw_contours(large, mask.astype(float), [0.5])
-    tiles = [fitted(original, HEIGHT, 2 * HEIGHT)]
+    tiles = [resize_to_fit(original, HEIGHT, 2 * HEIGHT)]
     flags: list[str | None] = [None]
     for answer in answers:
         if isinstance(answer.found, Explanation):
             tiles.append(of_pixels(answer.found) if pixels else answer.found.overlay(height=HEIGHT))
-            flags.append(answer.found.flag)
+            flags.append(answer.found.warning_text)
         else:
             tiles.append(np.full_like(tiles[0], 230))
             flags.append("does not apply")
     captions = [f"{first.label} {first.probability or 0:.2f}", *(answer.method for answer in answers)]
-    picture, buffer = panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
+    picture, buffer = draw_image_grid(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=80)  # a page of pictures need not keep every pixel
     write_bytes(path, buffer.getvalue())
 
 
-def of_pixels(found: Explanation) -> Picture:
+def of_pixels(found: Explanation) -> RGBImage:
     """(HEIGHT,w,3): a map on the model's input, so that single pixels can be seen; of XRAI the positive regions."""
     if found.method in POSITIVE:
         return found.overlay("input", scale="max", colormap="inferno", height=HEIGHT)
@@ -79,8 +79,8 @@ def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, kno
         return answer.found.status.replace("_", " ")
     if known and one.mask is not None:
         heat = answer.found.heatmap()
-        inside = energy_inside(heat, one.mask)
-        return f"{'hit' if pointing_hit(heat, one.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+        inside = compute_energy_inside(heat, one.mask)
+        return f"{'hit' if is_pointing_hit(heat, one.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
     if not isinstance(first, Explanation):
         return "–"
     mine, other = (each.heatmap("input", scale=None).ravel() for each in (answer.found, first))

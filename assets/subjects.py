@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from camscope import METHODS, Explainer
-from camscope.explainers.attention.base import TokenAttention
-from camscope.phantom import draw
+from camscope.explainers.attention.base import TokenAttentionExplainer
+from camscope.phantom import draw_radiograph
 
 PIXELS = ("gradients", "paths", "perturbations", "adapters")  # the folders of the methods whose maps are of pixels
 LEFT_OUT = ("drise",)  # of a Box, which takes a detector: docs/questions.md has its picture
@@ -38,7 +38,7 @@ def photographs() -> list[Subject]:
 def phantoms() -> list[Subject]:
     """One of each finding, and one without."""
     found = {3: "nodule", 5: "effusion", 8: "pneumothorax", 13: "no finding"}
-    scans = [draw(seed=seed, finding=finding) for seed, finding in found.items()]
+    scans = [draw_radiograph(seed=seed, finding=finding) for seed, finding in found.items()]
     return [
         Subject(finding, scan.image, finding, scan.mask if scan.mask.any() else None, phantom=True)
         for finding, scan in zip(found.values(), scans, strict=True)
@@ -69,7 +69,7 @@ def of_sheet(sheet: str) -> list[str]:
     return [
         name
         for name, kind in METHODS.items()
-        if name not in (*pixels, *LEFT_OUT) and not issubclass(kind, TokenAttention)
+        if name not in (*pixels, *LEFT_OUT) and not issubclass(kind, TokenAttentionExplainer)
     ]
 
 

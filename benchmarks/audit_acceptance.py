@@ -33,22 +33,22 @@ from PIL import Image
 
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
-from camscope.audit.clustering.clusters import strategies
-from camscope.audit.demo import CLEAN, CONFOUNDED, described, phantom_audit
-from camscope.audit.provenance.provenance import outputs
-from camscope.audit.shortcuts.region_attribution import share
-from camscope.batch import Outcome, Run
-from camscope.evaluation import measure
+from camscope.audit.clustering.clusters import cluster_maps
+from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, build_demo_config, write_demo_study
+from camscope.audit.provenance.provenance import digest_outputs
+from camscope.audit.shortcuts.region_attribution import compute_mass_share
+from camscope.batch import BatchOutcome, BatchRun
+from camscope.evaluation import evaluate
 from camscope.geometry import Placement
 from camscope.phantom.shortcut_study import (
+    ShortcutStudy,
     Site,
-    Study,
-    as_input,
     draw_study,
     draw_volume_study,
-    train_shortcut_net,
-    write_net,
+    to_study_input,
+    train_shortcut_model,
     write_study,
+    write_weights,
 )
 
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
@@ -58,12 +58,12 @@ IMPORTS = 5.0  # seconds, before which nothing was begun
 Told = dict[str, Any]
 
 
-def audited(folder: Path, trained: Study, seen: Study, **tables: Any) -> AuditRun:
+def audited(folder: Path, trained: ShortcutStudy, seen: ShortcutStudy, **tables: Any) -> AuditRun:
     """A net of one study, audited on another."""
-    net = train_shortcut_net(trained)
-    config = described(write_study(seen, folder), write_net(net, folder), CONFOUNDED)
+    net = train_shortcut_model(trained)
+    config = build_demo_config(write_study(seen, folder), write_weights(net, folder), CONFOUNDED_PROBABILITY)
     config["sizes"] = FEW
-    return audit.run({**config, **tables}, folder / "audit")
+    return audit.run_audit({**config, **tables}, folder / "audit")
 
 
 def subgroups(folder: Path) -> Told:
@@ -71,10 +71,10 @@ def subgroups(folder: Path) -> Told:
     made = {}
     sites: dict[str, Site | None] = {"at site B only": "B", "at both sites": None}
     for name, site in sites.items():
-        studies = [draw_study(n, seed, 0.95, token_site=site) for n, seed in ((1000, 1), (400, 99))]
+        studies = [draw_study(n, seed, 0.95, marker_site=site) for n, seed in ((1000, 1), (400, 99))]
         run = audited(folder / name.replace(" ", "-"), *studies, skip=list(OTHERS))
-        level = next(one for one in run.summary.shortcut.levels if one.column.startswith("site"))
-        made[name] = {"word": level.word, **level.difference.model_dump()}
+        level = next(one for one in run.summary.shortcut.subgroup_differences if one.column.startswith("site"))
+        made[name] = {"word": level.conclusion, **level.difference.model_dump()}
     return made
 
 
@@ -85,20 +85,20 @@ def strategies_of(folder: Path, seeds: int = 10) -> Told:
         for kind in (GradCAM, IntegratedGradients):
             claims, found, times = [], [], []
             for seed in range(seeds if not mixed else 3):
-                net = train_shortcut_net(draw_study(1000, 1 + seed, mixed=mixed), seed)
+                net = train_shortcut_model(draw_study(1000, 1 + seed, mixed=mixed), seed)
                 study = draw_study(400, 99 + seed, mixed=mixed)
                 positive = np.flatnonzero(study.labels == 1)
                 tool = kind(net)
-                heat = tool.attribute(as_input(study.images[positive]), 1).numpy()
-                judged = strategies(heat, [study.patients[i] for i in positive])
-                claims.append(judged.claimed)
+                heat = tool.attribute(to_study_input(study.images[positive]), 1).numpy()
+                judged = cluster_maps(heat, [study.patients[i] for i in positive])
+                claims.append(judged.n_clusters)
                 if mixed:
                     from sklearn.metrics import adjusted_rand_score
 
-                    labels = judged.partition(2).labels
+                    labels = judged.get_partition(2).labels
                     known = labels >= 0
-                    found.append(float(adjusted_rand_score(study.tokens[positive][known], labels[known])))
-                    times.append(_times(heat, study.token_masks.any(0), labels))
+                    found.append(float(adjusted_rand_score(study.has_marker[positive][known], labels[known])))
+                    times.append(_times(heat, study.marker_masks.any(0), labels))
             made[f"{name}, {kind.name}"] = {"claimed": claims, "ari": found, "mass_at_tokens_times": times}
     return made
 
@@ -106,7 +106,7 @@ def strategies_of(folder: Path, seeds: int = 10) -> Told:
 def _times(heat: Any, place: Any, labels: Any) -> float:
     """How many times more of the maps lies in a place in the one cluster than in the other."""
     on_input = [Placement.identity(place.shape).project(one)[0] for one in heat]
-    shares = np.array([share(np.asarray(one, np.float64), place) for one in on_input])
+    shares = np.array([compute_mass_share(np.asarray(one, np.float64), place) for one in on_input])
     low, high = sorted(float(np.nanmean(shares[labels == one])) for one in (0, 1))
     return high / low
 
@@ -114,19 +114,19 @@ def _times(heat: Any, place: Any, labels: Any) -> float:
 def volumes(folder: Path) -> Told:
     """The word on the marker of clean and confounded nets of volumes."""
     made = {}
-    for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
-        net = train_shortcut_net(draw_volume_study(640, 100, p))
+    for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
+        net = train_shortcut_model(draw_volume_study(640, 100, p))
         where = folder / name
-        config = described(write_study(draw_volume_study(240, 200, p), where), write_net(net, where), p)
+        config = build_demo_config(write_study(draw_volume_study(240, 200, p), where), write_weights(net, where), p)
         config["model"]["source"] = f"{_factory(where)}:shortcut_volume_net"
         config |= {
             "sizes": FEW,
             "skip": list(OTHERS),
             "regions": {"columns": {"token": "region_token"}, "organ": "region_lungs"},
         }
-        run = audit.run(config, where / "audit")
+        run = audit.run_audit(config, where / "audit")
         made[name] = {
-            one.question + " " + one.subject: one.word
+            one.question + " " + one.qualifier: one.conclusion
             for one in run.verdicts
             if one.question in ("shortcut", "performance")
         }
@@ -148,12 +148,12 @@ def _factory(folder: Path) -> Path:
 
 def timed(folder: Path) -> Told:
     """Seconds of an audit of 500 images with every stage, as `init` would set it up."""
-    config = phantom_audit(folder, CONFOUNDED, images=500)
+    config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=500)
     plain = config.model_dump()
     plain["sizes"] = {}
     foreseen: list[float] = []
     begun = time.perf_counter()
-    run = audit.run(plain, folder / "audit", foreseen=lambda each: foreseen.append(sum(each.values())))
+    run = audit.run_audit(plain, folder / "audit", on_estimate=lambda each: foreseen.append(sum(each.values())))
     took = time.perf_counter() - begun
     page = (folder / "audit" / "report.html").stat().st_size
     return {"seconds": took, "foreseen": foreseen, "page_bytes": page, "verdicts": len(run.verdicts)}
@@ -161,10 +161,10 @@ def timed(folder: Path) -> Told:
 
 def scale(folder: Path, images: int = 10_000) -> Told:
     """Maps and where they lie, of 10,000 files, beside a bare loop over the same inputs; memory at the start and the end."""
-    study = draw_study(500, 99, CONFOUNDED)
-    net = train_shortcut_net(draw_study(1000, 1, CONFOUNDED))
+    study = draw_study(500, 99, CONFOUNDED_PROBABILITY)
+    net = train_shortcut_model(draw_study(1000, 1, CONFOUNDED_PROBABILITY))
     write_study(study, folder)
-    weights = write_net(net, folder)
+    weights = write_weights(net, folder)
     rows = (folder / "manifest.csv").read_text().splitlines()
     many = [rows[0].replace("label", "finding")] + [
         f"{i:06d},{rows[1 + i % 500].split(',', 1)[1]}" for i in range(images)
@@ -179,7 +179,9 @@ def scale(folder: Path, images: int = 10_000) -> Told:
         run_batch(GradCAM(model), folder / "many.csv", folder / "maps", [1], overwrite=True, told=told)
 
     rounds = [(_timed(lambda: _bare(model, files, images)), _timed(mapped)) for _ in range(ROUNDS)]  # in turns
-    metrics = _timed(lambda: measure(Run(folder / "maps"), folder / "values", "mask", ("energy-inside", "enrichment")))
+    metrics = _timed(
+        lambda: evaluate(BatchRun(folder / "maps"), folder / "values", "mask", ("energy-inside", "enrichment"))
+    )
     bare, maps = (median(times) for times in zip(*rounds, strict=True))
     return {
         "images": images, "bare_loop": bare, "maps": maps, "metrics": metrics, "rounds": rounds,
@@ -194,7 +196,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _note(used: list[int], outcome: Outcome) -> None:
+def _note(used: list[int], outcome: BatchOutcome) -> None:
     used.append(_memory())
 
 
@@ -202,7 +204,7 @@ def _bare(model: torch.nn.Module, files: list[Path], images: int) -> None:
     """Reading, one forward and one backward pass of batches of 16, by a single thread as scripts have it."""
     for start in range(0, images, 16):
         read = [np.asarray(Image.open(files[(start + i) % len(files)])) for i in range(16)]
-        part = as_input(np.stack(read)).requires_grad_()
+        part = to_study_input(np.stack(read)).requires_grad_()
         F.log_softmax(model(part), 1)[:, 1].sum().backward()
 
 
@@ -214,7 +216,7 @@ def _memory() -> int:
 
 def corrupt(folder: Path) -> Told:
     """500 images, of which 2 % are damaged in five ways."""
-    config = phantom_audit(folder, CLEAN, images=500)
+    config = write_demo_study(folder, UNBIASED_PROBABILITY, n_images=500)
     files = sorted((folder / "images").iterdir())[::50]
     damages: list[Callable[[Path], Any]] = [
         lambda file: file.write_bytes(b""),
@@ -225,14 +227,18 @@ def corrupt(folder: Path) -> Told:
     ]
     for n, file in enumerate(files):
         damages[n % 5](file)
-    run = audit.run({**config.model_dump(), "skip": list(OTHERS)}, folder / "audit")
+    run = audit.run_audit({**config.model_dump(), "skip": list(OTHERS)}, folder / "audit")
     listed = (run.folder / "failures.csv").read_text("utf-8-sig").splitlines()[1:]
-    return {"damaged": len(files), "listed": run.failures, "reasons": sorted({one.split(",", 2)[2] for one in listed})}
+    return {
+        "damaged": len(files),
+        "listed": run.n_failures,
+        "reasons": sorted({one.split(",", 2)[2] for one in listed}),
+    }
 
 
 def killed(folder: Path, seed: int = 0) -> Told:
     """Which stages were done when it was killed, and whether it ended in the same bytes as one that was not."""
-    config = phantom_audit(folder, CONFOUNDED, images=100).model_dump()
+    config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=100).model_dump()
     config |= {"sizes": FEW, "explain": {**config["explain"], "settings": {"integratedgradients": {"steps": 4}}}}
     (folder / "config.json").write_text(json.dumps(config))
     begun = time.perf_counter()
@@ -245,7 +251,7 @@ def killed(folder: Path, seed: int = 0) -> Told:
         process.wait()
         done.append(sorted(one.stem for one in (folder / "killed" / "stages").glob("*.json")))
     _started(folder, "killed").wait()
-    whole, other = (outputs(folder / name) for name in ("whole", "killed"))
+    whole, other = (digest_outputs(folder / name) for name in ("whole", "killed"))
     differ = sorted(name for name in {*whole, *other} if whole.get(name) != other.get(name))
     return {"seconds": took, "done_when_killed": done, "files": len(whole), "differ": differ}
 

@@ -20,14 +20,25 @@ from torch import Tensor, nn
 
 from camscope import GradCAM, IntegratedGradients, Occlusion
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.model_outputs import LogOdds, asked
-from camscope.audit.shortcuts.effect_sizes import Effect, insertion, removal, spread
-from camscope.audit.shortcuts.image_edits import exchanged, inserted, removed
-from camscope.audit.shortcuts.reliance import reliance
+from camscope.audit.performance.model_outputs import LogOdds, compute_target_scores
+from camscope.audit.shortcuts.effect_sizes import (
+    StandardizedEffect,
+    compute_log_odds_std,
+    estimate_insertion_effect,
+    estimate_removal_effect,
+)
+from camscope.audit.shortcuts.image_edits import insert_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.geometry import Placement
-from camscope.metrics.imputation import USUAL
+from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.localization import enrichment
-from camscope.phantom.shortcut_study import Study, as_input, draw_study, draw_volume_study, train_shortcut_net
+from camscope.phantom.shortcut_study import (
+    ShortcutStudy,
+    draw_study,
+    draw_volume_study,
+    to_study_input,
+    train_shortcut_model,
+)
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_power.json"
 SHARES: Final = (0.5, 0.8, 0.95)
@@ -42,53 +53,59 @@ TOP: Final = 0.1
 class Judged:
     """What the audit says of a net: effects of the token, the word and its reason."""
 
-    insert: tuple[Effect, ...]
-    remove: tuple[Effect, ...]
+    insert: tuple[StandardizedEffect, ...]
+    remove: tuple[StandardizedEffect, ...]
     word: str
     reason: str
 
 
-def judged(net: nn.Module, study: Study, seed: int = 0) -> Judged:
+def judged(net: nn.Module, study: ShortcutStudy, seed: int = 0) -> Judged:
     """Whether the net relies on the token of a study (N,*S)."""
-    x, masks = as_input(study.images), torch.from_numpy(study.token_masks)
-    clean = asked(net, x, LESION)
-    unit, there = spread(clean), np.flatnonzero(study.tokens)
-    remove = tuple(_removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in USUAL)
-    pairs = exchanged(study.labels == 1, study.tokens, study.patients, seed)
+    x, masks = to_study_input(study.images), torch.from_numpy(study.marker_masks)
+    clean = compute_target_scores(net, x, LESION)
+    unit, there = compute_log_odds_std(clean), np.flatnonzero(study.has_marker)
+    remove = tuple(
+        _removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in DEFAULT_IMPUTATIONS
+    )
+    pairs = match_insertion_triples(study.labels == 1, study.has_marker, study.patients, seed)
     given, sham = (
-        asked(net, inserted(x[pairs.rows], masks[pairs.donors], x[others]), LESION)
-        for others in (pairs.donors, pairs.others)
+        compute_target_scores(net, insert_region(x[pairs.receivers], masks[pairs.donors], x[others]), LESION)
+        for others in (pairs.donors, pairs.controls)
     )
     given_to, donors, others = ([study.patients[i] for i in rows] for rows in pairs)
-    insert = (insertion("token", sham, given, unit, given_to, donors=donors, others=others),)
-    return Judged(insert, remove, *reliance(insert, remove))
+    insert = (estimate_insertion_effect("token", sham, given, unit, given_to, donors=donors, controls=others),)
+    return Judged(insert, remove, *judge_reliance(insert, remove))
 
 
 def _removed(
-    net: nn.Module, x: Tensor, masks: Tensor, clean: Any, unit: float, fill: str, study: Study, rows: Any
-) -> Effect:
-    changed = asked(net, removed(x, masks, fill), LESION)
-    return removal("token", fill, clean, changed, unit, [study.patients[i] for i in rows])
+    net: nn.Module, x: Tensor, masks: Tensor, clean: Any, unit: float, fill: str, study: ShortcutStudy, rows: Any
+) -> StandardizedEffect:
+    changed = compute_target_scores(net, remove_region(x, masks, fill), LESION)
+    return estimate_removal_effect("token", fill, clean, changed, unit, [study.patients[i] for i in rows])
 
 
-def without_finding(net: nn.Module, study: Study) -> tuple[float, float]:
+def without_finding(net: nn.Module, study: ShortcutStudy) -> tuple[float, float]:
     """The mean effect of removing the lesion, in SD, and the AUROC that is left when the lungs are blanked."""
-    x, clean = as_input(study.images), asked(net, as_input(study.images), LESION)
+    x, clean = to_study_input(study.images), compute_target_scores(net, to_study_input(study.images), LESION)
     ill = np.flatnonzero(study.lesion_masks.reshape(len(study), -1).any(1))
-    changed = asked(net, removed(x[ill], torch.from_numpy(study.lesion_masks[ill]), "mean"), LESION)
-    blank = asked(net, removed(x, torch.from_numpy(study.lung_masks), "mean"), LESION)
-    effect = removal("lesion", "mean", clean[ill], changed, spread(clean), replicates=100)
-    return _mean(effect), auroc(study.labels == 1, blank, study.patients, replicates=100).mean
+    changed = compute_target_scores(
+        net, remove_region(x[ill], torch.from_numpy(study.lesion_masks[ill]), "mean"), LESION
+    )
+    blank = compute_target_scores(net, remove_region(x, torch.from_numpy(study.lung_masks), "mean"), LESION)
+    effect = estimate_removal_effect(
+        "lesion", "mean", clean[ill], changed, compute_log_odds_std(clean), n_resamples=100
+    )
+    return _mean(effect), auroc(study.labels == 1, blank, study.patients, n_resamples=100).mean
 
 
-def on_the_token(net: nn.Module, study: Study) -> dict[str, tuple[float, float]]:
+def on_the_token(net: nn.Module, study: ShortcutStudy) -> dict[str, tuple[float, float]]:
     """Of each method's maps of images with the token: its enrichment there, and its share of the hottest tenth."""
-    rows = np.flatnonzero(study.tokens & (study.labels == 1))[:MAPPED]
-    x, masks = as_input(study.images[rows]), study.token_masks[rows]
+    rows = np.flatnonzero(study.has_marker & (study.labels == 1))[:MAPPED]
+    x, masks = to_study_input(study.images[rows]), study.marker_masks[rows]
     layer: Any = net.layer3
     tools = {
         "gradcam": GradCAM(net, layer),
-        "integratedgradients": IntegratedGradients(net, steps=32),
+        "integratedgradients": IntegratedGradients(net, n_steps=32),
         "occlusion": Occlusion(net, window=6, stride=3),
     }
     return {name: _share(tool.attribute(x, 1).numpy(), masks) for name, tool in tools.items()}
@@ -104,17 +121,17 @@ def _share(maps: Any, masks: Any) -> tuple[float, float]:
 def row(p: float, seed: int, *, maps: bool = True) -> dict[str, Any]:
     """All that is said of one net."""
     start = time.perf_counter()
-    net = train_shortcut_net(draw_study(TRAINED, 100 + seed, p), seed)
+    net = train_shortcut_model(draw_study(TRAINED, 100 + seed, p), seed)
     trained = time.perf_counter() - start
     kinds = {"aligned": p, "independent": 0.5, "flipped": 1 - p}
     studies = {name: draw_study(AUDITED, 200 + seed, share) for name, share in kinds.items()}
-    answers = {name: asked(net, as_input(one.images), LESION) for name, one in studies.items()}
+    answers = {name: compute_target_scores(net, to_study_input(one.images), LESION) for name, one in studies.items()}
     found = judged(net, studies["aligned"], seed)
     lesion, blank = without_finding(net, studies["aligned"])
     return {
         "p": p,
         "seed": seed,
-        "auroc": {name: auroc(one.labels == 1, answers[name], replicates=100).mean for name, one in studies.items()},
+        "auroc": {name: auroc(one.labels == 1, answers[name], n_resamples=100).mean for name, one in studies.items()},
         "insert": [asdict(effect) for effect in found.insert],
         "remove": [asdict(effect) for effect in found.remove],
         "word": found.word,
@@ -128,10 +145,12 @@ def row(p: float, seed: int, *, maps: bool = True) -> dict[str, Any]:
 
 def volume_row(p: float, seed: int) -> dict[str, Any]:
     """The verdict on a net of volumes with a marker in the corner."""
-    net = train_shortcut_net(draw_volume_study(640, 100 + seed, p), seed)
+    net = train_shortcut_model(draw_volume_study(640, 100 + seed, p), seed)
     study = draw_volume_study(240, 200 + seed, p)  # as many patients as an absence takes
     found = judged(net, study, seed)
-    area = auroc(study.labels == 1, asked(net, as_input(study.images), LESION), replicates=100).mean
+    area = auroc(
+        study.labels == 1, compute_target_scores(net, to_study_input(study.images), LESION), n_resamples=100
+    ).mean
     return {"p": p, "seed": seed, "auroc": area, "word": found.word, "insert": [asdict(one) for one in found.insert]}
 
 
@@ -163,7 +182,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{p:.2f}",
             " / ".join(_range([one["auroc"][name] for one in own], 3) for name in own[0]["auroc"]),
             _range([one["insert"][0]["estimate"]["mean"] for one in own]),
-            ", ".join(_range([one["remove"][k]["estimate"]["mean"] for one in own]) for k in range(len(USUAL))),
+            ", ".join(
+                _range([one["remove"][k]["estimate"]["mean"] for one in own]) for k in range(len(DEFAULT_IMPUTATIONS))
+            ),
             _range([one["lesion"] for one in own]),
             _range([one["blanked"] for one in own]),
             *(_range([one[name][0] for one in maps]) for name in ("gradcam", "integratedgradients", "occlusion")),
@@ -192,7 +213,7 @@ def _range(values: Sequence[float], digits: int = 2) -> str:
     return low if low == high else f"{low}..{high}"
 
 
-def _mean(effect: Effect) -> float:
+def _mean(effect: StandardizedEffect) -> float:
     return float("nan") if effect.estimate is None else effect.estimate.mean
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from camscope import audit
 from camscope.audit import AuditRun
-from camscope.audit.core.schema import Number
+from camscope.audit.core.schema import EstimateSummary
 
 RESULTS = Path(__file__).parent / "results" / "audit_real.json"
 SETTINGS = {"integratedgradients": {"steps": 8}}
@@ -114,28 +114,28 @@ def _table(rows: Sequence[Mapping[str, str]], path: Path) -> Path:
 
 def told(name: str, run: AuditRun) -> None:
     """Answers, and what share of the maps lies in each region, beside the region's share of the image."""
-    answers = run.summary.predict.findings[0]
+    answers = run.summary.predict.performance[0]
     print(
-        f"\n{name}: AUROC {answers.auroc.value:.3f}, {answers.positives} with the finding, {answers.negatives} without"
+        f"\n{name}: AUROC {answers.auroc.value:.3f}, {answers.n_positives} with the finding, {answers.n_negatives} without"
     )
-    for one in run.summary.localise.lines:
+    for one in run.summary.localization.metric_summaries:
         if one.metric in ("energy-inside", "enrichment", "pointing-game") and one.value.value is not None:
             interval = f"[{one.value.low:.3f}, {one.value.high:.3f}]" if one.value.low is not None else ""
-            print(f"  {one.metric:>14} {one.method:<22} {one.value.value:.3f} {interval} n={one.value.n}")
-    for mass in run.summary.shortcut.masses:
+            print(f"  {one.metric:>14} {one.method:<22} {one.value.value:.3f} {interval} n={one.value.n_values}")
+    for mass in run.summary.shortcut.attribution_mass:
         if mass.share.value is not None and mass.enrichment.value is not None:
             print(f"  {mass.method:<20} in {mass.region:<18} {mass.share.value:.3f}, enrichment {mass.enrichment.value:.2f} "
-                  f"(other images {mass.share.baseline:.3f}) n={mass.share.n}")  # fmt: skip
+                  f"(other images {mass.share.baseline:.3f}) n={mass.share.n_values}")  # fmt: skip
     for verdict in run.verdicts:
-        print(f"  {verdict.word:<14} {verdict.claim} {verdict.reason}")
-    print(f"  {run.report}")
+        print(f"  {verdict.conclusion:<14} {verdict.claim} {verdict.reason}")
+    print(f"  {run.report_path}")
 
 
 def numbers(run: AuditRun) -> dict[str, Any]:
     """Every estimate with its interval, and the words of the verdicts."""
     found, stages = run.summary, ("localise", "faithfulness", "robustness")
     return {
-        "auroc": [_ends(one.auroc) for one in found.predict.findings],
+        "auroc": [_ends(one.auroc) for one in found.predict.performance],
         **{
             name: {
                 " · ".join(filter(None, (one.metric, one.method, one.fill))): _ends(one.value)
@@ -143,13 +143,13 @@ def numbers(run: AuditRun) -> dict[str, Any]:
             }
             for name in stages
         },
-        "masses": {f"{one.region} · {one.method}": _ends(one.share) for one in found.shortcut.masses},
-        "verdicts": {one.claim: one.word for one in run.verdicts},
+        "masses": {f"{one.region} · {one.method}": _ends(one.share) for one in found.shortcut.attribution_mass},
+        "verdicts": {one.claim: one.conclusion for one in run.verdicts},
     }
 
 
-def _ends(one: Number) -> list[float | int | None]:
-    return [one.value, one.low, one.high, one.n]
+def _ends(one: EstimateSummary) -> list[float | int | None]:
+    return [one.value, one.low, one.high, one.n_values]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -162,7 +162,9 @@ def main(arguments: list[str] | None = None) -> None:
     kept = json.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
     for name, made in (("chest", chest), ("blood", blood)):
         if chosen.only in (None, name):
-            run = audit.run(made(chosen.data.resolve(), chosen.output), chosen.output / name, told=_progress)
+            run = audit.run_audit(
+                made(chosen.data.resolve(), chosen.output), chosen.output / name, on_progress=_progress
+            )
             told(name, run)
             kept[name] = numbers(run)
     RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.clustering.clusters import strategies
+from camscope.audit.clustering.clusters import cluster_maps
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -57,7 +57,7 @@ def found(kind: str, maps: int, share: float, draws: int) -> int:
     """In how many draws more than one way is claimed."""
     rare = np.arange(maps) < round(share * maps)
     made = (KINDS[kind](np.random.default_rng(1000 * seed + maps), rare) for seed in range(draws))
-    return sum(strategies(heat, range(maps), seed=seed).claimed > 1 for seed, heat in enumerate(made))
+    return sum(cluster_maps(heat, range(maps), seed=seed).n_clusters > 1 for seed, heat in enumerate(made))
 
 
 def main() -> None:

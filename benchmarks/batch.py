@@ -43,8 +43,8 @@ class Files(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, number: int) -> Tensor:
-        with Image.open(self.paths[number]) as image:
+    def __getitem__(self, index: int) -> Tensor:
+        with Image.open(self.paths[index]) as image:
             prepared: Tensor = PREPARE(image.convert("RGB"))
         return prepared
 
@@ -138,13 +138,13 @@ def _ours(model: nn.Module, layer: str, paths: Sequence[Path], folder: Path, dra
     outcome = run_batch(
         tool, list(paths), folder, batch_size=BATCH, overlays="jpg" if drawn else None, overwrite=True, chunk=64
     )
-    return outcome.images
+    return outcome.n_processed
 
 
 def _preprocess() -> Any:
     from camscope.images.preprocess import Preprocess
 
-    return Preprocess.preset("imagenet")
+    return Preprocess.from_preset("imagenet")
 
 
 def _script(

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow.compute as pc
 from PIL import Image
 
-from camscope.batch import Run
+from camscope.batch import BatchRun
 
 BAD = {
     "truncated": "it is damaged",
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compare(folder: Path, bad: dict[str, str]) -> None:
     """Two runs row for row, and the reasons of what is bad."""
-    one, other = (Run(folder / name).table().drop_columns(["seconds"]) for name in ("whole", "killed"))
+    one, other = (BatchRun(folder / name).table().drop_columns(["seconds"]) for name in ("whole", "killed"))
     print(f"{one.num_rows} rows, {other.num_rows} rows: {'equal' if one.equals(other) else 'DIFFERENT'}")
     left = list((folder / "killed" / "parts").glob(".*"))
     print(f"{len(left)} half-written files were left, and none is read")

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camscope import GradCAM
-from camscope.batch import Outcome, manifest_of, run_batch
+from camscope.batch import BatchOutcome, build_manifest, run_batch
 
 CHUNK, PIECE = 256, 10_000
 
@@ -59,11 +59,12 @@ def many_rows(rows: int, folder: Path) -> None:
     tool = GradCAM(Small(), "layer", preprocess={"mean": [0.5] * 3, "std": [0.25] * 3})
     begin, at = time.perf_counter(), [1000, *range(PIECE, rows + 1, PIECE)]
 
-    def told(outcome: Outcome) -> None:
-        if at and outcome.images >= at[0]:
+    def told(outcome: BatchOutcome) -> None:
+        if at and outcome.n_processed >= at[0]:
             taken = time.perf_counter() - begin
             print(
-                f"row {at.pop(0):>7}: {resident():6.0f} MB resident, {outcome.images / taken:.0f} images/s", flush=True
+                f"row {at.pop(0):>7}: {resident():6.0f} MB resident, {outcome.n_processed / taken:.0f} images/s",
+                flush=True,
             )
 
     run_batch(tool, images, folder / "run", batch_size=64, chunk=CHUNK, told=told)
@@ -76,7 +77,7 @@ def long_manifest(rows: int, folder: Path) -> None:
     columns = {"path": pa.compute.binary_join_element_wise("images/", numbers, ".jpg", ""), "site": numbers}
     pq.write_table(pa.table(columns), path)
     before, begin = resident(), time.perf_counter()
-    manifest = manifest_of(path)
+    manifest = build_manifest(path)
     print(f"a manifest of {rows} rows: read in {time.perf_counter() - begin:.1f} s, {resident() - before:.0f} MB")
     begin = time.perf_counter()
     run_batch(tool, manifest, folder / "run", chunk=CHUNK, shard=(rows // CHUNK, rows // CHUNK + 1))
@@ -88,7 +89,7 @@ def long_manifest(rows: int, folder: Path) -> None:
     made.unlink()
     begin = time.perf_counter()
     outcome = run_batch(tool, path, folder / "run", chunk=CHUNK)
-    print(f"resumed from the file: {time.perf_counter() - begin:.1f} s, {outcome.before} rows were there")
+    print(f"resumed from the file: {time.perf_counter() - begin:.1f} s, {outcome.n_done_before} rows were there")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,11 +19,11 @@ def beside_peers(case: Case, rounds: int) -> list[Figure]:
 
 def every_method(case: Case, rounds: int) -> list[Figure]:
     """Each of camscope's CAMs that needs one backward pass."""
-    from camscope.explainers import CAM, METHODS
+    from camscope.explainers import METHODS, BaseCAM
 
-    chosen = {name: cls for name, cls in METHODS.items() if issubclass(cls, CAM) and cls.backwards == "1"}
+    chosen = {name: cls for name, cls in METHODS.items() if issubclass(cls, BaseCAM) and cls.backward_passes == "1"}
 
-    def task(cls: type[CAM]) -> Timed:
+    def task(cls: type[BaseCAM]) -> Timed:
         cam = cls(case.model, case.layer)
         return quiet(lambda: cam.attribute(case.x, case.classes), case.device)
 

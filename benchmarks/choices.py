@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.explainers import KPCACAM, SPACE, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers import KPCACAM, SPATIAL_AXIS, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.targets import Score, class_scores
 
 
@@ -19,7 +19,7 @@ class NoDenominator(GradCAMPlusPlus):
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
-        return (gradient**2 * gradient.relu()).sum(SPACE, keepdim=True)
+        return (gradient**2 * gradient.relu()).sum(SPATIAL_AXIS, keepdim=True)
 
 
 class AbsoluteEpsilon(GradCAMPlusPlus):
@@ -27,9 +27,9 @@ class AbsoluteEpsilon(GradCAMPlusPlus):
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
-        below = 2 * gradient**2 + gradient**3 * activation.sum(SPACE, keepdim=True) + 1e-6
+        below = 2 * gradient**2 + gradient**3 * activation.sum(SPATIAL_AXIS, keepdim=True) + 1e-6
         alpha = torch.where(gradient != 0, gradient**2 / below, 0)
-        return (alpha * gradient.relu()).sum(SPACE, keepdim=True)
+        return (alpha * gradient.relu()).sum(SPATIAL_AXIS, keepdim=True)
 
 
 class LastNoisyPass(LayerExplainer):
@@ -41,18 +41,18 @@ class LastNoisyPass(LayerExplainer):
     samples = 25
     std = 1.0
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         clean = features.activation.flatten(2)
         second = third = torch.zeros_like(clean)
         last = features
         for _ in range(self.samples):
             noise = torch.distributions.Normal(0, self.std).sample(features.x.size())
-            last = features.again(features.x + noise.to(features.x))
+            last = features.recompute(features.x + noise.to(features.x))
             gradient = last.gradient.flatten(2)
             second, third = second + gradient**2 / self.samples, third + gradient**3 / self.samples
-        alpha = second / (2 * second + (third * clean).sum(SPACE, keepdim=True) + 1e-8)
-        weights = (alpha * last.gradient.flatten(2).relu()).sum(SPACE, keepdim=True)
+        alpha = second / (2 * second + (third * clean).sum(SPATIAL_AXIS, keepdim=True) + 1e-8)
+        weights = (alpha * last.gradient.flatten(2).relu()).sum(SPATIAL_AXIS, keepdim=True)
         heat = (weights * last.activation.flatten(2)).sum(1).relu()
         return heat.view(len(heat), *features.activation.shape[2:])
 
@@ -62,9 +62,9 @@ class Likely(GradCAM):
 
     gamma, references = 0.6, 3
 
-    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,)"""
-        own, logits = score.read(output, samples), class_scores(output)
+        own, logits = score.read_score(output, n_samples), class_scores(output)
         near = (logits - own[:, None]).detach().abs().argsort(1)[:, 1 : 1 + self.references]
         chances = logits.softmax(1).gather(1, near)
         apart = own[:, None] - self.gamma * logits.gather(1, near)
@@ -76,11 +76,11 @@ class Centred(LayerExplainer):
 
     name, paper = "eigencam", "arXiv:2008.00299"
 
-    def parts(self, features: Features) -> Tensor:
+    def parts(self, features: LayerFeatures) -> Tensor:
         """(N,K,cells): what is decomposed."""
         return features.activation.flatten(2)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         cells = self.parts(features).mT.cpu().numpy()
         cells = cells - cells.mean(1, keepdims=True)
@@ -91,7 +91,7 @@ class Centred(LayerExplainer):
 class LargestPositive(KPCACAM):
     """KPCA-CAM with the sign with which the largest cell is positive (grad-cam)."""
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         heat = super().combine(features)
         flat = heat.flatten(1)
@@ -103,9 +103,9 @@ class CentredProducts(Centred):
     """The same of gradient times activation (grad-cam)."""
 
     needs_gradient = True
-    backwards = "1"
+    backward_passes = "1"
 
-    def parts(self, features: Features) -> Tensor:
+    def parts(self, features: LayerFeatures) -> Tensor:
         """(N,K,cells)"""
         return (features.gradient * features.activation).flatten(2)
 
@@ -115,17 +115,19 @@ class ShareBeyond(LayerExplainer):
 
     name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         activation = features.activation.flatten(2)
-        least = activation.mean(SPACE, keepdim=True) + 2 * activation.std(SPACE, correction=0, keepdim=True)
-        share = (activation > least).to(activation).mean(SPACE, keepdim=True)
+        least = activation.mean(SPATIAL_AXIS, keepdim=True) + 2 * activation.std(
+            SPATIAL_AXIS, correction=0, keepdim=True
+        )
+        share = (activation > least).to(activation).mean(SPATIAL_AXIS, keepdim=True)
         return (share * activation).sum(1).view(len(activation), *features.activation.shape[2:])
 
 
 class OverTheScore(AblationCAM):
     """Ablation-CAM with weights divided by the score, which turn their sign with it (grad-cam)."""
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
         return super().channel_weights(features) / features.values.view(-1, 1, 1)

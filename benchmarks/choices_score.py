@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.explainers import ScoreCAM
-from camscope.explainers.cam.layer_features import Features
-from camscope.explainers.core.resampling import stretched
+from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.core.resampling import scale_to_unit_range
 
 
 class Masking(ScoreCAM):
@@ -17,11 +17,11 @@ class Masking(ScoreCAM):
 
     rounds = 1
 
-    def masks(self, features: Features) -> Callable[[int, slice], Tensor]:
+    def masks(self, features: LayerFeatures) -> Callable[[int, slice], Tensor]:
         """(turn, which of N·K) -> masks (R,*S)."""
         raise NotImplementedError
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
         samples, channels = features.activation.shape[:2]
         owners = torch.arange(samples, device=features.x.device).repeat_interleave(channels)
@@ -32,18 +32,18 @@ class Masking(ScoreCAM):
             return features.x[owners[part]] * make(turn, part)[:, None], owners[part]
 
         for turn in range(self.rounds):
-            total += features.scores_of(len(owners), partial(masked, turn))
+            total += features.score_inputs(len(owners), partial(masked, turn))
         return (total / self.rounds).view(samples, channels).softmax(1)[..., None]
 
 
 class CornersAligned(Masking):
     """Masks enlarged so that the corner cells lie on the corner pixels (grad-cam)."""
 
-    def masks(self, features: Features) -> Callable[[int, slice], Tensor]:
+    def masks(self, features: LayerFeatures) -> Callable[[int, slice], Tensor]:
         """(R,*S), 0..1"""
         maps = features.activation.flatten(0, 1)
         size = features.x.shape[2:]
-        return lambda turn, part: stretched(
+        return lambda turn, part: scale_to_unit_range(
             F.interpolate(maps[part, None], size, mode="bilinear", align_corners=True)[:, 0]
         )
 
@@ -51,9 +51,9 @@ class CornersAligned(Masking):
 class StretchedFirst(Masking):
     """Masks stretched to 0..1 before they are enlarged, so that what is enlarged need not reach 1 (torchcam)."""
 
-    def masks(self, features: Features) -> Callable[[int, slice], Tensor]:
+    def masks(self, features: LayerFeatures) -> Callable[[int, slice], Tensor]:
         """(R,*S)"""
-        maps, size = stretched(features.activation.flatten(0, 1)), features.x.shape[2:]
+        maps, size = scale_to_unit_range(features.activation.flatten(0, 1)), features.x.shape[2:]
         return lambda turn, part: F.interpolate(maps[part, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
@@ -62,7 +62,7 @@ class NoiseEach(StretchedFirst):
 
     std = 2.0
 
-    def masks(self, features: Features) -> Callable[[int, slice], Tensor]:
+    def masks(self, features: LayerFeatures) -> Callable[[int, slice], Tensor]:
         """(R,*S)"""
         enlarged, drawn = super().masks(features), torch.distributions.Normal(0, self.std)
         shape = (*features.activation.shape[:2], *features.x.shape[2:])
@@ -73,7 +73,7 @@ class NoiseEach(StretchedFirst):
 class AddedUp(StretchedFirst):
     """IS-CAM with masks times 1/n, 3/n, 6/n, …: the steps are added up, and go beyond the image (torchcam)."""
 
-    def masks(self, features: Features) -> Callable[[int, slice], Tensor]:
+    def masks(self, features: LayerFeatures) -> Callable[[int, slice], Tensor]:
         """(R,*S)"""
         enlarged = super().masks(features)
         return lambda turn, part: enlarged(turn, part) * (turn + 1) * (turn + 2) / (2 * self.rounds)

@@ -20,42 +20,50 @@ import numpy as np
 
 from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
-from camscope.batch import manifest_of
-from camscope.evaluation.ground_truth import evidence_of
+from camscope.batch import build_manifest
+from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection import select as choosing
-from camscope.evaluation.selection.candidate_scores import judged
-from camscope.evaluation.selection.candidates import candidates
-from camscope.evaluation.selection.racing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
-from camscope.evaluation.selection.samples import samples_of
-from camscope.evaluation.selection.select import Choice, choose
+from camscope.evaluation.selection.candidate_scores import evaluate_candidates
+from camscope.evaluation.selection.candidates import build_candidates
+from camscope.evaluation.selection.racing import (
+    FAITHFULNESS_METRIC,
+    LOCALIZATION_METRIC,
+    ROBUSTNESS_METRIC,
+    CandidateState,
+    SelectionSample,
+)
+from camscope.evaluation.selection.samples import load_samples
+from camscope.evaluation.selection.select import MethodSelection, select_method
 from camscope.explainers import Explainer
-from camscope.phantom import CATEGORIES, draw
+from camscope.phantom import CATEGORIES, draw_radiograph
 
-CRITERIA = (FAITHFULNESS, LOCALISATION, ROBUSTNESS)
+CRITERIA = (FAITHFULNESS_METRIC, LOCALIZATION_METRIC, ROBUSTNESS_METRIC)
 BLOCK = 8
 
 
 class Remembering:
     """A judge that knows what every candidate makes of every image: `values` (candidates,criteria,images), `first` maps."""
 
-    def __init__(self, tools: Sequence[Explainer], pool: Sequence[Sample], known: Mapping[str, Any]) -> None:
+    def __init__(self, tools: Sequence[Explainer], pool: Sequence[SelectionSample], known: Mapping[str, Any]) -> None:
         self.tools, self.pool, self.known = list(map(id, tools)), list(map(id, pool)), known
 
-    def __call__(self, racing: Sequence[Standing], samples: Sequence[Sample]) -> None:
+    def __call__(self, racing: Sequence[CandidateState], n_samples: Sequence[SelectionSample]) -> None:
         """A block of images."""
-        places = [self.pool.index(id(one)) for one in samples]
+        places = [self.pool.index(id(one)) for one in n_samples]
         for one in racing:
-            n = self.tools.index(id(one.tool))
-            for name, own in one.values.items():
+            n = self.tools.index(id(one.explainer))
+            for name, own in one.metric_values.items():
                 own += self.known["values"][n, CRITERIA.index(name), places].tolist()
-            one.images += len(samples)
-            one.seconds += float(self.known["price"][n]) * len(samples)
-            one.first = one.first or list(self.known["first"][n])
+            one.n_images += len(n_samples)
+            one.total_seconds += float(self.known["price"][n]) * len(n_samples)
+            one.first_maps = one.first_maps or list(self.known["first"][n])
 
 
-def asked(tools: Sequence[Explainer], pool: Sequence[Sample], region: int, kept: Path | None) -> dict[str, Any]:
+def asked(
+    tools: Sequence[Explainer], pool: Sequence[SelectionSample], region: int, kept: Path | None
+) -> dict[str, Any]:
     """What every candidate makes of every image; of those that are in `kept`, as it was found before."""
-    standings = [Standing(tool, {name: [] for name in CRITERIA}) for tool in tools]
+    standings = [CandidateState(tool, {name: [] for name in CRITERIA}) for tool in tools]
     found: dict[str, Any] = {"titles": np.array([one.title for one in standings])}
     if kept is not None and kept.exists():
         with np.load(kept) as stored:
@@ -63,10 +71,10 @@ def asked(tools: Sequence[Explainer], pool: Sequence[Sample], region: int, kept:
                 found = dict(stored)
     there = found["values"].shape[2] if "values" in found else 0
     for start in range(there, len(pool), BLOCK):
-        own = [Standing(tool, {name: [] for name in CRITERIA}) for tool in tools]
-        judged(own, pool[start : start + BLOCK], 6, region, 0)
-        values = np.array([[one.values[name] for name in CRITERIA] for one in own])
-        first, price = np.array([one.first for one in own]), np.array([one.price for one in own])
+        own = [CandidateState(tool, {name: [] for name in CRITERIA}) for tool in tools]
+        evaluate_candidates(own, pool[start : start + BLOCK], 6, region, 0)
+        values = np.array([[one.metric_values[name] for name in CRITERIA] for one in own])
+        first, price = np.array([one.first_maps for one in own]), np.array([one.seconds_per_image for one in own])
         if start:
             values = np.concatenate([found["values"], values], 2)
             first, price = found["first"], (start * found["price"] + BLOCK * price) / (start + BLOCK)
@@ -77,20 +85,20 @@ def asked(tools: Sequence[Explainer], pool: Sequence[Sample], region: int, kept:
     return found | {"values": found["values"][:, :, : len(pool)]}
 
 
-def phantoms(count: int) -> tuple[Any, list[Sample], int]:
+def phantoms(count: int) -> tuple[Any, list[SelectionSample], int]:
     """The bundled model, its images, and the side of a region."""
     model = load_model("phantom")
-    scans = [draw(3000 + n, CATEGORIES[1 + n % 3]) for n in range(count)]
-    return model, [Sample(GradCAM(model).read(one.image), one.name, one.mask) for one in scans], 8
+    scans = [draw_radiograph(3000 + n, CATEGORIES[1 + n % 3]) for n in range(count)]
+    return model, [SelectionSample(GradCAM(model).prepare_input(one.image), one.name, one.mask) for one in scans], 8
 
 
-def photographs(name: str, count: int) -> tuple[Any, list[Sample], int]:
+def photographs(name: str, count: int) -> tuple[Any, list[SelectionSample], int]:
     """The same of a trained model and boxed photographs."""
     model = load_model(f"{DATA / 'models.py'}:{name}")
     with TemporaryDirectory() as folder:
-        table = manifest_of(str(listed(Path(folder) / "list.csv")), "")
-    boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), "all")
-    pool, _ = samples_of(table, GradCAM(model), None, boxes, most=count)
+        table = build_manifest(str(listed(Path(folder) / "list.csv")), "")
+    boxes = load_ground_truth(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), "all")
+    pool, _ = load_samples(table, GradCAM(model), None, boxes, max_images=count)
     return model, pool, 16
 
 
@@ -110,18 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     name = options.photographs
     model, pool, region = photographs(name, options.images) if name else phantoms(options.images)
-    tools = candidates(model, pool[0].item.x[None])
+    tools = build_candidates(model, pool[0].item.x[None])
     judge = Remembering(tools, pool, asked(tools, pool, region, options.kept))
-    with patch.object(choosing, "shows_the_image", once(choosing.shows_the_image)):
+    with patch.object(choosing, "shows_the_image", once(choosing.find_model_independence_reason)):
         for masked in (True, False):
             told(tools, pool if masked else blind(judge, pool), judge, options.seeds, "with" if masked else "without")
 
 
-def once(asked: Callable[[Explainer, Sequence[Sample], int], str]) -> Callable[[Explainer, Sequence[Sample], int], str]:
+def once(
+    asked: Callable[[Explainer, Sequence[SelectionSample], int], str],
+) -> Callable[[Explainer, Sequence[SelectionSample], int], str]:
     """The same, asked once of each candidate and order: races of an order begin with the same images."""
     known: dict[tuple[int, int], str] = {}
 
-    def answer(tool: Explainer, samples: Sequence[Sample], seed: int) -> str:
+    def answer(tool: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
         if (id(tool), seed) not in known:
             known[id(tool), seed] = asked(tool, samples, seed)
         return known[id(tool), seed]
@@ -129,25 +139,29 @@ def once(asked: Callable[[Explainer, Sequence[Sample], int], str]) -> Callable[[
     return answer
 
 
-def blind(judge: Remembering, pool: Sequence[Sample]) -> list[Sample]:
+def blind(judge: Remembering, pool: Sequence[SelectionSample]) -> list[SelectionSample]:
     """The same samples without what is known of their evidence."""
-    made = [Sample(one.item, one.target) for one in pool]
+    made = [SelectionSample(one.item, one.target) for one in pool]
     judge.pool = list(map(id, made))
     return made
 
 
-def told(tools: Sequence[Explainer], pool: Sequence[Sample], judge: Remembering, seeds: int, words: str) -> None:
+def told(
+    tools: Sequence[Explainer], pool: Sequence[SelectionSample], judge: Remembering, seeds: int, words: str
+) -> None:
     """A line for each order of the images."""
     print(f"{words} masks, {len(tools)} candidates, {len(pool)} images", flush=True)
     found = []
     for seed in range(seeds):
-        whole, race = (choose(tools, pool, seed=seed, judge=judge, exhaustive=kind) for kind in (True, False))
+        whole, race = (
+            select_method(tools, pool, seed=seed, evaluate_block=judge, never_drop=kind) for kind in (True, False)
+        )
         best, alike = (
             [{one.title for one in own} for own in each]
-            for each in ((whole.best, race.best), (whole.alike, race.alike))
+            for each in ((whole.best, race.best), (whole.survivors, race.survivors))
         )
-        leader = whole.standings[0].title == race.standings[0].title
-        found.append((race.explained / race.exhaustive, best[0] == best[1], leader, alike[0] == alike[1]))
+        leader = whole.candidates[0].title == race.candidates[0].title
+        found.append((race.n_maps / race.n_maps_without_drops, best[0] == best[1], leader, alike[0] == alike[1]))
         print(
             f"  seed {seed}: {found[-1][0]:.2f} of the maps, same recommendation {found[-1][1]}, same leader {leader}"
         )
@@ -159,28 +173,29 @@ def told(tools: Sequence[Explainer], pool: Sequence[Sample], judge: Remembering,
     )
 
 
-def drawn(count: int, spread: float, images: int, seeds: int) -> Iterator[tuple[Choice, Choice]]:
+def drawn(count: int, spread: float, images: int, seeds: int) -> Iterator[tuple[MethodSelection, MethodSelection]]:
     """Races of candidates whose values are normal, their means `spread` of an image's standard deviation apart.
 
     Each beside one in which nobody drops out before the end.
     """
     nothing: Any = None  # nobody looks at them
-    pool = [Sample(nothing) for _ in range(images)]
+    pool = [SelectionSample(nothing) for _ in range(images)]
     tools: Any = [SimpleNamespace(title=str(n), layer=None) for n in range(count)]
     places = {id(one): n for n, one in enumerate(pool)}
     for seed in range(seeds):
         random = np.random.default_rng(seed)
         values = random.normal(random.normal(0, spread, (count, 1)), 1, (count, images))
 
-        def judge(racing: Sequence[Standing], samples: Sequence[Sample], values: Any = values) -> None:
+        def judge(racing: Sequence[CandidateState], samples: Sequence[SelectionSample], values: Any = values) -> None:
             for one in racing:
-                one.values[FAITHFULNESS] += [values[int(one.title), places[id(each)]] for each in samples]
-                one.values[ROBUSTNESS] += [1.0] * len(samples)
-                one.images += len(samples)
+                one.metric_values[FAITHFULNESS_METRIC] += [values[int(one.title), places[id(each)]] for each in samples]
+                one.metric_values[ROBUSTNESS_METRIC] += [1.0] * len(samples)
+                one.n_images += len(samples)
 
         with patch.object(choosing, "shows_the_image", lambda *about: ""):
             whole, race = (
-                choose(tools, pool, region=1, seed=seed, judge=judge, exhaustive=kind) for kind in (True, False)
+                select_method(tools, pool, region_size=1, seed=seed, evaluate_block=judge, never_drop=kind)
+                for kind in (True, False)
             )
         yield whole, race
 
@@ -190,9 +205,9 @@ def tell_drawn(count: int, spread: float, images: int, seeds: int) -> None:
     found = []
     for whole, race in drawn(count, spread, images, seeds):
         best = [{one.title for one in each.best} for each in (whole, race)]
-        out = [len(each.alike) < count for each in (race, whole)]
+        out = [len(each.survivors) < count for each in (race, whole)]
         won = [bool(each.best) for each in (race, whole)]
-        found.append((race.explained / race.exhaustive, *out, *won, best[0] == best[1]))
+        found.append((race.n_maps / race.n_maps_without_drops, *out, *won, best[0] == best[1]))
     share, *rest = np.mean(found, 0)
     out_, all_out, won_, all_won, same = (f"{one:.0%}" for one in rest)
     print(
@@ -202,10 +217,10 @@ def tell_drawn(count: int, spread: float, images: int, seeds: int) -> None:
     )
 
 
-def said(choice: Choice) -> str:
+def said(choice: MethodSelection) -> str:
     """Who is recommended, or who cannot be told apart."""
     words = " or ".join(one.title for one in choice.best)
-    return words or f"no clear winner among {', '.join(one.title for one in choice.alike)}"
+    return words or f"no clear winner among {', '.join(one.title for one in choice.survivors)}"
 
 
 if __name__ == "__main__":

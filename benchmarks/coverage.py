@@ -28,15 +28,15 @@ import numpy as np
 import pyarrow as pa
 
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.subgroups import contrast
-from camscope.audit.shortcuts.effect_sizes import removal
-from camscope.audit.shortcuts.reliance import reliance
-from camscope.evaluation.comparison_statements import sentences
-from camscope.evaluation.map_agreement import Agreement
-from camscope.evaluation.summary import summarised
+from camscope.audit.performance.subgroups import compare_level_means
+from camscope.audit.shortcuts.effect_sizes import estimate_removal_effect
+from camscope.audit.shortcuts.reliance import judge_reliance
+from camscope.evaluation.comparison_statements import iter_statements
+from camscope.evaluation.map_agreement import MapAgreement
+from camscope.evaluation.summary import summarize_values
 from camscope.metrics import METRICS
-from camscope.metrics.clustered_mean import multiway
-from camscope.metrics.statistics import difference, estimated
+from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.statistics import estimate_difference, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"
 BEFORE: Final = RESULTS.with_name("coverage_before.json")
@@ -116,11 +116,11 @@ def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: i
     """Of `sims` samples: the share whose interval holds the truth, of those that have one; without width; without any."""
     random, held, flat, none = np.random.default_rng(3), 0, 0, 0
     known: dict[str, Any] = {}
-    if "bounds" in signature(estimated).parameters:  # earlier states have none
+    if "bounds" in signature(estimate_mean).parameters:  # earlier states have none
         known["bounds"] = METRICS[metric].bounds
     for seed in range(sims):
         values, groups = draw(random)
-        made = estimated(values, groups, replicates=1000, seed=seed, **known)
+        made = estimate_mean(values, groups, n_resamples=1000, seed=seed, **known)
         none += bool(np.isnan(made.low))
         flat += made.low == made.high
         held += made.low <= truth <= made.high
@@ -152,11 +152,11 @@ def methods(random: Random, count: int, metrics: Sequence[str], images: int, bet
 
 def claims(found: pa.Table) -> list[str]:
     """The sentences of `compare` that tell a method from the first."""
-    lines = summarised(found, replicates=20)
+    lines = summarize_values(found, n_resamples=20)
     names = {
-        ((one.method, one.layer, one.parameters), one.control): one.method for own in lines.values() for one in own
+        ((one.method, one.layer, one.parameters), one.is_control): one.method for own in lines.values() for one in own
     }
-    return [one for one in sentences(lines, Agreement([], {}, []), names) if " is first" in one]
+    return [one for one in iter_statements(lines, MapAgreement([], {}, []), names) if " is first" in one]
 
 
 def comparisons(sims: int) -> dict[str, float]:
@@ -189,11 +189,11 @@ def contradictions(sims: int) -> dict[str, float]:
             image = random.normal(size=images)
             own = {f"m{k}": 2 + 0.3 + image + random.normal(size=images) for k in range(5)}
             own["CENTRE"] = 2 + image + random.normal(size=images)
-            for line in summarised(table({"enrichment": own}), replicates=20)["enrichment"]:
-                gap = line.over_control
-                if gap is not None and gap.p is not None and not np.isnan(gap.low):
+            for line in summarize_values(table({"enrichment": own}), n_resamples=20)["enrichment"]:
+                gap = line.difference_to_control
+                if gap is not None and gap.p_value is not None and not np.isnan(gap.low):
                     seen += 1
-                    wrong += (gap.p < 0.05) != (gap.low > 0 or gap.high < 0)
+                    wrong += (gap.p_value < 0.05) != (gap.low > 0 or gap.high < 0)
         made[f"{images} images: interval and p contradict each other"] = wrong / max(1, seen)
     return made
 
@@ -214,10 +214,12 @@ def absences(sims: int) -> dict[str, dict[str, float]]:
             met, clean = random.random(patients) < prevalence, random.normal(size=patients)
             gone = [clean - (size * met + noise * random.normal(size=patients)) for _ in range(2)]
             shown = [
-                removal("token", fill, clean, each, 1.0, list(range(patients)), replicates=500, seed=seed)
+                estimate_removal_effect(
+                    "token", fill, clean, each, 1.0, list(range(patients)), n_resamples=500, seed=seed
+                )
                 for fill, each in zip(("mean", "blur"), gone, strict=True)
             ]
-            words[reliance([], shown)[0]] += 1
+            words[judge_reliance([], shown)[0]] += 1
         name = f"{patients} patients, {size:g} SD in {100 * prevalence:g} % of them, noise {noise:g}"
         made[name] = {word: count / sims for word, count in words.items()}
     return made
@@ -228,8 +230,8 @@ def rounding(sims: int) -> dict[str, float]:
     random, wrong, alike = np.random.default_rng(0), 0, 0
     for _ in range(sims):
         values = random.random(20)
-        wrong += (difference(values + 1e-12 * random.random(20), values).p or 0.0) < 0.05
-        alike += (difference(values, values).p or 0.0) < 0.05
+        wrong += (estimate_difference(values + 1e-12 * random.random(20), values).p_value or 0.0) < 0.05
+        alike += (estimate_difference(values, values).p_value or 0.0) < 0.05
     return {"20 images, a difference of 1e-12": wrong / sims, "20 images, no difference": alike / sims}
 
 
@@ -240,8 +242,8 @@ def levels(sims: int) -> dict[str, float]:
         random, wrong, own = np.random.default_rng(count), 0, max(1, sims // 2)
         for seed in range(own):
             site = np.repeat(np.arange(count), 20).tolist()
-            found = contrast(random.normal(size=20 * count), site, margin=1e-3, replicates=400, seed=seed)
-            wrong += any(one.word == "different" for one in found)
+            found = compare_level_means(random.normal(size=20 * count), site, margin=1e-3, n_resamples=400, seed=seed)
+            wrong += any(one.conclusion == "different" for one in found)
         made[f"{count} levels of 20 patients: any is called different"] = wrong / own
     return made
 
@@ -271,20 +273,20 @@ def normal_of(random: Random, groups: Any) -> Any:
 def _share_ends(random: Random, groups: Any, seed: int) -> Ends:
     rates = random.beta(3.6, 0.4, int(groups.max()) + 1)
     hits = (random.random(len(groups)) < rates[groups]).astype(float)
-    estimate = estimated(hits, groups.tolist(), bounds=(0.0, 1.0))
+    estimate = estimate_mean(hits, groups.tolist(), bounds=(0.0, 1.0))
     return estimate.low, estimate.high
 
 
 def _mean_ends(random: Random, groups: Any, seed: int) -> Ends:
-    estimate = estimated(normal_of(random, groups), groups.tolist(), replicates=400, seed=seed)
+    estimate = estimate_mean(normal_of(random, groups), groups.tolist(), n_resamples=400, seed=seed)
     return estimate.low, estimate.high
 
 
 def _difference_ends(random: Random, groups: Any, seed: int) -> Ends:
     values = normal_of(random, groups)
-    estimate = difference(values, np.zeros(len(values)), groups.tolist())
-    if estimate.p is not None and (estimate.p < 0.05) != (estimate.low > 0 or estimate.high < 0):
-        raise ValueError(f"interval {estimate} and p {estimate.p} contradict each other")
+    estimate = estimate_difference(values, np.zeros(len(values)), groups.tolist())
+    if estimate.p_value is not None and (estimate.p_value < 0.05) != (estimate.low > 0 or estimate.high < 0):
+        raise ValueError(f"interval {estimate} and p {estimate.p_value} contradict each other")
     return estimate.low, estimate.high
 
 
@@ -292,7 +294,7 @@ def _insertion_ends(random: Random, groups: Any, seed: int) -> Ends:
     """Each image is given the region of one donor; the donors have the sizes that `groups` names, the images one patient each."""
     donors = random.permutation(groups)
     values = random.normal(size=int(donors.max()) + 1)[donors] + random.normal(size=len(donors))
-    estimate = multiway(values, range(len(values)), donors.tolist())
+    estimate = estimate_clustered_mean(values, range(len(values)), donors.tolist())
     return estimate.low, estimate.high
 
 
@@ -302,7 +304,9 @@ def _contrast_ends(random: Random, groups: Any, seed: int) -> Ends:
     values = np.concatenate([normal_of(random, groups), normal_of(random, other)])
     patients = [*groups.tolist(), *(-1 - other).tolist()]
     level = ["a"] * len(groups) + ["b"] * len(other)
-    gap = contrast(values, level, patients, margin=1e-3, replicates=200, seed=seed, least=6)[0].difference
+    gap = compare_level_means(values, level, patients, margin=1e-3, n_resamples=200, seed=seed, min_patients=6)[
+        0
+    ].difference
     return (float("nan"), float("nan")) if gap is None else (gap.low, gap.high)
 
 
@@ -311,7 +315,7 @@ def _auroc_ends(random: Random, groups: Any, seed: int) -> Ends:
     other = np.repeat(np.arange(int(groups.max()) + 1), 4)
     values = np.concatenate([normal_of(random, groups), normal_of(random, other)])
     truth = np.arange(len(values)) < len(groups)
-    estimate = auroc(truth, values, [*groups.tolist(), *(-1 - other).tolist()], replicates=200, seed=seed)
+    estimate = auroc(truth, values, [*groups.tolist(), *(-1 - other).tolist()], n_resamples=200, seed=seed)
     return estimate.low, estimate.high
 
 

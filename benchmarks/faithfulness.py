@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks import cases
 from benchmarks.timing import Spread, collector_off, in_turns, ratios, seconds
-from camscope.metrics import METRICS, Trial, scoring
+from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 
 SETS = 40
 Settings = Mapping[str, Mapping[str, int]]  # of each metric
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     heat = F.interpolate(torch.randn(len(case.x), 1, 7, 7, device=case.device), case.x.shape[2:], mode="bilinear")[:, 0]
     size = "x".join(map(str, case.x.shape))
     print(f"{case.name}, {size}, {options.steps} steps, {SETS} sets; the median of {options.rounds} rounds", flush=True)
-    with scoring(case.model, case.x, case.classes) as scores, collector_off():
+    with scoring_scope(case.model, case.x, case.classes) as scores, collector_off():
         for title, (metrics, fill) in WORK.items():
 
             def asked(metrics: Settings = metrics, fill: str = fill) -> None:
-                trial = Trial(heat, scores, fill=fill, steps=options.steps)
+                trial = PerturbationTest(heat, scores, imputation=fill, n_steps=options.steps)
                 for name, settings in metrics.items():
                     METRICS[name](trial, **settings)
 

@@ -54,12 +54,12 @@ def quick(name: str) -> bool:
     from camscope.explainers import METHODS
 
     method = METHODS[name]
-    return set(method.forwards.split()) <= FEW and method.backwards in FEW
+    return set(method.forward_passes.split()) <= FEW and method.backward_passes in FEW
 
 
 def reads_attention(name: str) -> bool:
     """Whether a method looks into a transformer, and at no layer."""
     from camscope.explainers import METHODS
-    from camscope.explainers.attention.base import TokenAttention
+    from camscope.explainers.attention.base import TokenAttentionExplainer
 
-    return issubclass(METHODS[name], TokenAttention)
+    return issubclass(METHODS[name], TokenAttentionExplainer)

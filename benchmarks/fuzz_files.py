@@ -30,18 +30,18 @@ from PIL import Image, PngImagePlugin
 from torch import nn
 
 from benchmarks.fuzzing import DAMAGE, Damaged, Mutation, Outcome, options, outcome, run
-from camscope import Explanation, GradCAM, Preprocess, Run, run_batch
+from camscope import BatchRun, Explanation, GradCAM, Preprocess, run_batch
 from camscope.audit.comparability import _provenance
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
-from camscope.audit.verification.verify import verified
-from camscope.batch import manifest_of
+from camscope.audit.verification.verify import verify_audit
+from camscope.batch import build_manifest
 from camscope.errors import CamscopeError
-from camscope.evaluation.ground_truth import evidence_of
-from camscope.evaluation.selection.select import read as read_choice
+from camscope.evaluation.ground_truth import load_ground_truth
+from camscope.evaluation.selection.select import read_selection as read_choice
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo, read_reduced, remarks
-from camscope.models import load_strictly, read_state
+from camscope.images.photo import find_file_flags, read_photo, read_reduced_photo
+from camscope.models import load_state_dict_strictly, read_state_dict
 
 SIZE = (40, 56)
 DEEP = "[" * 20_000 + "]" * 20_000
@@ -182,8 +182,8 @@ def _read_image(name: str) -> Callable[[Path], str]:
     def read(folder: Path) -> str:
         data = (folder / name).read_bytes()
         read_photo(folder / name)
-        read_reduced(data, lambda size: (size[0] // 4, size[1] // 4))
-        return "image, flagged" if remarks(data, name) else "image"
+        read_reduced_photo(data, lambda size: (size[0] // 4, size[1] // 4))
+        return "image, flagged" if find_file_flags(data, name) else "image"
 
     return read
 
@@ -192,13 +192,13 @@ def _explanations() -> Iterator[Sample]:
     rng = np.random.default_rng(0)
     place = Placement.identity(SIZE).resized((20, 28))
     flat = Explanation(
-        heat=rng.normal(size=(5, 7)).astype(np.float32), method="gradcam", target=1, label="a", score=2.0, probability=0.5,
-        input_size=(20, 28), placement=place, image=np.asarray(_picture()), seen=np.zeros((20, 28, 3), np.uint8),
-        parameters={"n": 3}, versions={"torch": "2"}, notes=("odd",), measures={"gap": 0.1},
+        attribution=rng.normal(size=(5, 7)).astype(np.float32), method="gradcam", target=1, label="a", score=2.0, probability=0.5,
+        input_size=(20, 28), placement=place, image=np.asarray(_picture()), model_input_image=np.zeros((20, 28, 3), np.uint8),
+        parameters={"n": 3}, versions={"torch": "2"}, notes=("odd",), diagnostics={"gap": 0.1},
     )  # fmt: skip
     deep = Explanation(
-        heat=rng.random((3, 4, 5)).astype(np.float32), method="gradcam", target=None, label="volume", score=0.5,
-        input_size=(6, 8, 10), placement=Placement.identity((6, 8, 10)), world=np.eye(4),
+        attribution=rng.random((3, 4, 5)).astype(np.float32), method="gradcam", target=None, label="volume", score=0.5,
+        input_size=(6, 8, 10), placement=Placement.identity((6, 8, 10)), affine=np.eye(4),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for name, one in (("flat", flat), ("volume", deep)):
@@ -240,7 +240,7 @@ def _manifests() -> Iterator[Sample]:
 
 def _read_manifest(name: str) -> Callable[[Path], str]:
     def read(folder: Path) -> str:
-        manifest = manifest_of(folder / name)
+        manifest = build_manifest(folder / name)
         manifest.rows(0, 10)
         return "manifest"
 
@@ -289,12 +289,12 @@ def _read_run(folder: Path) -> str:
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
-    made = Run(folder)
+    made = BatchRun(folder)
     repr(made), made.summary, made._repr_html_()
     made.query("probability < 2", "probability", 2)
     for one in made:
         _drawn(one)
-    made.page(folder / "page.html", overwrite=True)
+    made.save_html(folder / "page.html", overwrite=True)
     return "run"
 
 
@@ -332,7 +332,7 @@ def _configs() -> Iterator[Sample]:
 
 
 def _read_config(folder: Path) -> str:
-    return "config" if Config.of(folder / "audit.toml").digest else "no config"
+    return "config" if Config.from_source(folder / "audit.toml").digest else "no config"
 
 
 def _read_choice(folder: Path) -> str:
@@ -361,11 +361,11 @@ def _annotations() -> Iterator[Sample]:
 
 
 def _read_annotations(folder: Path) -> str:
-    evidence = evidence_of(folder / "c.json", (), folder, ["cell"])
+    evidence = load_ground_truth(folder / "c.json", (), folder, ["cell"])
     refused = 0
     for n in range(4):
         try:
-            evidence.mask({"path": f"{n}.png", "row": n}, SIZE)
+            evidence.load_mask({"path": f"{n}.png", "row": n}, SIZE)
         except CamscopeError:
             refused += 1
     return "annotations" if refused < 2 else "annotations, some refused"
@@ -388,9 +388,9 @@ def _read_checkpoint(name: str) -> Callable[[Path], str]:
     def read(folder: Path) -> str:
         model = Bright()
         before = [value.clone() for value in model.parameters()]
-        state = read_state(folder / name)
+        state = read_state_dict(folder / name)
         try:
-            load_strictly(model, state, name)
+            load_state_dict_strictly(model, state, name)
         except CamscopeError:
             if not all(map(torch.equal, before, model.parameters())):
                 raise RuntimeError("a checkpoint that is refused has changed the model") from None
@@ -406,26 +406,28 @@ def _provenances() -> Iterator[Sample]:
         "data": {"digest": "x", "rows": 1}, "model": {"digest": "y", "weights": None}, "bytes": {"report.html": "00"},
         "versions": {"matplotlib": "3"}, "declarations": 1, "declared_before_looking": True,
     }  # fmt: skip
-    known["seal"] = provenance.seal(known)
+    known["seal"] = provenance.compute_seal(known)
     mutations = (*DAMAGE, *(other_value,) * 4, *(other_word,) * 2)
-    yield Sample("provenance", provenance.FILE, provenance.as_written(known), _read_provenance, mutations)
-    log = b"".join(
-        json.dumps({"event": provenance.BEGUN, "config": "ab", "time": str(n)}).encode() + b"\n" for n in range(3)
+    yield Sample(
+        "provenance", provenance.PROVENANCE_FILE, provenance.serialize_record(known), _read_provenance, mutations
     )
-    yield Sample("provenance", provenance.LOG, log, _read_provenance, (*DAMAGE, other_word, other_word))
+    log = b"".join(
+        json.dumps({"event": provenance.START_EVENT, "config": "ab", "time": str(n)}).encode() + b"\n" for n in range(3)
+    )
+    yield Sample("provenance", provenance.LOG_FILE, log, _read_provenance, (*DAMAGE, other_word, other_word))
 
 
 def _read_provenance(folder: Path) -> str:
-    if not (folder / provenance.FILE).exists():
-        shutil.copyfile(_sound_provenance(), folder / provenance.FILE)
-    assert not verified(folder).holds  # there is nothing else of an audit
+    if not (folder / provenance.PROVENANCE_FILE).exists():
+        shutil.copyfile(_sound_provenance(), folder / provenance.PROVENANCE_FILE)
+    assert not verify_audit(folder).is_intact  # there is nothing else of an audit
     _provenance(SimpleNamespace(folder=folder))  # type: ignore[arg-type]  # an audit of which only the folder counts
     return "provenance"
 
 
 @cache
 def _sound_provenance() -> Path:
-    path = Path(tempfile.mkdtemp()) / provenance.FILE
+    path = Path(tempfile.mkdtemp()) / provenance.PROVENANCE_FILE
     path.write_bytes(next(_provenances()).data)
     return path
 

@@ -25,8 +25,16 @@ from torch import Tensor, nn
 from camscope import GradCAM
 from camscope.errors import CamscopeError
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_probe import MAX_TOKENS_EACH_ALONE, Finding, Place, Verdict, _outputs, measured, prove
-from camscope.layers.selection import SpatialLayer, choose_layer, spatial_layers
+from camscope.layers.layout_probe import (
+    MAX_TOKENS_WITHOUT_BLOCKS,
+    LayoutVerdict,
+    OutputLocation,
+    ProbeResult,
+    _read_layer_outputs,
+    probe_layout,
+    probe_outputs,
+)
+from camscope.layers.selection import SpatialLayer, choose_layer, find_spatial_layers
 
 SIZES = (160, 224)
 SMALL = (
@@ -173,7 +181,7 @@ def _count(layout: Layout) -> int:
     return int(torch.tensor(layout.grid).prod())
 
 
-def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outputs: list[Tensor]) -> Finding:
+def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outputs: list[Tensor]) -> ProbeResult:
     """The verdict on a wrong grid at a layer. `outputs`: of the layer in each run, which all plants share; at first empty."""
     changed = Layout(TOKENS, layer.layout.grid, layer.layout.prefix)
     runs = iter(range(len(outputs))) if outputs else None
@@ -184,7 +192,9 @@ def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outp
         return output.flatten(2).mT if layer.layout.kind == CHANNELS_FIRST else output.flatten(1, -2)
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
-        found = outputs[next(runs)] if runs else _outputs(model, [Place(layer.name)], run, inputs)[0]
+        found = (
+            outputs[next(runs)] if runs else _read_layer_outputs(model, [OutputLocation(layer.name)], run, inputs)[0]
+        )
         if runs is None and found is not None:
             outputs.append(found)
         return [None if found is None else change(rows(found), changed)[0]]
@@ -192,8 +202,8 @@ def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outp
     probe = torch.zeros(1, changed.prefix + _count(changed), 1)
     wrong = change(probe, changed)[1]
     with torch.no_grad():
-        found = measured(read, wrong, x, model)
-    return next(iter(found), Finding(Verdict.UNDECIDED))
+        found = probe_outputs(read, wrong, x, model)
+    return next(iter(found), ProbeResult(LayoutVerdict.UNDECIDED))
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -207,7 +217,7 @@ def row(name: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
     passes = [0]
     handle = model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
     try:
-        layers = spatial_layers(model, lambda: model(x), x.shape)
+        layers = find_spatial_layers(model, lambda: model(x), x.shape)
         layer = choose_layer(model, lambda inputs: model(inputs).sum(1), x)
     finally:
         handle.remove()
@@ -218,23 +228,27 @@ def row(name: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
         "layout": str(layer.layout),
     }
     chosen = next(one for one in layers if one.name == layer.name)
-    finding = Finding(Verdict.BY_CONSTRUCTION) if chosen.by_construction else None
-    found["verdict"] = (finding or prove(model, [Place(layer.name)], layer.layout, x, model)[0]).verdict.value
+    finding = ProbeResult(LayoutVerdict.BY_CONSTRUCTION) if chosen.by_construction else None
+    found["verdict"] = (
+        finding or probe_layout(model, [OutputLocation(layer.name)], layer.layout, x, model)[0]
+    ).verdict.value
     groups: dict[Layout, list[str]] = defaultdict(list)
     for one in layers:
         if not one.by_construction:
             groups[one.layout].append(one.name)
-    counts = Counter(Verdict.BY_CONSTRUCTION.value for one in layers if one.by_construction)
+    counts = Counter(LayoutVerdict.BY_CONSTRUCTION.value for one in layers if one.by_construction)
     found["contradicted"] = []
     for layout, names in groups.items():
-        for each, proof in zip(names, prove(model, [Place(each) for each in names], layout, x, model), strict=True):
+        for each, proof in zip(
+            names, probe_layout(model, [OutputLocation(each) for each in names], layout, x, model), strict=True
+        ):
             counts[proof.verdict.value] += 1
-            if proof.verdict is Verdict.CONTRADICTED:
+            if proof.verdict is LayoutVerdict.CONTRADICTED:
                 found["contradicted"].append(f"{each} {layout}: {proof.reason}")
     found["layers"] = dict(counts)
     if (
-        found["verdict"] in (Verdict.VERIFIED.value, Verdict.UNDECIDED.value)
-        and _count(layer.layout) <= MAX_TOKENS_EACH_ALONE
+        found["verdict"] in (LayoutVerdict.VERIFIED.value, LayoutVerdict.UNDECIDED.value)
+        and _count(layer.layout) <= MAX_TOKENS_WITHOUT_BLOCKS
     ):
         outputs: list[Tensor] = []
         found["planted"] = {

@@ -34,7 +34,7 @@ from benchmarks.trained import BOXES, DATA, boxed, listed
 from camscope import load_model
 from camscope.batch import run_batch
 from camscope.errors import CamscopeError
-from camscope.evaluation import measure
+from camscope.evaluation import evaluate
 from camscope.explainers import METHODS, Explainer
 
 QUICK = (
@@ -147,10 +147,10 @@ class Board:
         print(f"{self.name}: {', '.join(tool.title for tool in tools)}", flush=True)
         begin, chunk = time.process_time(), CHUNK if len(tools) == 1 else 2 * CHUNK
         made = run_batch(tools, listed(self.folder / file, numbers), place / "run", root="", batch_size=4, chunk=chunk)
-        if made.images and len(tools) == 1:
-            spent = (time.process_time() - begin) / made.images
+        if made.n_processed and len(tools) == 1:
+            spent = (time.process_time() - begin) / made.n_processed
             self.note({**self.known, tools[0].name: (spent, f"{spent:.2f}")})
-        table = measure(place / "run", place / "measures", BOXES / "annotations.json").table()
+        table = evaluate(place / "run", place / "measures", BOXES / "annotations.json").table()
         rows = [numbers[row] for row in table["row"].to_pylist()]
         return table.set_column(table.column_names.index("row"), "row", [rows])
 

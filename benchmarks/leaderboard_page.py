@@ -14,17 +14,17 @@ import pyarrow.compute as pc
 from benchmarks.leaderboard_words import CONCLUSIONS, PREFACE, SLOW
 from benchmarks.machine import machine
 from benchmarks.trained import TITLES
-from camscope.evaluation.metric_plots import drawn
-from camscope.evaluation.summary import Line, summarised
+from camscope.evaluation.metric_plots import draw_summary_figure
+from camscope.evaluation.summary import MethodSummary, summarize_values
 from camscope.explainers import METHODS
-from camscope.metrics.statistics import difference
+from camscope.metrics.statistics import estimate_difference
 
 PAGE = Path(__file__).parents[1] / "docs" / "leaderboard.md"
 FIGURES = PAGE.parent / "leaderboard"
 FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
 PAIRED, BESIDE = "average-precision", "gradcam"  # what the slow methods are held against, photograph by photograph
 NAMED = re.compile(r"\{(\w+)/([\w-]+)/([^/}]+)/([\w-]+)\}")  # a number of the tables: model, table, method, metric
-Lines = Mapping[str, Sequence[Line]]
+Lines = Mapping[str, Sequence[MethodSummary]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def page(results: Mapping[str, Results]) -> str:
     FIGURES.mkdir(exist_ok=True)
     for model, found in results.items():
         tables = found.parts()
-        every = {part: summarised(table, metrics=FIRST) for part, table in tables.items()}
+        every = {part: summarize_values(table, metrics=FIRST) for part, table in tables.items()}
         numbers |= {
             (model, part, line.method, metric): cell(line).strip("*")
             for part, lines in every.items()
@@ -86,7 +86,7 @@ def sections(
 ) -> Iterator[str]:
     """A heading, a table and a figure for each part."""
     for part, lines in every.items():
-        images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
+        images = max(line.estimate.n_values for line in lines[FIRST[0]] if line.estimate)
         seconds = {name: words for name, (_, words) in found.prices.items()}
         slow = part in found.samples
         more = {f"{PAIRED} less Grad-CAM's": gaps[part], **({"passes": passes(found.fewer)} if slow else {})}
@@ -94,7 +94,7 @@ def sections(
         title = f"{part.capitalize()} methods" if slow else part.capitalize()
         yield f"### {title}: {images} photographs\n\n{SLOW.get(part, '')}{table(lines, more)}\n"
         file = f"{model}-{part}.png"
-        (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".png"))
+        (FIGURES / file).write_bytes(draw_summary_figure({one: lines[one] for one in FIRST[:3]}, ".png"))
         yield f"![{TITLES[model]}, {title.lower()}: means and intervals](leaderboard/{file})\n"
 
 
@@ -104,13 +104,13 @@ def table(lines: Lines, more: Mapping[str, Mapping[str, str]]) -> str:
     head = ["method", *FIRST, *more]
     rows = []
     for one in lines[FIRST[0]]:
-        title = f"*{one.method}* (control)" if one.control else f"`{one.method}`"
+        title = f"*{one.method}* (control)" if one.is_control else f"`{one.method}`"
         cells = [cell(found[name].get(one.method)) for name in FIRST]
-        rows.append([title, *cells, *("" if one.control else own.get(one.method, "") for own in more.values())])
+        rows.append([title, *cells, *("" if one.is_control else own.get(one.method, "") for own in more.values())])
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-def cell(line: Line | None) -> str:
+def cell(line: MethodSummary | None) -> str:
     """0.77 [0.73, 0.81], bold where it beats the controls."""
     if line is None or line.estimate is None:
         return "–"
@@ -133,7 +133,8 @@ def beside(table: pa.Table) -> dict[str, str]:
         values.setdefault(row["method"], {})[row["row"]] = float("nan") if row["value"] is None else row["value"]
     theirs = values.pop(BESIDE)
     return {
-        name: interval(difference(list(mine.values()), [theirs[row] for row in mine])) for name, mine in values.items()
+        name: interval(estimate_difference(list(mine.values()), [theirs[row] for row in mine]))
+        for name, mine in values.items()
     }
 
 
@@ -142,7 +143,9 @@ def passes(fewer: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     found = {}
     for name, tool in METHODS.items():
         settings = fewer.get(name, {})
-        forwards, backwards = (in_numbers(words, tool, settings) for words in (tool.forwards, tool.backwards))
+        forwards, backwards = (
+            in_numbers(words, tool, settings) for words in (tool.forward_passes, tool.backward_passes)
+        )
         found[name] = forwards if backwards == "0" else f"{forwards}, {backwards} back"
         if settings:
             others = ", ".join(f"`{name}={value!r}`" for name, value in settings.items())

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from camscope.explainers import ScoreCAM
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.models import load_model
 
 SIZES = (16, 32, 64, 128)
-Seen = tuple[Features, Tensor]
+Seen = tuple[LayerFeatures, Tensor]
 
-CRITERIA: dict[str, Callable[[Features], Tensor]] = {
+CRITERIA: dict[str, Callable[[LayerFeatures], Tensor]] = {
     "standard deviation": lambda f: f.activation.flatten(2).std(-1, correction=0),
     "largest activation": lambda f: f.activation.flatten(2).amax(-1),
     "mean size (as `top=` does)": lambda f: f.activation.flatten(2).abs().mean(-1),
@@ -34,14 +34,14 @@ class Watched(ScoreCAM):
     needs_gradient = True
     seen: list[Seen]
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
         weights = super().channel_weights(features)
         self.seen = [(features, weights)]
         return weights
 
 
-def correlations(features: Features, weights: Tensor) -> dict[tuple[str, int], float]:
+def correlations(features: LayerFeatures, weights: Tensor) -> dict[tuple[str, int], float]:
     """Pearson correlation over the cells of one sample, by criterion and number of channels."""
     full = summed(features, weights)
     found = {}
@@ -55,7 +55,7 @@ def correlations(features: Features, weights: Tensor) -> dict[tuple[str, int], f
     return found
 
 
-def summed(features: Features, weights: Tensor) -> Tensor:
+def summed(features: LayerFeatures, weights: Tensor) -> Tensor:
     """(cells,): the first sample's map."""
     return (weights * features.activation.flatten(2)).sum(1)[0].relu()
 

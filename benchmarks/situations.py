@@ -72,7 +72,7 @@ def _fused(case: Case) -> Tensor:
 
     tools = [GradCAM(case.model, name) for name in LAYERS]
     rows = zip(case.x, case.classes, strict=True)
-    heats = [fuse(tools[0].explain_methods(x, tools, index), how="mean").heat for x, index in rows]
+    heats = [fuse(tools[0].explain_methods(x, tools, index), fusion_mode="mean").attribution for x, index in rows]
     return torch.stack([torch.as_tensor(heat) for heat in heats])
 
 
@@ -88,10 +88,10 @@ def _densenet(files: Sequence[str], device: str) -> Case:
 def _mixed(case: Case) -> Tensor:
     """The gradient before the ReLU, the activation after it."""
     from camscope.explainers import GradCAM
-    from camscope.explainers.cam.layer_features import Features
+    from camscope.explainers.cam.layer_features import LayerFeatures
 
     class Mixed(GradCAM):
-        def contributions(self, features: Features) -> Tensor:
+        def contributions(self, features: LayerFeatures) -> Tensor:
             return self.channel_weights(features) * features.activation.flatten(2).relu()
 
     found: Tensor = Mixed(case.model, case.layer).attribute(case.x, case.classes)

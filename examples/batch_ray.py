@@ -9,15 +9,15 @@ from pathlib import Path
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.batch import Outcome, Run, run_batch
-from camscope.phantom import draw
+from camscope.batch import BatchOutcome, BatchRun, run_batch
+from camscope.phantom import draw_radiograph
 
 FINDINGS = (None, "nodule", "effusion", "pneumothorax")
 
 
-def told(so_far: Outcome) -> None:
+def told(so_far: BatchOutcome) -> None:
     """Called in this process whenever a worker has finished a part."""
-    print(f"{so_far.before + so_far.images} of {so_far.total} images")
+    print(f"{so_far.n_done_before + so_far.n_processed} of {so_far.n_images} images")
 
 
 def main(folder: Path, count: int = 32) -> None:
@@ -25,18 +25,18 @@ def main(folder: Path, count: int = 32) -> None:
     images = folder / "images"
     images.mkdir(parents=True, exist_ok=True)
     for n in range(count):
-        Image.fromarray(draw(seed=n, finding=FINDINGS[n % 4]).image).save(images / f"scan-{n:03d}.png")
+        Image.fromarray(draw_radiograph(seed=n, finding=FINDINGS[n % 4]).image).save(images / f"scan-{n:03d}.png")
 
     # Each worker gets a copy of the explainer, and works off one part of eight images after the other.
     # address="HOST:PORT" is a cluster's; without it Ray starts on this machine, and ends with the run.
     tool, output = GradCAM(load_model("phantom")), folder / "heatmaps"
     outcome = run_batch(tool, images, output, chunk=8, engine="ray", workers=2, told=told)
-    print(f"{outcome.images} images by Ray, {outcome.failures} without a map")
+    print(f"{outcome.n_processed} images by Ray, {outcome.n_failures} without a map")
 
     # The parts are the ledger, whoever wrote them: the local engine finds nothing left to do.
     again = run_batch(tool, images, output, chunk=8)
-    print(f"{again.before} were there, {again.images} to do")
-    print(f"{len(Run(output))} rows in {output}")
+    print(f"{again.n_done_before} were there, {again.n_processed} to do")
+    print(f"{len(BatchRun(output))} rows in {output}")
 
 
 if __name__ == "__main__":

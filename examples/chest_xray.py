@@ -13,15 +13,15 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from camscope import GradCAM, Run, load_model, read_scan, run_batch
+from camscope import BatchRun, GradCAM, load_model, read_scan, run_batch
 from camscope.medical import export
-from camscope.phantom import Phantom, draw
+from camscope.phantom import Phantom, draw_radiograph
 
 
 def main(folder: Path) -> None:
     """Write radiographs, read them, explain them one by one and all together, and export."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [draw(seed, "nodule") for seed in (11, 12)]
+    drawn = [draw_radiograph(seed, "nodule") for seed in (11, 12)]
     files = [folder / "Doe_Jane.dcm", folder / "Doe_John.dcm"]
     for file, truth, inverted in zip(files, drawn, (False, True), strict=True):
         write_radiograph(file, truth, inverted=inverted)
@@ -36,8 +36,10 @@ def main(folder: Path) -> None:
         one = tool.explain(file, "nodule")
         inside = one.heatmap(scale=None)[truth.mask].sum() / one.heatmap(scale=None).sum()
         area = truth.mask.mean()
-        print(f"{one.name}: {one.answer}, {inside:.0%} of the map in the nodule, which is {area:.1%} of the image")
-        picture = one.overlay(mask={"nodule": truth.mask}, bar=True, height=512)
+        print(
+            f"{one.name}: {one.label_and_score}, {inside:.0%} of the map in the nodule, which is {area:.1%} of the image"
+        )
+        picture = one.overlay(mask={"nodule": truth.mask}, colorbar=True, height=512)
         Image.fromarray(picture).save(folder / f"{one.name}.png")
 
     # For the archive, and only on request: objects in the patient's own study.
@@ -47,7 +49,7 @@ def main(folder: Path) -> None:
 
     # All of a folder: the run names no file.
     run_batch(tool, files, folder / "run", ["nodule"], overlays="png", overwrite=True)
-    for row in Run(folder / "run").table(["id", "path", "label", "probability"]).to_pylist():
+    for row in BatchRun(folder / "run").table(["id", "path", "label", "probability"]).to_pylist():
         print(row)
 
 

@@ -17,9 +17,9 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from camscope import DRISE, Box, Explanation, GradCAM, LayerCAM
 from camscope.errors import TargetError
-from camscope.phantom import as_input, draw_several, load_phantom_net
+from camscope.phantom import draw_findings, load_phantom_model, to_model_input
 from camscope.render import Box as Rectangle
-from camscope.render import Cell, draw_boxes, encode, sheet
+from camscope.render import CaptionedImage, draw_boxes, draw_contact_sheet, encode_image
 
 NAMES = ("background", "nodule", "effusion", "pneumothorax")
 STEPS, BATCH, DRAWN = 1200, 8, 800
@@ -34,7 +34,7 @@ class Trunk(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(OrderedDict(list(load_phantom_net().named_children())[:-2]))
+        self.body = nn.Sequential(OrderedDict(list(load_phantom_model().named_children())[:-2]))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """One level of features."""
@@ -52,7 +52,7 @@ def detector() -> RetinaNet:
 
 def radiograph(seed: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
     """A drawing with two findings, and the mask of each."""
-    return draw_several(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
+    return draw_findings(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
 
 
 def box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
@@ -65,7 +65,7 @@ def train(model: RetinaNet, steps: int = STEPS, seed: int = 0) -> None:
     """The heads; the trunk stays as it is."""
     torch.manual_seed(seed)
     drawn = [radiograph(10_000 + seed + i) for i in range(DRAWN)]
-    images = as_input(np.stack([image for image, _ in drawn]))
+    images = to_model_input(np.stack([image for image, _ in drawn]))
     boxes = [
         {
             "boxes": torch.tensor([box(mask) for mask in found.values()]),
@@ -94,7 +94,7 @@ def asked(model: RetinaNet, x: Tensor, question: Box) -> Iterator[Callable[[], E
     """Three methods of one box: two of a layer, and D-RISE, which only looks at what the detector says."""
     for method in (LayerCAM, GradCAM):
         yield partial(method(model, "backbone.body.layer4", categories=NAMES).explain, x, question)
-    yield partial(DRISE(model, samples=MASKS, categories=NAMES).explain, x, question)
+    yield partial(DRISE(model, n_samples=MASKS, class_names=NAMES).explain, x, question)
 
 
 def main(folder: Path = Path(), steps: int = STEPS) -> None:
@@ -104,7 +104,7 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
     rows = []
     for seed in (3, 4, 5):
         image, found = radiograph(seed)
-        x = as_input(image[None])[0]
+        x = to_model_input(image[None])[0]
         with torch.no_grad():
             (said,) = model(x[None])
         sure = [
@@ -115,10 +115,10 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
         edges = [[round(ENLARGED * edge) for edge in corners] for corners in sure]
         rectangles = [Rectangle(left, top, right - left, bottom - top, 1.0) for left, top, right, bottom in edges]
         large = image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
-        row: list[Cell | None] = [Cell(draw_boxes(large, rectangles), "detections over 0.5")]
+        row: list[CaptionedImage | None] = [CaptionedImage(draw_boxes(large, rectangles), "detections over 0.5")]
         rows.append(row)
         for name, mask in found.items():
-            for explain in asked(model, x, Box(*box(mask), of=name)):
+            for explain in asked(model, x, Box(*box(mask), label=name)):
                 try:
                     one = explain()
                 except TargetError as missed:  # no detection there: nothing to explain
@@ -130,8 +130,8 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
                 print(
                     f"{seed}  {one.caption}: {share:.2f} of its energy in the finding ({mask.mean():.3f} of the image)"
                 )
-                row.append(Cell(one.overlay(), f"{one.method}: {name} · {share:.2f} inside"))
-    (folder / "detection.png").write_bytes(encode(sheet(rows, columns=7, height=288), ".png"))
+                row.append(CaptionedImage(one.overlay(), f"{one.method}: {name} · {share:.2f} inside"))
+    (folder / "detection.png").write_bytes(encode_image(draw_contact_sheet(rows, columns=7, height=288), ".png"))
     print("detection.png")
 
 

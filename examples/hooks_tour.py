@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18, resnet50
 
-from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
+from camscope.hooks import Tap, clip_gradients, edit_layers, extract_features, inspect_layers, record_layers
 
 
 def add_to_a_gradient(*, remove_before: bool = False) -> list[float]:
@@ -29,7 +29,7 @@ def add_to_a_gradient(*, remove_before: bool = False) -> list[float]:
 def record_what_a_layer_makes() -> tuple[Tensor, Tensor]:
     """The input and output of a ReLU that works in place: the recording keeps both, the tensor only the second."""
     model, x = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), torch.tensor([-1.0, 2.0])
-    with record(model, "1", inputs=True) as rec:
+    with record_layers(model, "1", inputs=True) as rec:
         model(x)
     return rec["1"].input, rec["1"].output
 
@@ -46,7 +46,7 @@ def mix_features(share: float = 0.7) -> tuple[Tensor, Tensor]:
         return share * features + (1 - share) * features.flip(0)
 
     with torch.no_grad():
-        with edit(model, {"layer2": mix}):
+        with edit_layers(model, {"layer2": mix}):
             edited = model(x)
         stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool, model.layer1, model.layer2)
         rest = nn.Sequential(model.layer3, model.layer4, model.avgpool, nn.Flatten(), model.fc)
@@ -61,7 +61,7 @@ def change_an_input() -> tuple[float, float]:
             return x**2
 
     square, x = Square(), torch.tensor(3.0)
-    with edit(square, {"": lambda value: value + 1}, what="input"):
+    with edit_layers(square, {"": lambda value: value + 1}, what="input"):
         changed = float(square(x))
     return float(square(x)), changed
 
@@ -73,7 +73,7 @@ def gradients_around_layer3() -> tuple[Tensor, Tensor]:
     """
     torch.manual_seed(0)
     model = resnet50(weights=None).eval()
-    with record(model, "layer3*", gradients=True) as rec:
+    with record_layers(model, "layer3*", gradients=True) as rec:
         model(torch.randn(1, 3, 224, 224))[0, 3].backward()
     return rec["layer3"].input_gradient, rec["layer3"].gradient
 
@@ -132,10 +132,10 @@ def main() -> None:
 
     print("The shapes of all that, and the features themselves.")
     model, x = resnet18(weights=None), torch.zeros(1, 3, 224, 224)
-    for row in inspect(model, x):
+    for row in inspect_layers(model, x):
         if row.name.startswith("layer") and "." not in row.name:
-            print(f"  {row.name}  {row.shape}  stride {row.stride}  {row.parameters:,} parameters")
-    for name, features in extract(model, ["conv1", "layer4"], x).items():
+            print(f"  {row.name}  {row.output_shape}  stride {row.stride}  {row.n_parameters:,} parameters")
+    for name, features in extract_features(model, ["conv1", "layer4"], x).items():
         print(f"  {name}: {tuple(features.shape)}")
 
     print("And the one that explanations are made of: a layer's output with the score's gradient there.")

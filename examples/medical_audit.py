@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from camscope import audit
-from camscope.audit.comparison import changes
-from camscope.audit.demo import CLEAN, CONFOUNDED, phantom_audit
+from camscope.audit.comparison import find_verdict_changes
+from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -19,15 +19,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="without what is told of the maps themselves")
     chosen = parser.parse_args(arguments)
     runs = []
-    for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
-        config = phantom_audit(chosen.output / name, p, images=chosen.images)
+    for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
+        config = write_demo_study(chosen.output / name, p, n_images=chosen.images)
         if chosen.quick:
             config = config.model_copy(update={"skip": ("faithfulness", "sanity", "robustness")})
-        runs.append(audit.run(config, chosen.output / name / "audit"))
+        runs.append(audit.run_audit(config, chosen.output / name / "audit"))
         auroc = runs[-1].summary.predict.findings[0].auroc
         print(f"{name:>10}: AUROC {auroc.value:.3f}, report {runs[-1].report}")
     print()
-    for one in changes(*(run.verdicts for run in runs)):
+    for one in find_verdict_changes(*(run.verdicts for run in runs)):
         print(f"{one.claim}\n    clean: {one.first}; confounded: {one.second}")
 
 

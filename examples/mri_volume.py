@@ -12,31 +12,31 @@ import numpy as np
 
 from camscope import GradCAM, ScanPreprocess, to_nifti
 from camscope.metrics import METRICS
-from camscope.phantom.volume_phantom import FINDINGS, STEPS, draw_volume, train_volume_net
+from camscope.phantom.volume_phantom import DEFAULT_VOLUME_STEPS, VOLUME_CLASSES, draw_volume, train_volume_model
 
 
-def main(folder: Path, steps: int = STEPS, seed: int = 7) -> None:
+def main(folder: Path, steps: int = DEFAULT_VOLUME_STEPS, seed: int = 7) -> None:
     """Train, write a scan, explain it, and read what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    net = train_volume_net(steps=steps)
+    net = train_volume_model(n_steps=steps)
     truth = draw_volume(seed, lesion=True)
 
     # A scan as it may come: axes lead to the front, up and left, voxels are no cubes, millimetres begin somewhere.
     world = np.array([[0, 0, -0.8, 20], [0.8, 0, 0, -15], [0, 1.2, 0, 40], [0, 0, 0, 1]])
     nibabel.save(nibabel.Nifti1Image(truth.values, world), folder / "brain.nii.gz")
 
-    tool = GradCAM(net, "layer2", preprocess=ScanPreprocess(), categories=FINDINGS)
+    tool = GradCAM(net, "layer2", preprocess=ScanPreprocess(), class_names=VOLUME_CLASSES)
     one = tool.explain(folder / "brain.nii.gz", "lesion")
     print(one)
-    for step in one.steps:
+    for step in one.scan_steps:
         print(f"  {step}")
-    x, y, z = one.peak_world or (0.0, 0.0, 0.0)
+    x, y, z = one.peak_mm or (0.0, 0.0, 0.0)
     print(f"the peak is at voxel {one.peak}, {x:.1f} mm right, {y:.1f} front, {z:.1f} up")
     values = one.heatmap(scale=None)
     print(f"enrichment in the lesion: {METRICS['enrichment'](values, truth.mask):.1f} (1 is chance)")
 
     # Float32 numbers in the scan's own voxels, its affine and its codes; opened again, the place is the same.
-    file = to_nifti(one, folder / "map.nii.gz", like=folder / "brain.nii.gz", overwrite=True)
+    file = to_nifti(one, folder / "map.nii.gz", source=folder / "brain.nii.gz", overwrite=True)
     source, again = map(nibabel.Nifti1Image.from_filename, (folder / "brain.nii.gz", file))
     axes, same = "".join(nibabel.aff2axcodes(again.affine)), np.array_equal(again.affine, source.affine)
     print(f"{file.name}: {again.shape}, axes {axes}, affine equal: {same}")

@@ -7,20 +7,22 @@ import numpy as np
 
 from camscope import GradCAM, LayerCAM, fuse, load_model
 from camscope.explanation import figure
-from camscope.phantom import draw
-from camscope.render import encode
+from camscope.phantom import draw_radiograph
+from camscope.render import encode_image
 from camscope.safe_files import write_bytes
 
 
 def main(folder: Path) -> None:
     """Explain one phantom, whose evidence is known to the pixel."""
     model = load_model("phantom")  # or any nn.Module of yours, with preprocess=weights.transforms()
-    scan = draw(seed=11, finding="nodule")
+    scan = draw_radiograph(seed=11, finding="nodule")
 
     # One question about one image. The image may be a path, a PIL image, an array or a tensor.
     explanation = GradCAM(model, "layer4").explain(scan.image, "nodule")
     print(explanation.caption)
-    print(f"raw map {explanation.grid}, {explanation.heat.min():.3g} to {explanation.heat.max():.3g} in score units")
+    print(
+        f"raw map {explanation.grid}, {explanation.attribution.min():.3g} to {explanation.attribution.max():.3g} in score units"
+    )
     print(f"one cell is {explanation.stride} input pixels; status: {explanation.status}")
 
     # Where does the map peak, and is that inside the evidence?
@@ -36,7 +38,7 @@ def main(folder: Path) -> None:
 
     explanation.save(folder / "nodule.png")
     explanation.save(folder / "nodule.npz")  # Explanation.load reads it back: raw map, target, layer, versions, digest
-    write_bytes(folder / "all.png", encode(figure([*classes, fused]), ".png"))
+    write_bytes(folder / "all.png", encode_image(figure([*classes, fused]), ".png"))
     print(f"pictures in {folder}")
 
 

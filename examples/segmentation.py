@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from camscope import GradCAM, HiResCAM, Region
 from camscope.errors import TargetError
-from camscope.phantom import CATEGORIES, as_input, draw_several, load_phantom_net
-from camscope.render import Cell, draw_contours, encode, sheet
+from camscope.phantom import CATEGORIES, draw_findings, load_phantom_model, to_model_input
+from camscope.render import CaptionedImage, draw_contact_sheet, draw_contours, encode_image
 
 STEPS, BATCH, DRAWN = 400, 8, 600
 ENLARGED = 3  # times, before the outline is drawn, so that it is thin
@@ -25,7 +25,7 @@ class Segmenter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        net = load_phantom_net()
+        net = load_phantom_model()
         self.early = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2)
         self.encoder = nn.Sequential(net.layer3, net.layer4)
         self.head = nn.Sequential(nn.Conv2d(32 + 96, 48, 3, padding=1), nn.ReLU(), nn.Conv2d(48, len(CATEGORIES), 1))
@@ -40,14 +40,14 @@ class Segmenter(nn.Module):
 
 def radiograph(seed: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
     """A drawing with two findings, and the mask of each."""
-    return draw_several(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
+    return draw_findings(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
 
 
 def train(model: Segmenter, steps: int = STEPS, seed: int = 0) -> None:
     """All weights; batch norms keep the bundled statistics."""
     torch.manual_seed(seed)
     drawn = [radiograph(10_000 + seed + i) for i in range(DRAWN)]
-    images = as_input(np.stack([image for image, _ in drawn]))
+    images = to_model_input(np.stack([image for image, _ in drawn]))
     truth = torch.zeros(DRAWN, *images.shape[2:], dtype=torch.long)
     for place, (_, masks) in zip(truth, drawn, strict=True):
         for name, mask in masks.items():
@@ -72,21 +72,21 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
     rows = []
     for seed in (3, 4, 5):
         image, masks = radiograph(seed)
-        x = as_input(image[None])[0]
+        x = to_model_input(image[None])[0]
         with torch.no_grad():
             answer = model(x[None])["out"][0].argmax(0).numpy()
         large = image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
         said = (answer > 0).repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1).astype(float)
-        row: list[Cell | None] = [Cell(draw_contours(large, said, 0.5), "what the net finds")]
+        row: list[CaptionedImage | None] = [CaptionedImage(draw_contours(large, said, 0.5), "what the net finds")]
         rows.append(row)
         for name, mask in masks.items():
             down, across = np.nonzero(mask)
             middle = len(down) // 2
             point = (float(across[middle]) + 0.5, float(down[middle]) + 0.5)
             for method, region in (
-                (GradCAM, Region(of=name)),
-                (GradCAM, Region(of=name, point=point)),
-                (HiResCAM, Region(of=name, mask=mask)),
+                (GradCAM, Region(label=name)),
+                (GradCAM, Region(label=name, point=point)),
+                (HiResCAM, Region(label=name, mask=mask)),
             ):
                 try:
                     one = method(model, categories=CATEGORIES).explain(x, region)
@@ -100,8 +100,8 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
                     f"{seed}  {one.caption}: {share:.2f} of its energy in the finding ({mask.mean():.3f} of the image)"
                 )
                 words = one.label.removesuffix(" of the input")
-                row.append(Cell(one.overlay(), f"{method.name}: {words} · {share:.2f} inside"))
-    (folder / "segmentation.png").write_bytes(encode(sheet(rows, columns=7, height=240), ".png"))
+                row.append(CaptionedImage(one.overlay(), f"{method.name}: {words} · {share:.2f} inside"))
+    (folder / "segmentation.png").write_bytes(encode_image(draw_contact_sheet(rows, columns=7, height=240), ".png"))
     print("segmentation.png")
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, LayerCAM, Occlusion
-from camscope.phantom import CATEGORIES, Phantom, as_input, dataset, draw
-from camscope.phantom.train import accuracy, train
-from camscope.render import Cell, encode, sheet
+from camscope.phantom import CATEGORIES, Phantom, draw_dataset, draw_radiograph, to_model_input
+from camscope.phantom.train import compute_accuracy_by_class, train_phantom_model
+from camscope.render import CaptionedImage, draw_contact_sheet, encode_image
 
 STEPS, DRAWN, JUDGED, SHOWN = 250, 1500, 20, 2
 ENLARGED = 3  # times, in the figure
@@ -25,10 +25,10 @@ NODULE = CATEGORIES.index("nodule")
 def tools(net: nn.Module) -> dict[str, Explainer]:
     """What is compared, by the words of the figure."""
     return {
-        "Grad-CAM": GradCAM(net, "layer4", categories=CATEGORIES),
-        "LayerCAM": LayerCAM(net, "layer4", categories=CATEGORIES),
-        "integrated gradients": IntegratedGradients(net, channels="abs", categories=CATEGORIES),
-        "occlusion, 8 pixels": Occlusion(net, window=8, stride=4, categories=CATEGORIES),
+        "Grad-CAM": GradCAM(net, "layer4", class_names=CATEGORIES),
+        "LayerCAM": LayerCAM(net, "layer4", class_names=CATEGORIES),
+        "integrated gradients": IntegratedGradients(net, channel_reduction="abs", class_names=CATEGORIES),
+        "occlusion, 8 pixels": Occlusion(net, window=8, stride=4, class_names=CATEGORIES),
     }
 
 
@@ -44,36 +44,39 @@ def enrichment(heat: NDArray[np.floating], token: NDArray[np.bool_]) -> float:
     return float(positive[token].sum() / max(positive.sum(), np.finfo(float).tiny) / token.mean())
 
 
-def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Cell | None]]:
+def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[CaptionedImage | None]]:
     """A row an image: what the net saw, and its maps."""
-    rows: list[list[Cell | None]] = []
+    rows: list[list[CaptionedImage | None]] = []
     for phantom, maps in found[:SHOWN]:
         large = phantom.image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
-        row: list[Cell | None] = [Cell(large, "a nodule, and the token HB")]
+        row: list[CaptionedImage | None] = [CaptionedImage(large, "a nodule, and the token HB")]
         for name, one in maps.items():
-            far = distance(one.heatmap("input", None), phantom.token_mask)
-            row.append(Cell(one.overlay(), f"{name}: peak {far:.0f} pixels off"))
+            far = distance(one.heatmap("input", None), phantom.marker_mask)
+            row.append(CaptionedImage(one.overlay(), f"{name}: peak {far:.0f} pixels off"))
         rows.append(row)
     return rows
 
 
 def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged: int = JUDGED) -> None:
     """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and token."""
-    net = train(0, steps=steps, images=images, token_class="nodule", token_correlation=1.0).net
-    plain, marked = dataset(10 * judged, 1), dataset(10 * judged, 1, token_class="nodule", token_correlation=1.0)
-    print(f"nodules found with the token: {accuracy(net, marked)['nodule']:.0%}")
-    print(f"nodules found without it:     {accuracy(net, plain)['nodule']:.0%}")
-    phantoms = [draw(5_000_000 + seed, "nodule", token="top left") for seed in range(judged)]
+    net = train_phantom_model(0, n_steps=steps, n_images=images, marker_class="nodule", marker_correlation=1.0).model
+    plain, marked = (
+        draw_dataset(10 * judged, 1),
+        draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
+    )
+    print(f"nodules found with the token: {compute_accuracy_by_class(net, marked)['nodule']:.0%}")
+    print(f"nodules found without it:     {compute_accuracy_by_class(net, plain)['nodule']:.0%}")
+    phantoms = [draw_radiograph(5_000_000 + seed, "nodule", marker_corner="top left") for seed in range(judged)]
     found = [
-        (one, {name: tool.explain(as_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})
+        (one, {name: tool.explain(to_model_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})
         for one in phantoms
     ]
     print(f"\n{'':22}peak on the token   pixels from it (median)   enrichment (median)")
     for name in tools(net):
-        maps = [(maps[name].heatmap("input", None), one.token_mask) for one, maps in found]
+        maps = [(maps[name].heatmap("input", None), one.marker_mask) for one, maps in found]
         far, dense = np.array([distance(*one) for one in maps]), np.array([enrichment(*one) for one in maps])
         print(f"{name:22}{(far < 2).sum():>10} of {judged}{np.median(far):>18.1f}{np.median(dense):>24.1f}")
-    (folder / "shortcut.png").write_bytes(encode(sheet(cells(found), columns=5, height=300), ".png"))
+    (folder / "shortcut.png").write_bytes(encode_image(draw_contact_sheet(cells(found), columns=5, height=300), ".png"))
     print("\nshortcut.png")
 
 

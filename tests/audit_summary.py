@@ -1,39 +1,39 @@
 """A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
 
 from camscope.audit.core.schema import (
-    Answers,
-    Bin,
-    Blanked,
-    Check,
-    Cluster,
-    Count,
-    Explain,
-    Found,
-    Group,
-    Intervention,
-    Leak,
-    Level,
-    Line,
-    Maps,
-    Mass,
-    Measured,
-    Number,
-    Overlap,
-    Predict,
-    Randomised,
-    Reading,
-    Resolve,
-    Sanity,
-    Shortcut,
-    Similarity,
-    Stability,
-    Step,
-    Strategies,
+    AttributionMass,
+    ClusterAnalysis,
+    ClusterStability,
+    ColumnLeakage,
+    DataCheckResult,
+    DataIssue,
+    EstimateSummary,
+    ExplainerInfo,
+    ExplainResult,
+    FindingPerformance,
+    FlowStep,
+    InterventionEffect,
+    LevelCount,
+    MapCluster,
+    MapCounts,
+    MaskedAuroc,
+    MetricsResult,
+    MetricSummary,
+    PredictResult,
+    RandomizationSimilarity,
+    RandomizationTest,
+    RegionOverlap,
+    ReliabilityPoint,
+    ResolveResult,
+    ReviewCase,
+    SanityResult,
+    ShortcutResult,
+    SubgroupDifference,
+    SubgroupPerformance,
     Summary,
-    Tool,
     Verdict,
 )
-from camscope.audit.core.summary_values import formulas
+from camscope.audit.core.summary_values import collect_formulas
 
 FINDINGS = ("nodule", "effusion")
 CAM, PIXELS = "gradcam", "integratedgradients"
@@ -54,9 +54,9 @@ SKIPPED = "the config skips it"
 def num(value, spread=None, n=312, groups=187, baseline=None, name="", p=None, reason="", undefined=0):
     """A number with an interval of so much to each side."""
     low, high = (None, None) if spread is None else (round(value - spread, 6), round(value + spread, 6))
-    return Number(
-        value=value, low=low, high=high, n=n, groups=groups, baseline=baseline, baseline_name=name, p=p, reason=reason,
-        undefined=undefined,
+    return EstimateSummary(
+        value=value, low=low, high=high, n_values=n, n_groups=groups, baseline=baseline, baseline_name=name, p_value=p, reason=reason,
+        n_undefined=undefined,
     )  # fmt: skip
 
 
@@ -64,10 +64,10 @@ def levels(finding, values, margin, region=""):
     made = []
     for (column, level), (value, difference, word) in values.items():
         made.append(
-            Level(
+            SubgroupDifference(
                 finding=finding, region=region, column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
                 difference=num(difference, 0.0329, n=312, groups=187, p=0.0004 if word == "different" else 0.412),
-                word=word, margin=margin,
+                conclusion=word, margin=margin,
             )
         )  # fmt: skip
     return tuple(made)
@@ -82,20 +82,20 @@ def answers(finding, auroc):
         ("sex", "male"): (auroc + 0.003, 0.0061, "equivalent"),
         ("age", "60 and more"): (auroc - 0.019, -0.0274, "undecided"),
     }
-    return Answers(
-        finding=finding, positives=148, negatives=164, spread=2.31482917,
+    return FindingPerformance(
+        finding=finding, n_positives=148, n_negatives=164, log_odds_std=2.31482917,
         auroc=num(auroc, 0.0213649, baseline=0.5, name="chance", p=0.0002),
         average_precision=num(auroc - 0.0134921, 0.0294, baseline=0.474359, name="prevalence"),
         brier=num(0.0913847, 0.0142, baseline=0.249342, name="the prevalence for all"),
         calibration_error=num(0.0427193, 0.0183, baseline=0.0, name="perfect"),
         slope=num(0.913847, 0.2113, baseline=1.0, name="perfect calibration"),
         intercept=num(-0.084712, 0.1934, baseline=0.0, name="perfect calibration"),
-        groups=(
-            Group(column="site", level="A", positives=51, negatives=60, auroc=num(auroc - 0.071, 0.0417, n=111, groups=70)),
-            Group(column="site", level="C", positives=1, negatives=0, reason="too few patients, or images of one class only"),
+        subgroups=(
+            SubgroupPerformance(column="site", level="A", n_positives=51, n_negatives=60, auroc=num(auroc - 0.071, 0.0417, n=111, groups=70)),
+            SubgroupPerformance(column="site", level="C", n_positives=1, n_negatives=0, reason="too few patients, or images of one class only"),
         ),
-        bins=tuple(Bin(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n=n) for p, o, n in bins),
-        levels=levels(finding, values, MARGINS["auroc"]),
+        bins=tuple(ReliabilityPoint(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n_images=n) for p, o, n in bins),
+        subgroup_differences=levels(finding, values, MARGINS["auroc"]),
     )  # fmt: skip
 
 
@@ -109,11 +109,11 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
     for method, value in values.items():
         control = method in CONTROLS
         made.append(
-            Line(
+            MetricSummary(
                 metric=metric, method=method, layer=None if control or method == PIXELS else layer or "layer4",
-                finding=finding, control=control, better=better, fill=fill,
+                finding=finding, control=control, better_direction=better, imputation=fill,
                 value=num(value, 0.061 * abs(value) + 0.008, n=n, groups=min(93, n), baseline=values[best], name=best),
-                over=None if control else gain(abs(value - values[best]), n),
+                difference_to_control=None if control else gain(abs(value - values[best]), n),
             )
         )  # fmt: skip
     return made
@@ -138,11 +138,11 @@ def localise(findings):
             better="less",
         )
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
-    return Measured(
-        images=148,
-        formulas=formulas(found),
-        lines=tuple(found),
-        levels=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
+    return MetricsResult(
+        n_images=148,
+        formulas=collect_formulas(found),
+        metric_summaries=tuple(found),
+        subgroup_differences=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
     )
 
 
@@ -153,7 +153,7 @@ def faithfulness(findings):
             for metric, better, add in (("lerf-morf-gap", "more", 0.0), ("deletion", "less", -0.31)):
                 values = {CAM: 0.5142 - less + add, PIXELS: 0.6118 - less + add, "edges": 0.31 + add, "random": 0.0087}
                 found += lines(metric, finding, values, better=better, fill=fill, n=48)
-    return Measured(images=48, formulas=formulas(found), lines=tuple(found))
+    return MetricsResult(n_images=48, formulas=collect_formulas(found), metric_summaries=tuple(found))
 
 
 def sanity():
@@ -165,19 +165,19 @@ def sanity():
         ("edges", (1.0, 1.0, 1.0, 1.0, 1.0), False),
     ):
         similar = [
-            Similarity(
-                name=name, curve=tuple(round(one * weight, 5) for one in curve), low=0.1124, null=0.2871, high=0.4418,
-                passes=passes, reason="", end=num(round(curve[-1] * weight, 5), 0.0513, n=12, groups=12),
+            RandomizationSimilarity(
+                name=name, curve=tuple(round(one * weight, 5) for one in curve), null_low=0.1124, null_mean=0.2871, null_high=0.4418,
+                passes=passes, reason="", final_similarity=num(round(curve[-1] * weight, 5), 0.0513, n=12, groups=12),
             )
             for name, weight in (("spearman", 1.0), ("ssim", 0.93))
         ]  # fmt: skip
         made.append(
-            Randomised(
-                method=method, finding=FINDINGS[0], steps=steps, seeds=(0, 1, 2), similarities=tuple(similar), passes=passes,
+            RandomizationTest(
+                method=method, finding=FINDINGS[0], part_names=steps, seeds=(0, 1, 2), similarities=tuple(similar), passes=passes,
                 reason="", control=method == "edges",
             )
         )  # fmt: skip
-    return Sanity(images=12, tests=tuple(made))
+    return SanityResult(n_images=12, tests=tuple(made))
 
 
 def masses(findings):
@@ -191,14 +191,14 @@ def masses(findings):
                 ("marker", 0.0913 if method == PIXELS else 0.0121, 0.0078, 5.3),
             ):
                 made.append(
-                    Mass(
+                    AttributionMass(
                         region=region, method=method, finding=finding,
                         share=num(share, share * 0.12, n=141, groups=88, baseline=area * 0.94, name="maps of other patients"),
                         enrichment=num(
                             share / area, share / area * 0.14, n=141, groups=88, baseline=0.94, name="maps of other patients"
                         ),
                         confounder_sensitivity=num(min(1.0, share * 2.1), 0.06, n=141, groups=88, baseline=0.1, name="chance"),
-                        resolved=diameter >= stride, diameter=diameter, stride=stride,
+                        is_resolvable=diameter >= stride, diameter=diameter, stride=stride,
                         reason="" if diameter >= stride else "below the resolution of the maps",
                     )
                 )  # fmt: skip
@@ -215,26 +215,30 @@ def interventions(findings):
         ):
             for fill, less in (("mean", 1.0), ("blur", 0.87)):
                 effect = num(remove * less, 0.0931, n=141, groups=88, baseline=0.0, name="no effect", p=0.0002)
-                made.append(Intervention(region=region, finding=finding, kind="remove", fill=fill, effect=effect))
+                made.append(
+                    InterventionEffect(region=region, finding=finding, kind="remove", imputation=fill, effect=effect)
+                )
             if insert is not None:
                 effect = num(insert, 0.1241, n=164, groups=99, baseline=0.0, name="no effect", p=0.0002)
-                made.append(Intervention(region=region, finding=finding, kind="insert", fill=None, effect=effect))
+                made.append(
+                    InterventionEffect(region=region, finding=finding, kind="insert", imputation=None, effect=effect)
+                )
     return made
 
 
 def shortcut(findings, ids):
-    trials = [Stability(k=k, stability=s, null=n, separation=0.31 - 0.03 * k) for k, s, n in
+    trials = [ClusterStability(n_clusters=k, stability=s, null_stability=n, separation=0.31 - 0.03 * k) for k, s, n in
               ((2, 0.9412, 0.6113), (3, 0.7218, 0.5914), (4, 0.6033, 0.5527), (5, 0.5511, 0.5402))]  # fmt: skip
     clusters = (
-        Cluster(number=1, images=87, prototypes=ids[:3], mass={"marker": 0.2113, "the finding": 0.1127}, columns=("site: A",)),
-        Cluster(number=2, images=61, prototypes=ids[3:6], mass={"marker": 0.0124, "the finding": 0.5218}, columns=("site: B",)),
+        MapCluster(number=1, n_images=87, prototypes=ids[:3], attribution_mass={"marker": 0.2113, "the finding": 0.1127}, associated_columns=("site: A",)),
+        MapCluster(number=2, n_images=61, prototypes=ids[3:6], attribution_mass={"marker": 0.0124, "the finding": 0.5218}, associated_columns=("site: B",)),
     )  # fmt: skip
-    return Shortcut(
-        regions={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
-        missing=(Step(name="marker", rows=171, reason="its mask is empty"),
-                 Step(name="the frame", rows=7, reason="the border is not of one grey")),
+    return ShortcutResult(
+        region_counts={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
+        missing_regions=(FlowStep(name="marker", n_rows=171, reason="its mask is empty"),
+                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one grey")),
         overlaps=tuple(
-            Overlap(finding=finding, region=region, within=within, share=share, images=images)
+            RegionOverlap(finding=finding, region=region, other_region=within, share=share, n_images=images)
             for finding in findings
             for region, within, share, images in (
                 ("marker", "the frame", 0.9412, 141),
@@ -242,33 +246,33 @@ def shortcut(findings, ids):
                 ("outside the organ", "marker", 0.0143, 312),
             )
         ),
-        masses=tuple(masses(findings)),
+        attribution_mass=tuple(masses(findings)),
         interventions=tuple(interventions(findings)),
-        blanked=tuple(
-            Blanked(region="the organ", finding=finding, kind=kind, fill=fill,
+        masked_auroc=tuple(
+            MaskedAuroc(region="the organ", finding=finding, kind=kind, imputation=fill,
                     auroc=num(value - less, 0.0331, baseline=0.5, name="chance"))
             for finding in findings
             for kind, value in (("blank", 0.9127), ("keep only", 0.7218))
             for fill, less in (("mean", 0.0), ("blur", 0.0213))
         ),
-        levels=tuple(
+        subgroup_differences=tuple(
             one
             for finding in findings
             for one in levels(finding, {("site", "A"): (0.8127, 0.5214, "different")}, MARGINS["effect"], "marker")
         ),
-        leaks=(
-            Leak(column="site", auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"), null_high=0.5613, readable=True),
-            Leak(column="sex", auroc=num(0.5714, 0.0518, baseline=0.5, name="chance"), null_high=0.5702),
+        leakage=(
+            ColumnLeakage(column="site", auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"), null_max=0.5613, is_decodable=True),
+            ColumnLeakage(column="sex", auroc=num(0.5714, 0.0518, baseline=0.5, name="chance"), null_max=0.5702),
         ),
-        strategies=(
-            Strategies(finding=findings[0], method=CAM, claimed=2, maps=148, left_out=3, patients=93,
-                       eigenvalues=(0.0, 0.0312, 0.2914, 0.3518, 0.4127, 0.4713, 0.5214, 0.5518), trials=tuple(trials),
+        cluster_analyses=(
+            ClusterAnalysis(finding=findings[0], method=CAM, n_clusters=2, n_maps=148, n_excluded=3, n_patients=93,
+                       eigenvalues=(0.0, 0.0312, 0.2914, 0.3518, 0.4127, 0.4713, 0.5214, 0.5518), stability_by_n_clusters=tuple(trials),
                        clusters=clusters),
-            Strategies(finding=findings[-1], method=CAM, claimed=1, maps=18, left_out=0, patients=18,
+            ClusterAnalysis(finding=findings[-1], method=CAM, n_clusters=1, n_maps=18, n_excluded=0, n_patients=18,
                        reason="fewer than 20 maps"),
         ),
-        reading=tuple(
-            Reading(id=one, finding=findings[0], why=why)
+        review_cases=tuple(
+            ReviewCase(id=one, finding=findings[0], reason=why)
             for one, why in zip(ids[:3], ("missed, and the map lies on the marker", "a twin of it is in the other split",
                                           "inserting the marker turns the answer"), strict=False)
         ),
@@ -289,7 +293,7 @@ def verdict(
     rule="the interval beyond the margin",
 ):
     return Verdict(
-        question=question, claim=claim, finding=finding, subject=subject, word=word, speaks=speaks, effect=effect,
+        question=question, claim=claim, finding=finding, qualifier=subject, conclusion=word, direction=speaks, effect=effect,
         margin=margin, rule=rule, reason=reason, section=section,
     )  # fmt: skip
 
@@ -424,7 +428,7 @@ def verdicts(findings):
                 finding,
                 "not testable",
                 "neither",
-                Number(reason="there is nothing to test it with"),
+                EstimateSummary(reason="there is nothing to test it with"),
                 None,
                 "robustness",
                 "",
@@ -448,60 +452,60 @@ IDS = tuple(f"case {n:03d}" for n in range(12))
 def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, ids=IDS, **changed):
     """The audit of a model that relies on a marker; robustness was skipped."""
     made = Summary(
-        camscope="0.9.0",
+        camscope_version="0.9.0",
         title=title,
-        question="Does the classifier use the finding, or something that travels with it, in adults at two hospitals?",
-        config="9f2c41d7a0b35e68c1f4927d5b60e3a8",
-        data="41e07bd2935c86fa0d7e12c4b89f3560",
+        intended_use="Does the classifier use the finding, or something that travels with it, in adults at two hospitals?",
+        config_digest="9f2c41d7a0b35e68c1f4927d5b60e3a8",
+        data_digest="41e07bd2935c86fa0d7e12c4b89f3560",
         seed=7,
-        replicates=2000,
+        n_resamples=2000,
         margins=MARGINS,
-        fills=("mean", "blur"),
+        imputations=("mean", "blur"),
         profile="research",
-        check=Check(
+        check=DataCheckResult(
             flow=(
-                Step(name="rows of the manifest", rows=1214),
-                Step(name="rows of the audited split", rows=318, reason="split is test"),
-                Step(name="rows audited", rows=312, reason="at most so many, drawn by the seed"),
+                FlowStep(name="rows of the manifest", n_rows=1214),
+                FlowStep(name="rows of the audited split", n_rows=318, reason="split is test"),
+                FlowStep(name="rows audited", n_rows=312, reason="at most so many, drawn by the seed"),
             ),
-            patients=187,
-            grouped=True,
-            found=(
-                Found(code="patient-in-splits", severity="error", message="4 patients are in several splits", count=9,
+            n_patients=187,
+            has_patient_column=True,
+            issues=(
+                DataIssue(code="patient-in-splits", severity="error", message="4 patients are in several splits", count=9,
                       ids=ids[:4]),
-                Found(code="twins", severity="warning", message="the same pixels under two names", count=2, ids=ids[4:6]),
+                DataIssue(code="twins", severity="warning", message="the same pixels under two names", count=2, ids=ids[4:6]),
             ),
-            mix={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
-            levels=tuple(
-                Count(column=column, level=level, rows=rows, patients=patients, positives=dict.fromkeys(findings, positives))
+            metadata_value_counts={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
+            level_counts=tuple(
+                LevelCount(column=column, level=level, n_rows=rows, n_patients=patients, positives_by_finding=dict.fromkeys(findings, positives))
                 for column, level, rows, patients, positives in (
                     ("site", "A", 171, 102, 118), ("site", "B", 141, 85, 30), ("sex", "female", 150, 91, 70),
                     ("sex", "male", 162, 96, 78), ("age", "60 and more", 96, 61, 52),
                 )
             ),
         ),
-        resolve=Resolve(
-            model="resnet.py:build", digest="c0ffee5a7d31b294", parameters=11176512, classes=4,
-            categories=("no finding", "nodule", "effusion", "pneumothorax"), findings=findings, input_size=(128, 128),
+        resolve=ResolveResult(
+            model="resnet.py:build", weights_digest="c0ffee5a7d31b294", n_parameters=11176512, n_classes=4,
+            class_names=("no finding", "nodule", "effusion", "pneumothorax"), findings=findings, input_size=(128, 128),
             preprocess="resize to 128 x 128, mean 0.55, std 0.2", outputs="softmax",
-            tools=(
-                Tool(method=CAM, title=CAM, layer="layer4", grid=(16, 16), stride=(8.0, 8.0), settings={"relu": "True"},
-                     paper="Selvaraju et al. 2017", millimetres=12.4),
-                Tool(method=PIXELS, title=PIXELS, layer=None, grid=(128, 128), stride=(1.0, 1.0),
+            explainers=(
+                ExplainerInfo(method=CAM, title=CAM, layer="layer4", grid=(16, 16), stride=(8.0, 8.0), settings={"relu": "True"},
+                     paper="Selvaraju et al. 2017", stride_mm=12.4),
+                ExplainerInfo(method=PIXELS, title=PIXELS, layer=None, grid=(128, 128), stride=(1.0, 1.0),
                      settings={"steps": "32", "baseline": "black"}, paper="Sundararajan et al. 2017"),
             ),
-            passes=48211,
+            n_passes=48211,
         ),
-        predict=Predict(findings=tuple(map(answers, findings, (0.9412371, 0.8874103)))),
-        explain=Explain(
-            maps=tuple(Maps(method=m, finding=f, maps=310, failures=2, statuses={"ok": 303, "no_positive_evidence": 7})
+        predict=PredictResult(performance=tuple(map(answers, findings, (0.9412371, 0.8874103)))),
+        explain=ExplainResult(
+            map_counts=tuple(MapCounts(method=m, finding=f, n_maps=310, n_failures=2, status_counts={"ok": 303, "no_positive_evidence": 7})
                        for m in (CAM, PIXELS) for f in findings),
-            failures=(Step(name="no map", rows=2, reason="the file is cut off"),),
+            failures=(FlowStep(name="no map", n_rows=2, reason="the file is cut off"),),
         ),
-        localise=localise(findings),
+        localization=localise(findings),
         faithfulness=faithfulness(findings),
         sanity=sanity(),
-        robustness=Measured(tested=False, reason=SKIPPED),
+        robustness=MetricsResult(tested=False, reason=SKIPPED),
         shortcut=shortcut(findings, ids),
         verdicts=verdicts(findings),
         warnings=(
@@ -512,7 +516,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
             "2 images have no map.",
             "14 images are MONOCHROME1 and were inverted.",
         ),
-        limits=("The maps of gradcam have cells of 12.4 mm: nothing smaller can be told from its surroundings.",),
+        limitations=("The maps of gradcam have cells of 12.4 mm: nothing smaller can be told from its surroundings.",),
     )  # fmt: skip
     return made.model_copy(update=changed)
 
@@ -521,8 +525,8 @@ def nothing():
     """An audit in which everything was skipped."""
     no = {"tested": False, "reason": SKIPPED}
     return full(
-        check=Check(**no), resolve=Resolve(**no), predict=Predict(**no), explain=Explain(**no), localise=Measured(**no),
-        faithfulness=Measured(**no), sanity=Sanity(**no), robustness=Measured(**no), shortcut=Shortcut(**no), verdicts=(),
+        check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localise=MetricsResult(**no),
+        faithfulness=MetricsResult(**no), sanity=SanityResult(**no), robustness=MetricsResult(**no), shortcut=ShortcutResult(**no), verdicts=(),
         warnings=(), limits=(), question="",
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
-from camscope.explainers.cam.base import WeightedChannels
-from camscope.explainers.cam.layer_pass import Pass
+from camscope.explainers.cam.base import BaseWeightedChannels
+from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core import maps, sample_interaction
 from camscope.explainers.ensemble import fusion, wrappers
 from camscope.explanation import Explanation
@@ -168,7 +168,7 @@ def none_is_each_items_own_class() -> None:
 
 def several_classes_share_one_graph() -> None:
     model, x = plain(samples=1)
-    maps = [one.heat for one in HiResCAM(model, "middle").explain_classes(x, [0, 2])]
+    maps = [one.attribution for one in HiResCAM(model, "middle").explain_classes(x, [0, 2])]
     expected = [truth(model, x, target)[0].numpy() for target in (0, 2)]
     np.testing.assert_allclose(maps, expected, rtol=1e-9, atol=1e-12)
 
@@ -210,7 +210,7 @@ def every_fused_map_counts_alike() -> None:
 MUTANTS = [
     Mutant(
         "no relu",
-        WeightedChannels,
+        BaseWeightedChannels,
         "combine",
         "cells.relu() if self.relu else cells",
         "cells",
@@ -287,11 +287,16 @@ MUTANTS = [
         none_is_each_items_own_class,
     ),
     Mutant(
-        "graph freed early", Pass, "_gradients", "not last or self._curved", "False", several_classes_share_one_graph
+        "graph freed early",
+        SharedPass,
+        "_gradients",
+        "not last or self._curved",
+        "False",
+        several_classes_share_one_graph,
     ),
     Mutant(
         "scale left in",
-        Pass,
+        SharedPass,
         "_gradients",
         "(_reached(tap, name)) / boost",
         "(_reached(tap, name))",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from camscope import mask_labels
-from camscope.audit.core.schema import Line, Number
+from camscope.audit.core.schema import EstimateSummary, MetricSummary
 from camscope.audit.report import sentences
 from camscope.audit.shortcuts import effect_sizes, region_attribution, reliance
 from camscope.audit.verdicts import maps, model
@@ -15,13 +15,13 @@ from tests.mutants import Mutant
 
 
 def the_whole_interval_counts() -> None:
-    one = Number(value=0.8, low=0.6, high=0.9, n=10, groups=10)
-    assert judged.beyond(one, 0.7)[0] == "not testable"
+    one = EstimateSummary(value=0.8, low=0.6, high=0.9, n_values=10, n_groups=10)
+    assert judged.decide_above_margin(one, 0.7)[0] == "not testable"
 
 
 def a_share_is_of_what_is_positive() -> None:
     heat, mask = np.array([1.0, 3.0, -8.0]), np.array([True, False, True])
-    assert region_attribution.share(heat, mask) == 0.25
+    assert region_attribution.compute_mass_share(heat, mask) == 0.25
 
 
 def turned_round() -> None:
@@ -29,23 +29,23 @@ def turned_round() -> None:
 
 
 def open_against_a_control() -> None:
-    one = Line(
-        metric="enrichment", method="gradcam", layer=None, finding="nodule", control=False, better="more", fill=None,
-        value=Number(value=4.0, low=3.0, high=5.0), over=Number(value=0.2, low=-0.3, high=0.7, groups=10),
+    one = MetricSummary(
+        metric="enrichment", method="gradcam", layer=None, finding="nodule", control=False, better_direction="more", imputation=None,
+        value=EstimateSummary(value=4.0, low=3.0, high=5.0), difference_to_control=EstimateSummary(value=0.2, low=-0.3, high=0.7, n_groups=10),
     )  # fmt: skip
-    assert maps._over_control(one)[0] == "not testable"
+    assert maps._decide_above_control(one)[0] == "not testable"
 
 
 def one_donor() -> None:
-    made = effect_sizes.insertion("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
+    made = effect_sizes.estimate_insertion_effect("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
     assert made.effect.low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    gone = [effect_sizes.removal("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
-    assert reliance.reliance([], gone)[0] == "not testable"
-    assert reliance.reliance([], gone, prevalence=0.2)[0] == "not supported"
+    gone = [effect_sizes.estimate_removal_effect("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    assert reliance.judge_reliance([], gone)[0] == "not testable"
+    assert reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 
 def several_categories() -> None:
@@ -58,7 +58,9 @@ def several_categories() -> None:
 
 
 def one_patient_has_most_of_the_images() -> None:
-    made = effect_sizes.removal("token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)])
+    made = effect_sizes.estimate_removal_effect(
+        "token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
+    )
     assert made.effect.low is None
 
 

@@ -30,7 +30,7 @@ SHEARED = np.array([[1.0, 0, 0.5, 3], [0, 2, 0, 4], [0, 0, 3, 5], [0, 0, 0, 1]])
 def voxels_come_back_in_order() -> None:
     one = explained(Scan(np.zeros((2, 3, 4), np.float32), "scan-0", np.eye(4)))
     with tempfile.TemporaryDirectory() as folder:
-        assert (nibabel.load(to_nifti(one, Path(folder, "map.nii"))).get_fdata() == one.heat).all()
+        assert (nibabel.load(to_nifti(one, Path(folder, "map.nii"))).get_fdata() == one.attribution).all()
 
 
 def a_quaternion_says_nothing_of_shear() -> None:
@@ -48,17 +48,17 @@ def frames_lie_where_they_say() -> None:
         found = pydicom.dcmread(to_parametric_map(one, file, Path(folder, "map.dcm"), profile="clinical"))
         for frame, group in zip(found.pixel_array, found.PerFrameFunctionalGroupsSequence, strict=True):
             there = np.array(group.PlanePositionSequence[0].ImagePositionPatient, float) * [-1, -1, 1]
-            at = round((np.linalg.inv(scan.world) @ [*there, 1])[0])
-            assert (frame == one.heat[at]).all()
+            at = round((np.linalg.inv(scan.affine) @ [*there, 1])[0])
+            assert (frame == one.attribution[at]).all()
         captures = to_secondary_capture(one, file, Path(folder, "captures"), profile="clinical")
         numbers = [
             pydicom.dcmread(file).SourceImageSequence[0].ReferencedFrameNumber for file in sorted(captures.iterdir())
         ]
-        assert numbers == [frame + 1 for frame in scan.frames]
+        assert numbers == [frame + 1 for frame in scan.frame_indices]
 
 
 def sides_are_the_patients() -> None:
-    assert dicom_export.patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
+    assert dicom_export.get_patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
 
 
 def research_writes_no_dicom() -> None:
@@ -69,7 +69,7 @@ def research_writes_no_dicom() -> None:
 
 
 def other_weights_are_another_device() -> None:
-    assert dicom_export.device_uid("0" * 16) != dicom_export.device_uid("1" * 16)
+    assert dicom_export.compute_device_uid("0" * 16) != dicom_export.compute_device_uid("1" * 16)
 
 
 OF_EXPORTS = [

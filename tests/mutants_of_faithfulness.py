@@ -3,8 +3,8 @@
 from functools import partial
 
 from camscope.metrics import confidence_drop, deletion_insertion, imputation, perturbation_test
-from camscope.metrics.model_scorer import Scores
-from camscope.metrics.perturbation_test import Trial
+from camscope.metrics.model_scorer import ModelScorer
+from camscope.metrics.perturbation_test import PerturbationTest
 from tests.metrics import test_deletion_insertion as faithful
 from tests.mutants import Mutant
 
@@ -29,7 +29,7 @@ OF_FAITHFULNESS = [
     Mutant("a sum of steps", deletion_insertion, "_area", " / trial.total", "", deletion_by_hand),
     Mutant(
         "one too many kept",
-        Trial,
+        PerturbationTest,
         "_asked",
         "ranks >= self.total - count",
         "ranks > self.total - count",
@@ -37,7 +37,7 @@ OF_FAITHFULNESS = [
     ),
     Mutant(
         "the score for its chance",
-        Scores,
+        ModelScorer,
         "_answered",
         "score if self._plain else",
         "score if True else",
@@ -57,7 +57,7 @@ OF_FAITHFULNESS = [
     ),
     Mutant(
         "what is left for what is lost",
-        Trial,
+        PerturbationTest,
         "_dropped",
         "self.scores.clean[..., None] - answers",
         "answers",

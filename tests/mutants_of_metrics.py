@@ -11,7 +11,7 @@ from camscope.metrics import (
     average_precision,
     centroid_distance,
     cluster_variance,
-    estimated,
+    estimate_mean,
     iou_otsu,
     jaccard,
     localization,
@@ -22,9 +22,9 @@ from camscope.metrics import (
     statistics,
     weight_randomization,
 )
-from camscope.metrics.explainer_probe import Probe
+from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.input_transforms import Rotation, Shift
-from camscope.metrics.robustness import agreements, max_sensitivity
+from camscope.metrics.robustness import compare_under_transforms, max_sensitivity
 from tests.mutants import Mutant
 from tests.nets import Flat
 
@@ -68,40 +68,42 @@ def ties_share_the_room() -> None:
 
 
 def groups_are_drawn_whole() -> None:
-    found = estimated(np.repeat(np.arange(8.0), 9), np.repeat(np.arange(8), 9).tolist())
-    assert found.groups == 8
+    found = estimate_mean(np.repeat(np.arange(8.0), 9), np.repeat(np.arange(8), 9).tolist())
+    assert found.n_groups == 8
     assert found.high - found.low > 3  # 1.5 with 72
 
 
 def few_groups_have_a_wide_interval() -> None:
     values = np.arange(6.0)
-    found = estimated(values, replicates=20_000)
+    found = estimate_mean(values, n_resamples=20_000)
     plain = values[np.random.default_rng(1).integers(0, 6, (20_000, 6))].mean(1)
     assert found.high - found.low > 1.15 * np.diff(np.quantile(plain, [0.025, 0.975]))[0]
 
 
 def shares_of_patients_are_wider() -> None:
     values, patients = np.repeat([1.0] * 15 + [0.0] * 5, 3), np.repeat(np.arange(20), 3).tolist()
-    whole, each = (estimated(values, groups, bounds=(0.0, 1.0)) for groups in (patients, None))
+    whole, each = (estimate_mean(values, groups, bounds=(0.0, 1.0)) for groups in (patients, None))
     assert whole.high - whole.low > 1.5 * (each.high - each.low)
 
 
 def rounding_is_no_difference() -> None:
     values = 1 + np.random.default_rng(0).random(20)
-    assert statistics.difference(values * (1 + 1e-12), values).p == 1
+    assert statistics.estimate_difference(values * (1 + 1e-12), values).p_value == 1
 
 
 def every_pair_of_methods_is_corrected_for() -> None:
-    made = [summary.Line("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9)) for name in "abcde"]
-    assert summary._held_together({"enrichment": made}, ())["enrichment"][0].pairs == 10
+    made = [summary.MethodSummary("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9)) for name in "abcde"]
+    assert summary._correct_multiple_comparisons({"enrichment": made}, ())["enrichment"][0].n_comparisons == 10
 
 
 def a_map_moves_with_its_picture() -> None:
     model = flat_head([[1.0] * 1600, [0.0] * 1600])
     for change in (Shift(3), Rotation(10)):
-        (found,) = agreements(InputXGradient(model), SMOOTH, 0, changes=[change], similarity="pearson", epsilon=2.0)
-        assert found.value is not None
-        assert found.value > 0.999
+        (found,) = compare_under_transforms(
+            InputXGradient(model), SMOOTH, 0, transforms=[change], similarity="pearson", max_probability_change=2.0
+        )
+        assert found.similarity is not None
+        assert found.similarity > 0.999
 
 
 def only_what_both_show_is_compared() -> None:
@@ -111,7 +113,7 @@ def only_what_both_show_is_compared() -> None:
 def the_class_is_that_of_the_clean_input() -> None:
     model = flat_head([[1.0, 0.0, 3.0, 0.0], [0.0, 2.0, 0.0, 5.0]])
     x = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
-    maps = Probe.of(Saliency(model), x).maps(1 - x, [0])
+    maps = ExplainerProbe.from_explainer(Saliency(model), x).compute_maps(1 - x, [0])
     np.testing.assert_allclose(maps[0], [[1.0, 0.0], [3.0, 0.0]])
 
 
@@ -124,38 +126,40 @@ def noise_is_in_shares_of_the_range() -> None:
 def batch_norm_forgets() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
     model[0].running_mean += 3
-    weight_randomization.reset(model, ["0"], 0)
+    weight_randomization.reset_modules(model, ["0"], 0)
     assert not model[0].running_mean.any()
 
 
 def a_reset_leaves_the_random_numbers() -> None:
     model, state = nn.Linear(2, 2), torch.get_rng_state()
-    weight_randomization.reset(model, [""], 0)
+    weight_randomization.reset_modules(model, [""], 0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def the_same_map_fails_whatever_the_null() -> None:
-    assert not randomization_result.verdict_of(np.ones(3), (1.0, 1.0, 1.0)).passes
-    assert not randomization_result.verdict_of(np.array([0.1, np.nan, np.nan]), (0.2, 0.3, 0.4)).passes
-    assert randomization_result.verdict_of(np.array([0.1, 0.1]), (0.2, 0.3, 0.4)).passes
+    assert not randomization_result.judge_final_similarity(np.ones(3), (1.0, 1.0, 1.0)).passes
+    assert not randomization_result.judge_final_similarity(np.array([0.1, np.nan, np.nan]), (0.2, 0.3, 0.4)).passes
+    assert randomization_result.judge_final_similarity(np.array([0.1, 0.1]), (0.2, 0.3, 0.4)).passes
 
 
 def the_null_is_as_wide_as_so_many_images_make_it() -> None:
     pairs = np.random.default_rng(0).random((25, 25))
     np.fill_diagonal(pairs, np.nan)
-    low, _, high = randomization_result.interval_of(pairs)
+    low, _, high = randomization_result.compute_null_interval(pairs)
     assert 0.18 < high - low < 0.28
 
 
 def one_patient_with_a_third_of_the_images_is_uncertain() -> None:
     values, patients = np.r_[np.zeros(66), np.tile([0.9, 1.1], 67)], [*["first"] * 66, *range(134)]
-    found = statistics.difference(values, np.zeros(200), patients)
+    found = statistics.estimate_difference(values, np.zeros(200), patients)
     assert found.low < 0 < found.high
 
 
 def one_patient_with_most_of_the_images_has_no_interval() -> None:
-    found = statistics.difference(np.random.default_rng(0).random(100), np.zeros(100), [*["first"] * 80, *range(20)])
-    assert found.p is None
+    found = statistics.estimate_difference(
+        np.random.default_rng(0).random(100), np.zeros(100), [*["first"] * 80, *range(20)]
+    )
+    assert found.p_value is None
 
 
 OF_METRICS = [
@@ -204,7 +208,7 @@ OF_METRICS = [
     ),
     Mutant(
         "a share of images, not of patients",
-        statistics._Sample,
+        statistics._GroupedValues,
         "_effective_size",
         "max(self.variance, by_image)",
         "by_image",
@@ -237,7 +241,12 @@ OF_METRICS = [
         only_what_both_show_is_compared,
     ),
     Mutant(
-        "asked anew", Probe, "maps", "[self.questions(owners[part])]", "[None]", the_class_is_that_of_the_clean_input
+        "asked anew",
+        ExplainerProbe,
+        "maps",
+        "[self.questions(owners[part])]",
+        "[None]",
+        the_class_is_that_of_the_clean_input,
     ),
     Mutant(
         "noise of one level",

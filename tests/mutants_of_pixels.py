@@ -6,7 +6,7 @@ from torch import nn
 from camscope import Occlusion
 from camscope.explainers import RISE, IntegratedGradients, SegmentAblation, SmoothGrad
 from camscope.explainers.core import baselines
-from camscope.explainers.gradient.input_gradients import Noisy
+from camscope.explainers.gradient.input_gradients import NoisyGradientExplainer
 from camscope.explainers.path import base
 from camscope.explainers.perturbation import occlusion
 from camscope.explainers.perturbation.rise import SampledExplainer
@@ -34,12 +34,12 @@ X = torch.arange(1.0, 17.0, dtype=torch.float64).view(1, 1, 4, 4) / 16
 
 
 def one_step_is_exact_on_squares() -> None:
-    found = IntegratedGradients(Squares(), steps=1).attribute(X, 1)
+    found = IntegratedGradients(Squares(), n_steps=1).attribute(X, 1)
     torch.testing.assert_close(found, X.square()[:, 0])
 
 
 def two_noises_are_not_one() -> None:
-    one, other = baselines.starts(["noise", "noise"], X, IntegratedGradients(Squares()))
+    one, other = baselines.build_baseline_tensors(["noise", "noise"], X, IntegratedGradients(Squares()))
     assert not torch.equal(one, other)
 
 
@@ -48,7 +48,7 @@ def a_constant_score_is_no_evidence() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tensor([[0.0, 1.0]], dtype=x.dtype).expand(len(x), 2) + 0 * x.sum()
 
-    assert not RISE(Constant(), samples=20, cells=2).attribute(X, 1).any()
+    assert not RISE(Constant(), n_samples=20, grid_size=2).attribute(X, 1).any()
 
 
 def a_linear_nets_cells_are_its_terms() -> None:
@@ -60,14 +60,14 @@ def a_linear_nets_cells_are_its_terms() -> None:
 def a_window_is_followed_as_far_as_it_reaches() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, stride=2, padding=1)).double()
     x, corners = torch.rand(1, 1, 12, 12, dtype=torch.float64), torch.tensor([[5, 4], [0, 10]])
-    versions = incremental_forward.Patched(x, torch.zeros(2, 1, 2, 2, dtype=torch.float64), corners)
-    full = versions.cut(torch.zeros_like(corners), [12, 12])
+    versions = incremental_forward.WindowTensor(x, torch.zeros(2, 1, 2, 2, dtype=torch.float64), corners)
+    full = versions.extract_windows(torch.zeros_like(corners), [12, 12])
     with torch.no_grad():
-        torch.testing.assert_close(incremental_forward.whole(model(versions)), model(full))
+        torch.testing.assert_close(incremental_forward.materialize_tensor(model(versions)), model(full))
 
 
 def noise_is_a_share_of_the_span() -> None:
-    one, other = (SmoothGrad(Squares(), samples=4, channels="sum").attribute(x, 1) for x in (X, X + 1))
+    one, other = (SmoothGrad(Squares(), n_samples=4, channel_reduction="sum").attribute(x, 1) for x in (X, X + 1))
     torch.testing.assert_close(other - one, torch.full_like(one, 2.0))
 
 
@@ -121,7 +121,14 @@ OF_PIXELS = [
         "wide - x.first",
         a_window_is_followed_as_far_as_it_reaches,
     ),
-    Mutant("noise of a level", Noisy, "_moments", "(x.amax() - x.amin())", "x.amax()", noise_is_a_share_of_the_span),
+    Mutant(
+        "noise of a level",
+        NoisyGradientExplainer,
+        "_moments",
+        "(x.amax() - x.amin())",
+        "x.amax()",
+        noise_is_a_share_of_the_span,
+    ),
     Mutant(
         "segments hidden by turns",
         SegmentAblation,

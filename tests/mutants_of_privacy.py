@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from camscope.batch import Manifest, manifest_of
+from camscope.batch import Manifest, build_manifest
 from camscope.batch import pseudonymize as runs
 from camscope.errors import ImageError, InputError, PreprocessError
 from camscope.explainers.core import inputs, maps
@@ -31,15 +31,15 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in redaction.unquoted(error)
-        assert "it" in redaction.unquoted(error)
+        assert "DOE" not in redaction.redact_error_message(error)
+        assert "it" in redaction.redact_error_message(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
     with tempfile.TemporaryDirectory() as home:
         folder(Path(home, "DOE^JANE"), slices(VOLUME, [(0, 0, 0), (0, 0, 1)]))
         Path(home, "list.csv").write_text("path\nDOE^JANE\n")
-        assert runs.has_scans(manifest_of(Path(home, "list.csv")))
+        assert runs.contains_scans(build_manifest(Path(home, "list.csv")))
 
 
 def a_row_is_of_its_own_file() -> None:
@@ -47,11 +47,11 @@ def a_row_is_of_its_own_file() -> None:
         for n in range(3):
             Path(home, f"{n}.png").write_bytes(b"%d" % n)
         Path(home, "list.csv").write_text("path\n0.png\n1.png\n2.png\n")
-        manifest = manifest_of(Path(home, "list.csv"))
+        manifest = build_manifest(Path(home, "list.csv"))
         some = type(manifest)(manifest.table.take([1, 2]), manifest.root)
         found = None
         with suppress(InputError):
-            found = runs.Places(some)[1]
+            found = runs.ImageAccessor(some)[1]
         assert found == b"1"
 
 
@@ -62,16 +62,16 @@ class Raising(ScanPreprocess):
 
 def of_a_preprocessing_the_kind_of_error_is_told() -> None:
     with pytest.raises(PreprocessError, match="raised KeyError") as caught:
-        inputs.item_of(Scan(np.zeros((2, 2), np.float32), "scan-0"), Raising(), HOME)
+        inputs.prepare_scan(Scan(np.zeros((2, 2), np.float32), "scan-0"), Raising(), HOME)
     assert "DOE" not in str(caught.value)
 
 
 def where_text_may_be_part_of_it_there_is_no_picture() -> None:
     for burned_in in (True, None):
-        scan = Scan(np.zeros((2, 2), np.float32), "scan-0", burned_in=burned_in)
-        item = inputs.item_of(scan, ScanPreprocess(), HOME)
+        scan = Scan(np.zeros((2, 2), np.float32), "scan-0", has_burned_in_text=burned_in)
+        item = inputs.prepare_scan(scan, ScanPreprocess(), HOME)
         assert item.image is None
-        assert item.seen is None
+        assert item.model_input_image is None
 
 
 def a_debugged_decoder_tells_no_tag() -> None:
@@ -92,7 +92,9 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 
 def a_path_is_no_plain_setting() -> None:
-    known = maps.discreet({"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"})
+    known = maps.redact_parameters(
+        {"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
+    )
     assert "DOE" not in str(known)
     assert (known["steps"], known["fill"]) == (3, "mean")
 

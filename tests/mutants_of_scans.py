@@ -13,9 +13,9 @@ from camscope.errors import ImageError
 from camscope.images.files import redaction
 from camscope.images.scans import dicom_geometry, dicom_pixels, dicom_series, dicom_tags, dicom_values, nifti, scan
 from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_geometry import Plane
+from camscope.images.scans.dicom_geometry import SlicePlane
 from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.dicom_values import Amounts
+from camscope.images.scans.dicom_values import ModalityLUT
 from camscope.images.scans.nifti import read_nifti
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
@@ -49,7 +49,7 @@ def a_twin_equals_its_original() -> None:
 
 def a_slice_lies_where_it_says() -> None:
     tags_of = {"ImagePositionPatient": [10, 20, 30], "ImageOrientationPatient": AXIAL, "PixelSpacing": [0.8, 0.5]}
-    world = read_dicom(written(dicom(STORED, **tags_of))).world
+    world = read_dicom(written(dicom(STORED, **tags_of))).affine
     np.testing.assert_allclose(world @ [0, 1, 2, 1], [-11, -20.8, 30, 1])
 
 
@@ -58,7 +58,7 @@ def slices_are_in_the_order_of_their_places() -> None:
     with tempfile.TemporaryDirectory() as home:
         scan = read_series(folder(Path(home), slices(volume, [(0, 0, 4), (0, 0, 0), (0, 0, 2)])))
     np.testing.assert_array_equal(scan.values, volume[[1, 2, 0]])
-    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [0, 0, 4, 1])
+    np.testing.assert_allclose(scan.affine @ [2, 0, 0, 1], [0, 0, 4, 1])
 
 
 def frames_are_in_the_order_of_their_places() -> None:
@@ -72,7 +72,7 @@ def a_gap_is_flagged_and_the_rest_is_in_place() -> None:
     with tempfile.TemporaryDirectory() as home:
         scan = read_series(folder(Path(home), slices(volume, [(0, 0, z) for z in (0, 9, 11, 13)])))
     assert "a gap of 9 mm after slice 0; usual 2" in scan.flags
-    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [0, 0, 11, 1])
+    np.testing.assert_allclose(scan.affine @ [2, 0, 0, 1], [0, 0, 11, 1])
 
 
 def each_frame_has_its_rescale() -> None:
@@ -106,18 +106,18 @@ def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
 
 
 def a_window_of_one_half_below_its_centre() -> None:
-    assert scan.linear(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
-    assert abs(scan.sigmoid(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
+    assert scan.apply_linear_window(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
+    assert abs(scan.apply_sigmoid_window(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, redaction.told("scan-0"):
+    with pytest.raises(ImageError) as caught, redaction.redact_errors("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with redaction.silent():
+    with redaction.suppress_library_output():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -127,15 +127,15 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(redaction.scan_name("a.dcm"))
+            names.add(redaction.pseudonymize_source("a.dcm"))
     assert len(names) == 2
 
 
 OF_SCANS = [
-    Mutant("no intercept", Amounts, "rescaled", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
+    Mutant("no intercept", ModalityLUT, "rescaled", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
     Mutant(
         "mirrored in the largest",
-        Amounts,
+        ModalityLUT,
         "__call__",
         "least + largest - values",
         "largest - values",
@@ -144,7 +144,7 @@ OF_SCANS = [
     Mutant(
         "not mirrored", dicom_values, "amounts_of", '== "MONOCHROME1"', '== "MONOCHROME9"', a_twin_equals_its_original
     ),
-    Mutant("rows for columns", Plane, "world", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says),
+    Mutant("rows for columns", SlicePlane, "world", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says),
     Mutant(
         "the other way",
         dicom_series,
@@ -153,7 +153,7 @@ OF_SCANS = [
         "for at in stack.order[::-1]]",
         slices_are_in_the_order_of_their_places,
     ),
-    Mutant("left for right", Plane, "world", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
+    Mutant("left for right", SlicePlane, "world", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
     Mutant(
         "as they come",
         dicom_geometry,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from camscope.data_readers import one_error, read_json, read_npz, read_parquet, read_toml
+from camscope.data_readers import read_errors_converted, read_json, read_npz, read_parquet, read_toml
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError, WeightsError
 from camscope.explanation import Explanation
-from camscope.models import read_state
+from camscope.models import read_state_dict
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -49,20 +49,20 @@ def peak_of(call):
 )
 def test_whatever_is_raised_is_one_error(raised, saying):
     for kind in (InputError, OutputError, WeightsError):
-        with pytest.raises(kind) as error, one_error("file", kind):
+        with pytest.raises(kind) as error, read_errors_converted("file", kind):
             raise raised
         assert str(error.value).startswith(saying)
 
 
 def test_own_errors_stay_and_words_that_may_name_a_patient_are_dropped():
-    with pytest.raises(ImageError, match=r"^its own$"), one_error("file"):
+    with pytest.raises(ImageError, match=r"^its own$"), read_errors_converted("file"):
         raise ImageError("its own")
-    with pytest.raises(InputError, match=r"^file: its own$"), one_error("file", own=True):
+    with pytest.raises(InputError, match=r"^file: its own$"), read_errors_converted("file", own=True):
         raise ImageError("its own")
-    with pytest.raises(InputError) as error, one_error("file", quoting=False):
+    with pytest.raises(InputError) as error, read_errors_converted("file", quoting=False):
         raise ValueError("Jane Doe")
     assert "Jane" not in str(error.value)
-    with pytest.raises(KeyboardInterrupt), one_error("file"):
+    with pytest.raises(KeyboardInterrupt), read_errors_converted("file"):
         raise KeyboardInterrupt
 
 
@@ -88,7 +88,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
         archive.writestr("heat.npy", header + stream.getvalue()[128:])
 
     def refused():
-        with pytest.raises(CamscopeError), one_error("file"):
+        with pytest.raises(CamscopeError), read_errors_converted("file"):
             read_npz(tmp_path / "claims.npz", ("heat",))
 
     assert peak_of(refused) < 2_000_000
@@ -96,7 +96,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
 
 def test_an_archive_of_a_checkpoint_that_unpacks_to_more_than_it_has_is_not_read(tmp_path):
     torch.save({"weight": torch.zeros(1000, 1000)}, tmp_path / "w.pt")
-    assert read_state(tmp_path / "w.pt")["weight"].shape == (1000, 1000)
+    assert read_state_dict(tmp_path / "w.pt")["weight"].shape == (1000, 1000)
     with (
         zipfile.ZipFile(tmp_path / "w.pt") as sound,
         zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as made,
@@ -104,7 +104,7 @@ def test_an_archive_of_a_checkpoint_that_unpacks_to_more_than_it_has_is_not_read
         for name in sound.namelist():
             made.writestr(name, sound.read(name))
     with pytest.raises(WeightsError, match=r"packed.pt is not read: it has \d,\d+ bytes and would unpack to 4,\d+,\d+"):
-        read_state(tmp_path / "packed.pt")
+        read_state_dict(tmp_path / "packed.pt")
 
 
 @pytest.mark.parametrize("content", [DEEP, "9" * 5000, '{"a": ' * 5000 + "1" + "}" * 5000, "\udcff", "", "{", "nan?"])
@@ -121,7 +121,7 @@ def test_text_that_breaks_its_parser_is_one_error(tmp_path, content):
 def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path):
     (tmp_path / "big").write_bytes(b" " * 1000)
     with pytest.raises(InputError, match="it has 1,000 bytes; the limit is 999"):
-        read_json(tmp_path / "big", limit=999)
+        read_json(tmp_path / "big", max_bytes=999)
     with pytest.raises(InputError, match="it is a folder"):
         read_json(tmp_path)
     with pytest.raises(InputError, match="not a regular file"):
@@ -165,15 +165,15 @@ def parquet():
 
 
 def test_a_table_whose_few_bytes_claim_many_values_is_not_read(tmp_path, parquet, monkeypatch):
-    from camscope.batch import manifest_of
+    from camscope.batch import build_manifest
 
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"path": ["a.png"], "numbers": pa.array([np.zeros(100_000, np.int8)])})
     parquet.write_table(table, path := tmp_path / "m.parquet", compression="zstd")
-    assert len(manifest_of(path)) == 1
+    assert len(build_manifest(path)) == 1
     monkeypatch.setattr("camscope.data_readers.FEW_VALUES", 1000)
     with pytest.raises(InputError, match="a column claims more values than its bytes hold"):
-        manifest_of(path)
+        build_manifest(path)
 
 
 @pytest.mark.parametrize("name", ["a[b]*.parquet", "plain.parquet"])
@@ -184,11 +184,11 @@ def test_a_sound_table_is_read_whatever_its_name_is(tmp_path, parquet, name):
 
 
 def test_a_column_name_that_is_no_utf8_is_one_error(tmp_path, parquet):
-    from camscope.batch import manifest_of
+    from camscope.batch import build_manifest
 
     (tmp_path / "m.csv").write_bytes(b"path,\xddcol\na.png,1\n")
     with pytest.raises(InputError, match="the manifest"):
-        manifest_of(tmp_path / "m.csv")
+        build_manifest(tmp_path / "m.csv")
 
 
 CHANGES = [
@@ -205,7 +205,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, change):
-    from camscope.batch import Run
+    from camscope.batch import BatchRun
 
     made = {
         "model": {"source": "net", "digest": "0"}, "methods": {}, "targets": [None], "manifest": {"rows": 1, "dataset": None},
@@ -218,17 +218,17 @@ def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, cha
         "categories": [],
     }
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    repr(Run(tmp_path))
+    repr(BatchRun(tmp_path))
     change(facts)
     (tmp_path / "run.json").write_text(json.dumps(facts))
     with pytest.raises(InputError, match=r"run\.json: it is damaged"):
-        Run(tmp_path)
+        BatchRun(tmp_path)
 
 
 def test_an_outline_far_outside_of_its_image_is_one_error():
     pytest.importorskip("pyarrow")
-    from camscope.evaluation.ground_truth import of_polygons
+    from camscope.evaluation.ground_truth import mask_from_polygons
 
     for far in (1e30, float("nan"), -3e9):
         with pytest.raises(InputError, match="an outline reaches to"):
-            of_polygons([[0, 0, far, 0, 5, 5]], (10, 10))
+            mask_from_polygons([[0, 0, far, 0, 5, 5]], (10, 10))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from camscope import Explanation
 from camscope.explainers import METHODS
-from camscope.render import sheet
+from camscope.render import draw_contact_sheet
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -30,7 +30,7 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
     assert "inside the nodule" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"nodule.png", "nodule.npz", "all.png"}
     kept = Explanation.load(tmp_path / "nodule.npz")
-    assert f"raw map {kept.grid}, {kept.heat.min():.3g} to {kept.heat.max():.3g}" in printed
+    assert f"raw map {kept.grid}, {kept.attribution.min():.3g} to {kept.attribution.max():.3g}" in printed
     assert kept.label == "nodule"
 
 
@@ -163,7 +163,9 @@ def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypat
     monkeypatch.setitem(main.__globals__, "DRAWN", 12)
     monkeypatch.setitem(main.__globals__, "MASKS", 8)
     drawn = []
-    monkeypatch.setitem(main.__globals__, "sheet", lambda rows, **how: drawn.append(rows) or sheet(rows, **how))
+    monkeypatch.setitem(
+        main.__globals__, "sheet", lambda rows, **how: drawn.append(rows) or draw_contact_sheet(rows, **how)
+    )
     main(tmp_path, steps=2)  # what a net that has learnt nothing misses is said, and left out
     assert {len(row) for row in drawn[0]} == {7}, "what is missed leaves a hole"
     assert (tmp_path / f"{name}.png").stat().st_size > 0

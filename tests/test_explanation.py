@@ -15,13 +15,13 @@ from PIL import Image
 
 from camscope import render
 from camscope.errors import CamscopeError, GeometryError, InputError, OutputError
-from camscope.explanation import MEANING, ClassScore, Explanation, figure
+from camscope.explanation import STATUS_MEANINGS, ClassScore, Explanation, figure
 from camscope.geometry import Placement
 from camscope.safe_files import write_bytes
 from tests.pictures import notebook_picture, photograph
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])
-TOP = {name: tuple(render.colourise(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}
+TOP = {name: tuple(render.colorize(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}
 
 
 def explanation(heat=HEAT, **facts):
@@ -69,7 +69,7 @@ def test_scales_of_the_grid_by_hand():
     np.testing.assert_array_equal(one.heatmap("grid", (0.0, 2.0)), [[0, 0.5, 0.25], [0, 1, 1]])
     assert not explanation(-abs(HEAT)).heatmap("grid").any()
     assert not explanation(HEAT * 0).heatmap("grid", "symmetric").any()
-    assert (explanation(HEAT * 0 + 2).heatmap() == explanation(HEAT * 0 + 2).covered()).all()
+    assert (explanation(HEAT * 0 + 2).heatmap() == explanation(HEAT * 0 + 2).coverage_mask()).all()
     with pytest.raises(InputError, match=r"scale=\(2.0, 1.0\): expected \(lo, hi\) with lo < hi"):
         one.heatmap("grid", (2.0, 1.0))
 
@@ -82,10 +82,10 @@ def test_a_scale_shared_by_two_images_compares_them():
 def test_what_was_cropped_away_is_not_covered():
     one, inside = explanation(), np.zeros((40, 50), dtype=bool)
     inside[10:30, 10:40] = True
-    np.testing.assert_array_equal(one.covered(), inside)
-    assert one.covered("input").shape == (20, 30)
-    assert one.covered("input").all()
-    assert one.covered("grid").shape == (2, 3)
+    np.testing.assert_array_equal(one.coverage_mask(), inside)
+    assert one.coverage_mask("input").shape == (20, 30)
+    assert one.coverage_mask("input").all()
+    assert one.coverage_mask("grid").shape == (2, 3)
     heat = one.heatmap("image", None)
     assert heat.shape == (40, 50)
     assert not heat[~inside].any()
@@ -101,7 +101,7 @@ def test_the_map_lies_on_the_input_cell_by_cell():
 
 def test_an_unknown_place_or_size_is_an_error():
     lost = explanation(placement=None)
-    for view in (lost.heatmap, lost.covered):
+    for view in (lost.heatmap, lost.coverage_mask):
         with pytest.raises(GeometryError, match=r"unknown.*use size='input'"):
             view()
     assert lost.heatmap("input").shape == (20, 30)
@@ -117,7 +117,7 @@ def test_overlays_have_the_size_of_what_they_lie_on():
     assert one.overlay("grid").shape == (2, 3, 3)
     assert explanation(image=None).overlay().shape == (20, 30, 3)
     assert explanation(image=None, seen=None).overlay("image").shape == (40, 50, 3)
-    wide = one.overlay(bar=True)
+    wide = one.overlay(colorbar=True)
     assert wide.shape[0] == 40
     assert wide.shape[1] > 50
     np.testing.assert_array_equal(wide[:, :50], one.overlay())
@@ -221,7 +221,7 @@ def test_the_diverging_map_is_white_at_zero_for_every_scale():
         ((-4.0, 4.0), (-1.0, 0.0, 0.5)),
         ((-1.0, 2.0), (-0.5, 0.0, 1.0)),
     ):
-        colours = render.colourise(np.array([positions]), "diverging")[0]
+        colours = render.colorize(np.array([positions]), "diverging")[0]
         expected = grey + abs(np.array(positions))[:, None] * (colours - grey)  # weak values are transparent, 0 wholly
         shown = one.overlay("grid", scale=scale, alpha=1.0, colormap="diverging")[0]
         np.testing.assert_allclose(shown, expected, atol=0.51, err_msg=str(scale))
@@ -248,11 +248,11 @@ def test_not_a_number_is_shown_as_nothing_and_stays_in_the_raw_map():
     heat = HEAT.copy()
     heat[0, 0], heat[0, 2], heat[1, 0] = np.nan, np.inf, -np.inf
     one = explanation(heat, status="nonfinite")
-    assert np.isnan(one.heat[0, 0])
+    assert np.isnan(one.attribution[0, 0])
     for scale in ("max", "symmetric", None, (0.0, 1.0)):
         assert np.isfinite(one.heatmap(scale=scale)).all()
     np.testing.assert_array_equal(one.heatmap("grid"), [[0, 0.25, 0], [0, 1, 0.5]])
-    assert one.overlay(bar=True).dtype == np.uint8
+    assert one.overlay(colorbar=True).dtype == np.uint8
 
 
 # --- statuses
@@ -261,12 +261,12 @@ def test_not_a_number_is_shown_as_nothing_and_stays_in_the_raw_map():
 AMBER = (255, 191, 0)
 
 
-@pytest.mark.parametrize("status", MEANING)
+@pytest.mark.parametrize("status", STATUS_MEANINGS)
 def test_a_flagged_map_is_marked_in_figures_and_words(status):
     ok, flagged = explanation(), explanation(status=status)
     assert (figure([flagged]) == AMBER).all(2).sum() > 1000
     assert not (figure([ok]) == AMBER).all(2).any()
-    assert MEANING[status] in html.unescape(flagged._repr_html_())
+    assert STATUS_MEANINGS[status] in html.unescape(flagged._repr_html_())
     two = figure([ok, flagged])
     marked = np.argwhere((two == AMBER).all(2))
     assert marked[:, 1].min() > two.shape[1] / 2 - 5, "the mark stands under the wrong picture"
@@ -288,13 +288,13 @@ def test_a_notebook_gets_at_most_300_kb_of_a_large_photograph_in_one_format(heig
     assert len(one._repr_html_()) <= 300_000
     shown = notebook_picture(one)
     assert max(shown.shape[:2]) <= 1200
-    assert abs(shown.shape[1] / shown.shape[0] - one.overlay(bar=True).shape[1] / height) < 0.05 * width / height
+    assert abs(shown.shape[1] / shown.shape[0] - one.overlay(colorbar=True).shape[1] / height) < 0.05 * width / height
     assert one.overlay().shape == noise.shape, "the full size, where it is asked for"
 
 
 def test_a_small_picture_is_shown_in_a_notebook_as_it_is():
     one = explanation()
-    np.testing.assert_array_equal(notebook_picture(one), one.overlay(bar=True))
+    np.testing.assert_array_equal(notebook_picture(one), one.overlay(colorbar=True))
 
 
 def test_notebooks_get_an_escaped_label():

@@ -13,8 +13,8 @@ from camscope import GradCAM, render
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
-from camscope.render.image_grid import AMBER
-from camscope.render.legend import OUTLINE
+from camscope.render.image_grid import WARNING_COLOR
+from camscope.render.legend import OUTLINE_COLORS
 from tests.pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Placed(Explanation):
     """With a place in the world."""
 
-    world: np.ndarray | None = None
+    affine: np.ndarray | None = None
 
 
 def volume(kind=Explanation, **facts):
@@ -76,12 +76,12 @@ def test_the_world_of_the_input_is_that_of_the_image():
     world[:3, 3] = 100, -50, 7
     one = volume(Placed, world=world)
     assert one.volume().spacing is None
-    np.testing.assert_array_equal(one.volume().world, world)
-    np.testing.assert_allclose(one.volume("input").world @ [0, 0, 0, 1], world @ [1, 2, 0, 1])
+    np.testing.assert_array_equal(one.volume().affine, world)
+    np.testing.assert_allclose(one.volume("input").affine @ [0, 0, 0, 1], world @ [1, 2, 0, 1])
     # a cell of 2 x 2 x 2 voxels: the first one's centre is between two voxels
-    np.testing.assert_allclose(one.volume("grid").world @ [0, 0, 0, 1], world @ [1.5, 2.5, 0.5, 1])
-    assert one.volume("grid").voxel == (2, 4, 6)
-    assert volume(Placed, world=world, placement=None).volume().world is None
+    np.testing.assert_allclose(one.volume("grid").affine @ [0, 0, 0, 1], world @ [1.5, 2.5, 0.5, 1])
+    assert one.volume("grid").voxel_size == (2, 4, 6)
+    assert volume(Placed, world=world, placement=None).volume().affine is None
     assert {view.name for view in one.volume().views} == {"axial", "coronal", "sagittal"}
 
 
@@ -102,7 +102,9 @@ def test_a_saved_volume_moves(suffix, tmp_path):
     seen = []
     film = Image.open(io.BytesIO(volume().save(tmp_path / f"why{suffix}").read_bytes()))
     assert film.n_frames == 8
-    path = volume().animate(tmp_path / f"slow{suffix}", 2, "input", seconds=1, watch=lambda *step: seen.append(step))
+    path = volume().animate(
+        tmp_path / f"slow{suffix}", 2, "input", seconds=1, on_progress=lambda *step: seen.append(step)
+    )
     assert Image.open(io.BytesIO(path.read_bytes())).n_frames == 10
     assert seen[-1] == (10, 10)
     with pytest.raises(OutputError, match="exists"):
@@ -125,10 +127,10 @@ def test_a_flat_map_has_no_planes(tmp_path):
 
 def test_a_flagged_volume_says_so_once():
     one = volume(heat=np.zeros((3, 4, 5), np.float32), status="no_positive_evidence")
-    assert (one.planes() == AMBER).all(2).any()
-    assert not (one.overlay() == AMBER).all(2).any(), "a figure has its own strip for it"
-    assert (figure([one]) == AMBER).all(2).any()
-    assert (one.marked(300) == AMBER).all(2).any()
+    assert (one.planes() == WARNING_COLOR).all(2).any()
+    assert not (one.overlay() == WARNING_COLOR).all(2).any(), "a figure has its own strip for it"
+    assert (figure([one]) == WARNING_COLOR).all(2).any()
+    assert (one.annotated_image(300) == WARNING_COLOR).all(2).any()
     assert volume(heat=np.full((3, 4, 5), np.nan), status="nonfinite").planes().ndim == 3
 
 
@@ -136,9 +138,9 @@ def test_masks_are_outlined_in_each_plane():
     mask = np.zeros((8, 10, 10), bool)
     mask[2:6, 3:9, 3:9] = True
     picture = volume().planes(mask={"lesion": mask})
-    assert (picture == OUTLINE[0]).all(2).sum() > 300
+    assert (picture == OUTLINE_COLORS[0]).all(2).sum() > 300
     for view in (volume().slices, volume().projection, volume().overlay):
-        assert (view(mask=mask) == OUTLINE[0]).all(2).sum() > 100
+        assert (view(mask=mask) == OUTLINE_COLORS[0]).all(2).sum() > 100
     with pytest.raises(GeometryError, match="expected one size"):
         volume().planes(size="input", mask=mask)
 
@@ -153,10 +155,10 @@ def test_masks_are_outlined_on_a_photograph():
     plain, named = one.overlay(mask=lungs), one.overlay(mask={"lungs": lungs, "opacity": opacity})
     assert plain.shape == (40, 50, 3)
     assert named.shape[0] > 40
-    assert (named[5, 10:40] == OUTLINE[0]).all() or (named[4, 10:40] == OUTLINE[0]).all()
-    assert (named[:40] == OUTLINE[1]).all(2).any()
+    assert (named[5, 10:40] == OUTLINE_COLORS[0]).all() or (named[4, 10:40] == OUTLINE_COLORS[0]).all()
+    assert (named[:40] == OUTLINE_COLORS[1]).all(2).any()
     assert (named[25:30, 10:40] == one.overlay()[25:30, 10:40]).all()
-    assert one.overlay(mask={"lungs": lungs}, bar=True, height=200).shape[0] > 200
+    assert one.overlay(mask={"lungs": lungs}, colorbar=True, height=200).shape[0] > 200
     with pytest.raises(GeometryError, match=r"the mask lungs is \(50, 40\)"):
         one.overlay(mask={"lungs": lungs.T})
 
@@ -170,17 +172,17 @@ def test_a_tensor_of_three_channels_is_a_video_and_of_any_other_number_a_volume(
     net = nn.Sequential(nn.Conv3d(channels, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
     x = torch.rand(channels, 4, 12, 12, generator=torch.Generator().manual_seed(0))
     one = GradCAM(net, "0").explain(x, 1)
-    assert np.array_equal(one.overlay(), render.planes(replace(one.volume(), flag=""), bar=False)) is is_volume
+    assert np.array_equal(one.overlay(), render.draw_planes(replace(one.volume(), flag=""), bar=False)) is is_volume
 
 
 def test_a_video_stays_a_strip_and_a_place_makes_it_a_volume():
     film = np.random.default_rng(0).integers(0, 256, (6, 8, 10, 3), dtype=np.uint8)
     one = volume(image=None, seen=film)
     np.testing.assert_array_equal(
-        one.overlay(), render.frames(film, one.heatmap("input"), columns=render.MOST), "a strip of frames"
+        one.overlay(), render.draw_frames(film, one.heatmap("input"), columns=render.MAX_FRAMES), "a strip of frames"
     )
     with pytest.raises(InputError, match="neither outlines nor boxes"):
         one.overlay(mask=np.ones((6, 8, 10)))
     placed = volume(Placed, image=None, seen=film, world=np.eye(4))
-    assert (placed.overlay() != replace(placed, heat=-placed.heat).overlay()).any()
-    np.testing.assert_array_equal(placed.overlay(), render.planes(placed.volume(), bar=False))
+    assert (placed.overlay() != replace(placed, heat=-placed.attribution).overlay()).any()
+    np.testing.assert_array_equal(placed.overlay(), render.draw_planes(placed.volume(), bar=False))

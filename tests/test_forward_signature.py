@@ -8,8 +8,8 @@ from torch import nn
 
 from camscope import Denoised, Fused, GradCAM, IntegratedGradients, Preprocess, ScoreCAM, run_batch
 from camscope.errors import InputError
-from camscope.evaluation import measure
-from camscope.forward_signature import InputKey, input_key_of
+from camscope.evaluation import evaluate
+from camscope.forward_signature import InputKey, find_input_key
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -103,7 +103,7 @@ def test_a_wrapper_and_a_comparison_keep_the_key():
     torch.testing.assert_close(Denoised(tool).attribute(x, 1), Denoised(same).attribute(x, 1))
     for found in tool.explain_methods(x[0], ["hirescam", "integratedgradients"], 1):
         expected = same.explain_methods(x[0], [found.method], 1)[0]
-        np.testing.assert_allclose(found.heat, expected.heat, atol=1e-12)
+        np.testing.assert_allclose(found.attribution, expected.attribution, atol=1e-12)
         assert found.parameters["input_key"] == "picture"
     with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
         Fused([tool, GradCAM(model)])
@@ -117,10 +117,10 @@ def test_keys_by_hand():
         (nn.Identity, None),
         (nn.Sequential, None),
     ):
-        assert input_key_of(kind()) == expected
-    assert input_key_of(InDict(), "picture") == InputKey("picture", in_dict=True)
-    assert input_key_of(AnyKeyword(), "picture") == InputKey("picture")
-    assert input_key_of(Plain(), "x") == InputKey("x")
+        assert find_input_key(kind()) == expected
+    assert find_input_key(InDict(), "picture") == InputKey("picture", in_dict=True)
+    assert find_input_key(AnyKeyword(), "picture") == InputKey("picture")
+    assert find_input_key(Plain(), "x") == InputKey("x")
 
 
 @pytest.mark.parametrize("name", ["CLIP", "Siglip"])
@@ -157,7 +157,7 @@ def test_a_run_and_its_metrics_call_the_model_as_the_methods_did(tmp_path):
     for name, net, key in (("dict", model, "picture"), ("plain", plain, None)):
         tool = GradCAM(net, "conv", preprocess=preprocess, input_key=key)
         run_batch(tool, tmp_path / "images", tmp_path / name, [1])
-        measured = measure(
+        measured = evaluate(
             tmp_path / name,
             tmp_path / f"{name}-metrics",
             metrics=["deletion", "random-logit"],

@@ -36,7 +36,7 @@ def test_a_resized_and_cropped_plane_lies_where_arithmetic_says():
     assert CHAIN.to_image([[224, 224]]) == pytest.approx(np.array([[240 * 480 / 256, 282 * 640 / 341]]))
     assert (CHAIN.input_size, CHAIN.image_size) == ((224, 224), (480, 640))
     # cell (3, 3) of a 7 x 7 map has its centre in the middle of the crop
-    centre = CHAIN.cells((7, 7)) @ [3.5, 3.5, 1]
+    centre = CHAIN.cell_to_image_matrix((7, 7)) @ [3.5, 3.5, 1]
     assert centre == pytest.approx(CHAIN.to_image([[112, 112]])[0])
 
 
@@ -105,7 +105,7 @@ def test_blocks_do_not_show(monkeypatch, block):
 def test_there_and_back():
     points = RNG.uniform(-50, 300, (20, 2))
     assert CHAIN.to_input(CHAIN.to_image(points)) == pytest.approx(points)
-    assert CHAIN.on_input().to_image(points) == pytest.approx(points)
+    assert CHAIN.on_input_plane().to_image(points) == pytest.approx(points)
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])

@@ -251,7 +251,7 @@ def run_document(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """The names that a document's code defines, run from top to bottom where its images are phantoms."""
     from PIL import Image
 
-    from camscope.phantom import draw
+    from camscope.phantom import draw_radiograph
 
     monkeypatch.chdir(folder)
     torch.manual_seed(0)
@@ -259,7 +259,7 @@ def run_document(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     codes = blocks(document)
     assert codes, f"{document} shows no code"
     for picture in set().union(*map(pictures_read, codes)):
-        Image.fromarray(draw(seed=1, finding=1).image).convert("RGB").save(folder / picture)
+        Image.fromarray(draw_radiograph(seed=1, finding=1).image).convert("RGB").save(folder / picture)
     for code in codes:
         exec(compile(code, str(ROOT / document), "exec"), names)
     return names

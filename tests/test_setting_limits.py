@@ -13,7 +13,12 @@ from camscope import render
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS
-from camscope.explainers.core.evaluation_context import MAX_COUNT, expect_count, expect_number, expect_positive
+from camscope.explainers.core.evaluation_context import (
+    MAX_COUNT_SETTING,
+    check_number,
+    check_positive_integer,
+    check_positive_number,
+)
 
 HUGE = (10**9, 10**30, 10**5000)
 WRONG = (-1, 0, 1.5, float("nan"), float("inf"), True, "8")
@@ -36,18 +41,18 @@ def test_a_count_is_one_that_a_run_can_end_with(name, setting):
 
 def test_numbers_have_bounds_and_errors_stay_short():
     assert len(COUNTS) > 60
-    expect_count(batch_size=MAX_COUNT)
+    check_positive_integer(batch_size=MAX_COUNT_SETTING)
     with pytest.raises(InputError, match=r"^samples=1000001: expected 1,000,000 at most$"):
-        expect_count(samples=MAX_COUNT + 1)
+        check_positive_integer(samples=MAX_COUNT_SETTING + 1)
     with pytest.raises(
         InputError, match=r"^samples=a number of thousands of digits: expected 1,000,000 at most or None$"
     ):
-        expect_count(None, samples=10**5000)
-    expect_number(fraction=Fraction(1, 2), high=1)
+        check_positive_integer(None, samples=10**5000)
+    check_number(fraction=Fraction(1, 2), high=1)
     with pytest.raises(InputError, match=r"^fraction=1e\+300: expected 1 at most"):
-        expect_number(fraction=1e300, low=0, high=1)
+        check_number(fraction=1e300, low=0, high=1)
     with pytest.raises(InputError, match=r"^width=1e\+300: expected 10 at most"):
-        expect_positive(width=1e300, high=10)
+        check_positive_number(width=1e300, high=10)
 
 
 def test_the_masks_of_rise_have_a_limit():
@@ -55,7 +60,7 @@ def test_the_masks_of_rise_have_a_limit():
     with pytest.raises(
         InputError, match=r"^cells=500, samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
     ):
-        METHODS["rise"](model, cells=500, samples=MAX_COUNT).attribute(torch.rand(1, 3, 32, 32), target=1)
+        METHODS["rise"](model, cells=500, samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
 
 
 PICTURE = np.zeros((8, 600, 3), np.uint8)
@@ -65,16 +70,16 @@ PICTURE = np.zeros((8, 600, 3), np.uint8)
 def test_a_picture_has_a_number_of_rows_that_it_can_have(height, tmp_path):
     cube = render.Volume(np.zeros((4, 4, 4)), np.zeros((4, 4, 4)))
     for draw in (
-        lambda: render.fitted(PICTURE, height),
-        lambda: render.panel([PICTURE], ["a"], height=height),
-        lambda: render.planes(cube, height=height),
-        lambda: render.planes(cube, size=height),
-        lambda: render.slices(cube, size=height),
+        lambda: render.resize_to_fit(PICTURE, height),
+        lambda: render.draw_image_grid([PICTURE], ["a"], height=height),
+        lambda: render.draw_planes(cube, height=height),
+        lambda: render.draw_planes(cube, size=height),
+        lambda: render.draw_slices(cube, size=height),
     ):
         with pytest.raises(InputError, match=r"(height|size)=.*expected 1 to 32,768 rows"):
             draw()
     with pytest.raises(InputError, match=r"height=32000: the picture would have 32,000 x 2,400,000 pixels"):
-        render.fitted(PICTURE, 32_000)
+        render.resize_to_fit(PICTURE, 32_000)
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +113,21 @@ def test_the_size_of_an_example_has_a_limit(number):
 
 def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
     pytest.importorskip("pyarrow")
-    from camscope.batch import Query, Run, inspect_images, run_batch
-    from camscope.batch.contact_sheet import sheet
-    from camscope.evaluation import measure
+    from camscope.batch import BatchRun, Query, inspect_images, run_batch
+    from camscope.batch.contact_sheet import build_contact_sheet
+    from camscope.evaluation import evaluate
     from camscope.explainers import GradCAM
     from camscope.models import load_model
 
     for threads in (0, -1, 10**9, 1.5):
         with pytest.raises(InputError, match="threads="):
-            inspect_images(images, threads=threads)
+            inspect_images(images, num_threads=threads)
         with pytest.raises(InputError, match="threads="):
             run_batch(GradCAM(load_model("phantom")), images, tmp_path / "no", threads=threads)
     run_batch(GradCAM(load_model("phantom")), images, tmp_path / "run")
     with pytest.raises(InputError, match="threads="):
-        measure(tmp_path / "run", tmp_path / "values", threads=10**9)
+        evaluate(tmp_path / "run", tmp_path / "values", threads=10**9)
     with pytest.raises(InputError, match="limit="):
         Query(limit=10**40)
     with pytest.raises(CamscopeError, match=r"size=1000000000; expected 32 to 2,048 rows"):
-        sheet(Run(tmp_path / "run"), Query(), size=10**9)
+        build_contact_sheet(BatchRun(tmp_path / "run"), Query(), image_height=10**9)

@@ -24,19 +24,19 @@ import camscope
 from camscope import GradCAM, load_model
 from camscope.cli import app
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
-from camscope.safe_files import expect_regular_files, open_regular, path_in, write_bytes
+from camscope.safe_files import build_output_path, check_regular_files, open_regular_file, write_bytes
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("duckdb")
 
-from camscope.batch import Run, inspect_images, manifest_of, map_collection, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.export import Cells  # noqa: E402
-from camscope.batch.inspection.report import Inspection  # noqa: E402
-from camscope.batch.path_resolver import REMOTE, Locations, is_network_share, is_remote  # noqa: E402
-from camscope.batch.run_store import Store  # noqa: E402
-from camscope.evaluation import evidence_of, measure  # noqa: E402
-from camscope.evaluation.ground_truth import Coco  # noqa: E402
+from camscope.batch import BatchRun, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.export import CellEscaper  # noqa: E402
+from camscope.batch.inspection.report import DatasetInspection  # noqa: E402
+from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
+from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.evaluation import evaluate, load_ground_truth  # noqa: E402
+from camscope.evaluation.ground_truth import CocoAnnotations  # noqa: E402
 
 SOURCES = Path(camscope.__file__).parent
 HOSTILE = [
@@ -123,10 +123,10 @@ def test_a_run_names_no_file_outside_the_folder_of_its_export(run, word, tmp_pat
     made = received(run, tmp_path / "in" / "run", several, **dict.fromkeys(WORDS, word))
     (tmp_path / "victim").mkdir()
     before, out = files_of(tmp_path), tmp_path / "out" / "a" / "b"
-    told = Run(made).export(out, ["json", "npz", "csv", "coco"])
-    Run(made).page(tmp_path / "page.html")
+    told = BatchRun(made).export(out, ["json", "npz", "csv", "coco"])
+    BatchRun(made).save_html(tmp_path / "page.html")
     new = files_of(tmp_path) - before - {tmp_path / "page.html"}
-    assert told.files == len(new) == 8  # two of each image, and the two tables
+    assert told.n_files == len(new) == 8  # two of each image, and the two tables
     assert {path.parent for path in new} == {out}
     assert all(re.fullmatch(r"[a-z0-9][A-Za-z0-9.-]{1,239}", path.name) for path in new)
 
@@ -140,7 +140,7 @@ def test_a_name_is_a_plain_one_or_an_error(tmp_path):
     allowed = 0
     for word in [*words, *HOSTILE, "..", ".", "", "a\n", "a/../b", "x" * 241]:
         try:
-            path = path_in(tmp_path, word)
+            path = build_output_path(tmp_path, word)
         except OutputError:
             continue
         allowed += 1
@@ -149,7 +149,7 @@ def test_a_name_is_a_plain_one_or_an_error(tmp_path):
         assert set(word) <= set(string.ascii_letters + string.digits + "._-")
         assert word[0] not in ".-"
     assert 20 < allowed < 1000
-    assert path_in(tmp_path, "a", "b.png") == tmp_path / "a" / "b.png"
+    assert build_output_path(tmp_path, "a", "b.png") == tmp_path / "a" / "b.png"
 
 
 def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
@@ -161,7 +161,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
     (out / "file.png").symlink_to(victim / "run.json")
     for names in (("sub", "a.png"), ("sub",), ("file.png",)):
         with pytest.raises(OutputError, match="through a link; remove the link"):
-            path_in(out, *names)
+            build_output_path(out, *names)
     for name in ("parts", "overlays"):
         mine = received(run, tmp_path / f"mine-{name}")
         shutil.rmtree(mine / name)
@@ -257,25 +257,25 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
     monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
     monkeypatch.setattr(socket.socket, "connect", lambda *words: asked.append(words))
     model = load_model("phantom")
-    kept = Run(made)
-    page = kept.page(tmp_path / "page.html").read_text()
+    kept = BatchRun(made)
+    page = kept.save_html(tmp_path / "page.html").read_text()
     assert "Without its original: it is not on this machine, and is fetched on request only: pass --fetch" in page
     told = kept.export(tmp_path / "png", "png")
-    assert (told.files, list(told.reasons)) == (
+    assert (told.n_files, list(told.failure_counts)) == (
         0,
         ["it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
-    assert kept.not_fetched == 3
-    measure(kept, tmp_path / "values")
+    assert kept.n_unfetched_images == 3
+    evaluate(kept, tmp_path / "values")
     with pytest.raises(ImageError, match="3 images of the run are not on this machine; to fetch them pass --fetch"):
-        measure(kept, tmp_path / "asked", metrics=["deletion"], model=model)
+        evaluate(kept, tmp_path / "asked", metrics=["deletion"], model=model)
     assert asked == []
-    fetching = Run(made, fetch=True)
+    fetching = BatchRun(made, fetch=True)
     row = fetching.table().to_pylist()[1]
-    np.testing.assert_array_equal(fetching.photo(row), np.asarray(Image.open(images / "1.png")))
+    np.testing.assert_array_equal(fetching.read_image(row), np.asarray(Image.open(images / "1.png")))
     assert asked == ["memory://received/1.png"]
-    assert fetching.not_fetched == 0
+    assert fetching.n_unfetched_images == 0
 
 
 def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
@@ -310,13 +310,13 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
         facts["made_with"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
-    monkeypatch.setattr(map_collection, "manifest_of", lambda *words: asked.append(words) or manifest_of(*words))
-    page = Run(made).page(tmp_path / "page.html").read_text()
+    monkeypatch.setattr(map_collection, "manifest_of", lambda *words: asked.append(words) or build_manifest(*words))
+    page = BatchRun(made).save_html(tmp_path / "page.html").read_text()
     assert "fetched on request only: pass --fetch" in page
     with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is fetched on request only"):
-        Run(made).expect_images()
+        BatchRun(made).require_images()
     assert asked == []
-    Run(made, fetch=True).expect_images()
+    BatchRun(made, fetch=True).require_images()
     assert asked == [("torchvision:FakeData",)]  # and no folder
     assert list(victim.iterdir()) == []
 
@@ -324,11 +324,13 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
 def test_a_run_is_read_with_what_it_was_made_of_wherever_it_says_that_is(run, images, tmp_path):
     """What was passed is the user's own: it is read, URLs too, and nothing that the run names."""
     made = received(run, tmp_path / "run", anywhere(tmp_path), path=lambda n: f"https://localhost:9/{n}.png")
-    table = Run(made, [images / f"{n}.png" for n in range(3)])
-    np.testing.assert_array_equal(table.photo(table.table().to_pylist()[2]), np.asarray(Image.open(images / "2.png")))
-    one = Run(made, images / "0.png")
+    table = BatchRun(made, [images / f"{n}.png" for n in range(3)])
+    np.testing.assert_array_equal(
+        table.read_image(table.table().to_pylist()[2]), np.asarray(Image.open(images / "2.png"))
+    )
+    one = BatchRun(made, images / "0.png")
     with pytest.raises(ImageError, match=r"^no row 2: the manifest is not the one that the run was made of"):
-        one.photo(one.table().to_pylist()[2])
+        one.read_image(one.table().to_pylist()[2])
 
 
 @pytest.mark.parametrize("ending", [".png", ".dcm", ".nii.gz", ".mhd", "", ".dcm#1"])
@@ -344,20 +346,22 @@ def test_what_never_ends_is_neither_waited_for_nor_read(run, ending, kind, tmp_p
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(name)
     made = received(run, tmp_path / "run", anywhere(), path=str(tmp_path / f"never{ending}"))
-    kept = Run(made)
+    kept = BatchRun(made)
     with pytest.raises(ImageError, match="not a regular file"):
-        kept.source(kept.table().to_pylist()[0])
+        kept.read_source(kept.table().to_pylist()[0])
     with pytest.raises(CamscopeError, match="not a regular file"):
-        evidence_of("mask", ["mask"], tmp_path, anywhere=True).mask({"mask": name, "row": 0}, (24, 24))
+        load_ground_truth("mask", ["mask"], tmp_path, allow_outside_root=True).load_mask(
+            {"mask": name, "row": 0}, (24, 24)
+        )
     for place in (Path(name), Path(name).resolve()):
         with pytest.raises(OSError, match="not a regular file"):
-            open_regular(place)
+            open_regular_file(place)
 
 
 def test_a_file_without_size_is_empty_whatever_is_behind_it():
     if not Path("/proc/self/pagemap").exists():
         pytest.skip("this system has no /proc")
-    with open_regular("/proc/self/pagemap") as file:  # a quarter of a petabyte
+    with open_regular_file("/proc/self/pagemap") as file:  # a quarter of a petabyte
         assert file.read() == b""
 
 
@@ -367,16 +371,16 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
         part.unlink()
         os.mkfifo(part)
     with pytest.raises(InputError, match="no part of the run is finished"):
-        Run(made).table()
+        BatchRun(made).table()
     (made / "run.json").unlink()
     os.mkfifo(made / "run.json")
     with pytest.raises(OutputError, match=r"run\.json: it cannot be read: it is not a regular file"):
-        Run(made)
+        BatchRun(made)
     with pytest.raises(OSError, match="not a regular file, but a pipe"):
-        expect_regular_files(made)
+        check_regular_files(made)
     pytest.importorskip("pydantic")
     from camscope.audit import AuditRun
-    from camscope.audit.verification.verify import verified
+    from camscope.audit.verification.verify import verify_audit
 
     audit = tmp_path / "audit"
     (audit / "maps").mkdir(parents=True)
@@ -384,7 +388,7 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
     with pytest.raises(InputError, match="no audit is here"):
         AuditRun(audit)
     (audit / "maps" / "part").symlink_to("/dev/zero")
-    for opened in (AuditRun, verified):
+    for opened in (AuditRun, verify_audit):
         with pytest.raises(InputError, match=r"no audit can be read there: .*not a regular file"):
             opened(audit)
 
@@ -433,15 +437,15 @@ INSIDE = [
 def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     path = path.format(house)
     (house / "list.csv").write_text(f'path,mask\n"{path}","{path}"\n')
-    manifest = manifest_of(house / "list.csv")
+    manifest = build_manifest(house / "list.csv")
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
-        manifest.place(path)
-    (facts,) = inspect_images(house / "list.csv").table().to_pylist()
+        manifest.resolve_path(path)
+    (facts,) = inspect_images(house / "list.csv").to_table().to_pylist()
     assert (facts["status"], facts["findings"][:1]) == ("failed", ["outside"])
     row = manifest.rows(0, 1)[0]
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
-        evidence_of("mask", ["mask"], house).mask(row, (24, 24))
-    column = evidence_of("mask", ["mask"], manifest.locations)
+        load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
+    column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
         column.expect_inside([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
@@ -451,19 +455,19 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     coco["annotations"] = [{"image_id": 1, "category_id": 1, "mask_file": path}]
     (house / "coco.json").write_text(json.dumps(coco))
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
-        Coco.read(house / "coco.json").mask({"path": "a.png"}, (24, 24))
+        CocoAnnotations.read(house / "coco.json").load_mask({"path": "a.png"}, (24, 24))
 
 
 @pytest.mark.parametrize("path", INSIDE)
 def test_what_is_inside_stays_allowed(path, house):
     path = path.format(house)
-    assert Locations(house).resolve(path) == (path if "://" in path or path.startswith("/") else f"{house}/{path}")
+    assert PathResolver(house).resolve(path) == (path if "://" in path or path.startswith("/") else f"{house}/{path}")
 
 
 def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
     Image.new("L", (24, 24), 255).save(tmp_path / "outside" / "full.png")
     columns, row = ["mask"], {"mask": "../outside/full.png", "row": 0}
-    assert evidence_of("mask", columns, house, anywhere=True).mask(row, (24, 24)).all()
+    assert load_ground_truth("mask", columns, house, allow_outside_root=True).load_mask(row, (24, 24)).all()
     Image.fromarray(np.uint8(np.eye(24)) * 255).save(tmp_path / "outside" / "mask.png")
     (house / "list.csv").write_text("path,mask\na.png,../outside/mask.png\n")
     run_batch(GradCAM(load_model("phantom")), house / "list.csv", tmp_path / "run", ["nodule"])
@@ -481,7 +485,7 @@ def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
     assert (refused.exit_code, "1 mask in the column 'mask' leads out of" in refused.stderr) == (2, True)
     assert CliRunner().invoke(app, [*words, "--anywhere"]).exit_code == 0
     with pytest.raises(InputError, match="1 mask in the column"):
-        measure(tmp_path / "run", tmp_path / "more", "mask")
+        evaluate(tmp_path / "run", tmp_path / "more", "mask")
 
 
 def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
@@ -489,26 +493,26 @@ def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
     with fsspec.open("memory://masks/1.png", "wb") as file:
         file.write((tmp_path / "mask.png").read_bytes())
     row = {"mask": "memory://masks/1.png", "row": 0}
-    assert evidence_of("mask", ["mask"], tmp_path).mask(row, (24, 24)).all()
+    assert load_ground_truth("mask", ["mask"], tmp_path).load_mask(row, (24, 24)).all()
     with pytest.raises(InputError, match="fetched on request only"):
-        evidence_of("mask", ["mask"], Locations(tmp_path, fetch=False)).mask(row, (24, 24))
+        load_ground_truth("mask", ["mask"], PathResolver(tmp_path, fetch=False)).load_mask(row, (24, 24))
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "annotations": [{"image_id": 1, "category_id": 1, "mask_file": "memory://masks/1.png"}],
         "categories": [{"id": 1, "name": "cell"}],
     }
     (tmp_path / "coco.json").write_text(json.dumps(coco))
-    received = evidence_of(tmp_path / "coco.json", [], Locations(tmp_path, fetch=False))
+    received = load_ground_truth(tmp_path / "coco.json", [], PathResolver(tmp_path, fetch=False))
     with pytest.raises(InputError, match="fetched on request only"):
-        received.mask({"path": "a.png", "row": 0}, (24, 24))
+        received.load_mask({"path": "a.png", "row": 0}, (24, 24))
     with pytest.raises(InputError, match=r"the mask memory://masks/2\.png: it cannot be read: FileNotFoundError"):
-        evidence_of("mask", ["mask"], tmp_path).mask({**row, "mask": "memory://masks/2.png"}, (24, 24))
+        load_ground_truth("mask", ["mask"], tmp_path).load_mask({**row, "mask": "memory://masks/2.png"}, (24, 24))
 
 
 def test_an_audit_holds_its_masks_to_the_same_rule(house):
     pytest.importorskip("pydantic")
     from camscope.audit.core.config import Config
-    from camscope.audit.core.context import Subject
+    from camscope.audit.core.context import AuditContext
 
     (house / "list.csv").write_text(f"path,mask,label\na.png,{house.parent}/outside/a.png,nodule\n")
     text = """
@@ -523,20 +527,20 @@ source = "phantom"
 findings = ["nodule"]
 """
     with pytest.raises(InputError, match="1 mask in the column 'mask' leads out of"):
-        _ = Subject(Config.parsed(text.format(""), house), house / "audit").evidence
+        _ = AuditContext(Config.from_toml(text.format(""), house), house / "audit").ground_truth
     for root in ('root = ".."', 'root = ""'):
-        subject = Subject(Config.parsed(text.format(root), house), house / "audit")
-        assert set(subject.evidence) == {"nodule"}
-    assert not subject.manifest.locations.confined
+        subject = AuditContext(Config.from_toml(text.format(root), house), house / "audit")
+        assert set(subject.ground_truth) == {"nodule"}
+    assert not subject.manifest.path_resolver.confined
 
 
 def test_only_listed_stores_are_remote():
     """Of all schemes that fsspec knows or takes for a path, those that read no file of this machine."""
     from fsspec.registry import known_implementations
 
-    assert {name for name in known_implementations if is_remote(f"{name}://host/a.png")} == REMOTE & set(
-        known_implementations
-    )
+    assert {
+        name for name in known_implementations if is_remote_store_url(f"{name}://host/a.png")
+    } == REMOTE_SCHEMES & set(known_implementations)
     local = {
         "",
         "file",
@@ -554,15 +558,15 @@ def test_only_listed_stores_are_remote():
         "ssh",
         "smb",
     }
-    assert not local & REMOTE
-    for name in [*local, "FILE", "File", "f\u0131le", "a", "acme", *(name.upper() for name in REMOTE)]:
+    assert not local & REMOTE_SCHEMES
+    for name in [*local, "FILE", "File", "f\u0131le", "a", "acme", *(name.upper() for name in REMOTE_SCHEMES)]:
         for url in (
             f"{name}://host/a",
             f"simplecache::{name}://host/a",
             f"zip://a::{name}://host/a",
             f"{name}://a::https://host/a",
         ):
-            assert not is_remote(url), url
+            assert not is_remote_store_url(url), url
 
 
 def test_a_network_share_counts_as_another_machine():
@@ -592,7 +596,7 @@ def is_number(cell):
 
 
 def test_no_cell_is_a_formula_wherever_the_line_is_split():
-    draw, cells = random.Random(1), Cells()
+    draw, cells = random.Random(1), CellEscaper()
     texts = [
         'x;=HYPERLINK("http://127.0.0.1/")',
         "a\t@b",
@@ -603,18 +607,18 @@ def test_no_cell_is_a_formula_wherever_the_line_is_split():
     ]
     for text in texts:
         stream = io.StringIO(newline="")
-        csv.writer(stream).writerow(["1", cells.text(text), "end"])
+        csv.writer(stream).writerow(["1", cells.escape(text), "end"])
         for split in ",;\t|":
             for cell in cells_of(stream.getvalue(), split):
                 assert cell[:1] not in FORMULAS or not cell or is_number(cell), (text, split, cell)
     for plain in ("a-b", "a = b", "-5", "+1e-9", "x@y", "'=1", "a; b", ""):
-        assert cells.text(plain) == plain
-    assert cells.text([[-1.0, 0.5], [-3e-05, 2]]) == "[[-1.0, 0.5], [-3e-05, 2]]"
-    assert cells.text("x;-2") == "x;'-2"  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
+        assert cells.escape(plain) == plain
+    assert cells.escape([[-1.0, 0.5], [-3e-05, 2]]) == "[[-1.0, 0.5], [-3e-05, 2]]"
+    assert cells.escape("x;-2") == "x;'-2"  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
 
 
 def test_nothing_unseen_hides_a_formula():
-    cells = Cells()
+    cells = CellEscaper()
     letters = map(chr, range(0x110000))
     unseen = [one for one in letters if unicodedata.category(one) in ("Cc", "Cf", "Zs", "Zl", "Zp") or one.isspace()]
     assert len(unseen) > 200
@@ -623,17 +627,17 @@ def test_nothing_unseen_hides_a_formula():
         for before in ("", "x;", "x,", "x|", "x\t", "x\n"):
             for sign in "=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe66":
                 text = f"{before}{letter}{sign}1+1"
-                assert f"'{sign}1+1" in cells.text(text), (before, letter, sign)
+                assert f"'{sign}1+1" in cells.escape(text), (before, letter, sign)
     for plain in ("a\u200b=1", "caf\u00e9 - x", "x\u00a0y", "\u200bx=1"):
-        assert cells.text(plain) == plain
+        assert cells.escape(plain) == plain
 
 
 def test_no_table_of_a_command_has_a_formula_behind_a_semicolon(images, tmp_path):
     evil = 'x;=HYPERLINK(""http://127.0.0.1/"")'
     (images / "list.csv").write_text(f'path,note,"no;=te"\n0.png,"{evil}",1\n1.png,-1,"\t@x"\n')
     run_batch(GradCAM(load_model("phantom")), images / "list.csv", tmp_path / "run", ["nodule"])
-    told = Run(tmp_path / "run").export(tmp_path, "csv")
-    found: Inspection = inspect_images(images / "list.csv", profile="clinical")
+    told = BatchRun(tmp_path / "run").export(tmp_path, "csv")
+    found: DatasetInspection = inspect_images(images / "list.csv", profile="clinical")
     found.save(tmp_path / "inspected.csv")
     for name in ("rows.csv", "inspected.csv"):
         text = (tmp_path / name).read_text(encoding="utf-8-sig")
@@ -643,14 +647,14 @@ def test_no_table_of_a_command_has_a_formula_behind_a_semicolon(images, tmp_path
             assert [
                 cell for cell in cells_of(text, split) if cell[:1] in FORMULAS and cell and not is_number(cell)
             ] == []
-    assert told.apostrophes == 3
+    assert told.n_escaped_cells == 3
 
 
 def test_a_store_is_read_by_the_regular_files_that_it_has(tmp_path):
-    store = Store(tmp_path / "run")
+    store = RunStore(tmp_path / "run")
     (tmp_path / "run" / "parts").mkdir(parents=True)
     (tmp_path / "run" / "parts" / "part-00000000.parquet").mkdir()
-    assert store.finished() == set()
+    assert store.finished_chunks() == set()
 
 
 # --- parts whose columns are not those of a run
@@ -695,8 +699,8 @@ TYPES = (
 
 @pytest.mark.parametrize("kind", [*TYPES, "no column", "two columns"])
 def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
-    names = Run(run).dataset.schema.names
-    kinds = {name: str(Run(run).dataset.schema.field(name).type) for name in names}
+    names = BatchRun(run).dataset.schema.names
+    kinds = {name: str(BatchRun(run).dataset.schema.field(name).type) for name in names}
     for n, name in enumerate(names):
 
         def change(table, name=name):
@@ -709,14 +713,14 @@ def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
 
         made = changed_parts(run, tmp_path / f"run{n}", change)
         if kind == "no column" and name in ("failure", "world", "steps", "overlay"):
-            assert len(Run(made)) == 3
+            assert len(BatchRun(made)) == 3
             continue
         if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):
             continue
         with pytest.raises(InputError, match=f"^a part of the run cannot be read|^the parts .*{name}"):
-            Run(made).table()
+            BatchRun(made).table()
         with pytest.raises(CamscopeError):
-            Run(made).export(tmp_path / f"out{n}", ["csv", "npz"])
+            BatchRun(made).export(tmp_path / f"out{n}", ["csv", "npz"])
 
 
 @pytest.mark.parametrize("name", ["row", "id", "status", "method"])
@@ -727,7 +731,7 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
 
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
     with pytest.raises(InputError, match=f"1 row has no {name}"):
-        Run(made).table()
+        BatchRun(made).table()
     for command in ("show", "export", "measure", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
-from camscope.explainers.core.constant_scores import constant_rows
+from camscope.explainers.core.constant_scores import find_constant_rows
 from camscope.explainers.core.evaluation_context import weights_key
 from camscope.explainers.core.sample_interaction import samples_interact
 from camscope.targets import Score
@@ -100,7 +100,7 @@ def seen_before(model, x):
         for target in (lambda output: output.flatten(1)[:, 0], *range(model(x).shape[1])):
             score = Score(model, target)
             score(x)
-            constant_rows(x, score, range(len(x)), weights)
+            find_constant_rows(x, score, range(len(x)), weights)
     for part in model.modules():
         if isinstance(tally := getattr(part, "tally", None), Tally):
             vars(tally).update(dict.fromkeys(vars(tally), 0))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from camscope.version import __version__
 
 if TYPE_CHECKING:
-    from camscope.batch import Run, inspect_images, run_batch
+    from camscope.batch import BatchRun, inspect_images, run_batch
     from camscope.explainers import (
         CAM,
         DRISE,
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
         AblationCAM,
         Augmented,
         BagCAM,
+        BaseCAM,
         BlurIG,
-        CentreGaussian,
+        CenterGaussian,
         Chefer,
         Comparison,
         Concepts,
@@ -88,14 +89,13 @@ if TYPE_CHECKING:
         VarGrad,
         ViTCX,
         XGradCAM,
-        ZhouCAM,
         compare,
         completeness,
         fuse,
     )
     from camscope.explanation import Explanation
     from camscope.geometry import Placement
-    from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
+    from camscope.hooks import Tap, clip_gradients, edit_layers, extract_features, inspect_layers, record_layers
     from camscope.images.preprocess import Preprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
     from camscope.images.scans.scan_reader import read_scan
@@ -114,16 +114,16 @@ if TYPE_CHECKING:
         Class,
         Classes,
         Difference,
-        Output,
-        Probability,
+        LogProbability,
+        OutputPart,
         Region,
         Similarity,
         Target,
-        Text,
+        TextSimilarity,
     )
 
 __all__ = [
-    "CAM",
+    "BaseCAM",
     "DRISE",
     "FEM",
     "HSIC",
@@ -141,7 +141,7 @@ __all__ = [
     "BagCAM",
     "BlurIG",
     "Box",
-    "CentreGaussian",
+    "CenterGaussian",
     "Chefer",
     "Class",
     "Classes",
@@ -185,16 +185,16 @@ __all__ = [
     "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
-    "Output",
+    "OutputPart",
     "Placement",
     "Preprocess",
-    "Probability",
+    "LogProbability",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
     "Region",
     "Rollout",
-    "Run",
+    "BatchRun",
     "Saliency",
     "ScanPreprocess",
     "ScoreCAM",
@@ -208,26 +208,26 @@ __all__ = [
     "Sobol",
     "Tap",
     "Target",
-    "Text",
+    "TextSimilarity",
     "VarGrad",
     "ViTCX",
     "XGradCAM",
-    "ZhouCAM",
+    "CAM",
     "__version__",
     "clip_gradients",
     "compare",
     "completeness",
-    "edit",
+    "edit_layers",
     "explain_patch",
     "explain_patches",
     "explain_slices",
-    "extract",
+    "extract_features",
     "fuse",
-    "inspect",
+    "inspect_layers",
     "inspect_images",
     "load_model",
     "read_scan",
-    "record",
+    "record_layers",
     "run_batch",
     "to_nifti",
     "to_parametric_map",

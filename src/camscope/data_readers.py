@@ -16,17 +16,24 @@ from numpy.typing import NDArray
 
 from camscope.errors import CamscopeError, InputError, MissingExtraError
 from camscope.plurals import plural
-from camscope.safe_files import open_regular, read_bytes
+from camscope.safe_files import open_regular_file, read_bytes
 
-MAX_JSON, MAX_TOML = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
-MAX_ARRAYS = 2**32  # bytes of the arrays of one .npz file
-FEW_VALUES, VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file: more are a few bytes that claim to be many
-WORDS = 200  # letters of a foreign error
+MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
+MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
+MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = (
+    2**24,
+    64,
+)  # of a column of a Parquet file: more are a few bytes that claim to be many
+MAX_ERROR_CHARACTERS = 200  # letters of a foreign error
 
 
 @contextmanager
-def one_error(
-    message: str, kind: Callable[[str], CamscopeError] = InputError, *, quoting: bool = True, own: bool = False
+def read_errors_converted(
+    message: str,
+    error_type: Callable[[str], CamscopeError] = InputError,
+    *,
+    quote_original: bool = True,
+    wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
     """Whatever fails inside, as one error that begins with `message`: readers of damaged files raise anything.
 
@@ -36,59 +43,63 @@ def one_error(
     try:
         yield
     except CamscopeError as error:
-        if not own:
+        if not wrap_camscope_errors:
             raise
-        raise kind(f"{message}: {error}") from error
+        raise error_type(f"{message}: {error}") from error
     except OSError as error:
-        reason = error.strerror or (str(error)[:WORDS] if quoting else type(error).__name__)
-        raise kind(f"{message}: it cannot be read: {reason}") from error
+        reason = error.strerror or (str(error)[:MAX_ERROR_CHARACTERS] if quote_original else type(error).__name__)
+        raise error_type(f"{message}: it cannot be read: {reason}") from error
     except RecursionError:  # its traceback has a thousand lines
-        raise kind(f"{message}: it is nested too deeply") from None
+        raise error_type(f"{message}: it is nested too deeply") from None
     except MemoryError:
-        raise kind(f"{message}: there is not enough memory for it") from None
+        raise error_type(f"{message}: there is not enough memory for it") from None
     except Exception as error:
-        words = f": {str(error)[:WORDS]}" if quoting and str(error) else ""
-        raise kind(f"{message}: it is damaged, or of another kind ({type(error).__name__}{words})") from error
+        words = f": {str(error)[:MAX_ERROR_CHARACTERS]}" if quote_original and str(error) else ""
+        raise error_type(f"{message}: it is damaged, or of another kind ({type(error).__name__}{words})") from error
 
 
-def read_json(path: str | os.PathLike[str], message: str | None = None, *, limit: int = MAX_JSON) -> Any:
+def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """What a JSON file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
-    with one_error(message or f"{path} is no JSON file that can be read"):
-        return json.loads(read_bytes(path, limit))
+    with read_errors_converted(message or f"{path} is no JSON file that can be read"):
+        return json.loads(read_bytes(path, max_bytes))
 
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
     """What a TOML file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
     message = message or f"{path}: this is no TOML file"
-    with one_error(message):
-        text = read_bytes(path, MAX_TOML).decode("utf-8")
+    with read_errors_converted(message):
+        text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     return parse_toml(text, message)
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
     """What the text of a TOML file holds; an InputError that begins with `message` for any other text."""
-    with one_error(message):
+    with read_errors_converted(message):
         return tomllib.loads(text)
 
 
-def read_npz(path: str | os.PathLike[str], names: Sequence[str], limit: int = MAX_ARRAYS) -> dict[str, NDArray[Any]]:
+def read_npz(
+    path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
+) -> dict[str, NDArray[Any]]:
     """Those of the named arrays that a .npz file holds; nothing is unpickled.
 
     The sizes that it declares are added up before anything is unpacked: an InputError above `limit` bytes.
     """
-    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+    with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         there = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
-        declared = sum(_declared(archive, member) for member in there.values())
-        if declared > limit:
-            raise InputError(f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {limit:,}")
-        return {name: _array(archive, member) for name, member in there.items()}
+        declared = sum(_read_declared_bytes(archive, member) for member in there.values())
+        if declared > max_bytes:
+            raise InputError(
+                f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
+            )
+        return {name: _read_npy_array(archive, member) for name, member in there.items()}
 
 
-def _declared(archive: zipfile.ZipFile, member: str) -> int:
+def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
     """Bytes of an array, by its header, which has to agree with the directory of the archive."""
     size = archive.getinfo(member).file_size
     with archive.open(member) as stream:
-        shape, dtype = _header(stream)
+        shape, dtype = _read_npy_header(stream)
         start = stream.tell()
     declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
     if declared + start != size:
@@ -96,7 +107,7 @@ def _declared(archive: zipfile.ZipFile, member: str) -> int:
     return declared
 
 
-def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_npy_header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
     if dtype.hasobject or any(side < 0 for side in shape):
@@ -104,7 +115,7 @@ def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def _array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
+def _read_npy_array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
     with archive.open(member) as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
     return array
@@ -124,7 +135,7 @@ def check_zip(path: str | os.PathLike[str]) -> None:
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
     """A Parquet file as a table of PyArrow; an InputError, without the words of a cell, for any other file."""
     parquet: Any = import_module("pyarrow.parquet")
-    with one_error(f"{path}: this is no Parquet table", quoting=False):
+    with read_errors_converted(f"{path}: this is no Parquet table", quoting=False):
         check_parquet([path])
         table = parquet.read_table(path, columns=None if columns is None else list(columns))
         table.validate(full=True)  # texts that are not UTF-8, lists that end before they start
@@ -143,21 +154,21 @@ def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # else these letters are a pattern
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         try:
-            claims = connection.execute(FOOTERS, [names]).fetchall()
+            claims = connection.execute(PARQUET_FOOTER_QUERY, [names]).fetchall()
         except duckdb.Error as error:
             if len(paths) > 1:  # which of them?
                 for path in paths:
                     check_parquet([path])
             raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
     for name, too_few, most, packed in claims:
-        if too_few or most > FEW_VALUES or packed > Path(name).stat().st_size:
+        if too_few or most > MAX_EXCESS_VALUES or packed > Path(name).stat().st_size:
             raise InputError(
                 f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
             )
 
 
-FOOTERS = f"""
-SELECT file_name, bool_or(num_values < row_group_num_rows), max(num_values - {VALUES_PER_BYTE} * total_compressed_size),
+PARQUET_FOOTER_QUERY = f"""
+SELECT file_name, bool_or(num_values < row_group_num_rows), max(num_values - {MAX_VALUES_PER_BYTE} * total_compressed_size),
        sum(total_compressed_size)
 FROM parquet_metadata(?) GROUP BY file_name
 """  # noqa: S608 - of our own number

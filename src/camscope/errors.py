@@ -88,18 +88,18 @@ class MissingExtraError(CamscopeError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f'{package} is not installed; run: pip install "camscope[{extra}]"')
-        self._given = package, extra
+        self._init_args = package, extra
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As other processes get it: made of what it was made of, not of its message."""
-        return type(self), self._given, self.__dict__
+        return type(self), self._init_args, self.__dict__
 
 
 class CamscopeWarning(UserWarning):
     """A result that is flagged, not wrong."""
 
 
-OF_THE_PATH = (
+PERMANENT_PATH_ERRNOS = (
     errno.EINVAL,
     errno.EISDIR,
     errno.ENOTDIR,
@@ -107,11 +107,11 @@ OF_THE_PATH = (
     errno.ELOOP,
 )  # which another try does not change
 OUT_OF_MEMORY = "out of memory"
-MEMORY = re.compile(
+OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",
     re.IGNORECASE,
 )
-REQUESTED = re.compile(
+REQUESTED_SIZE_PATTERN = re.compile(
     r"(?:tried to allocate|failed to allocate|unable to allocate) ([\d.,]+ ?(?:bytes|[KMGTP]i?B))", re.IGNORECASE
 )
 
@@ -123,12 +123,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     foreign = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
-    return foreign and not isinstance(error, CamscopeError) and MEMORY.search(str(error)) is not None
+    return foreign and not isinstance(error, CamscopeError) and OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
 
 
-def memory_reason(error: BaseException) -> str:
+def describe_out_of_memory(error: BaseException) -> str:
     """`out of memory (8.00 GiB requested)`: without the stack frames and addresses that libraries add."""
-    found = REQUESTED.search(str(error))
+    found = REQUESTED_SIZE_PATTERN.search(str(error))
     return f"{OUT_OF_MEMORY} ({found[1]} requested)" if found else OUT_OF_MEMORY
 
 
@@ -141,12 +141,12 @@ def is_transient(error: BaseException) -> bool:
     return any(
         is_out_of_memory(cause)
         or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
-        or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in OF_THE_PATH)
-        for cause in _causes(error)
+        or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in PERMANENT_PATH_ERRNOS)
+        for cause in _iter_causes(error)
     )
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those behind it, also where it was raised `from None`."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -159,10 +159,10 @@ def warn_caller(message: str) -> None:
     """Issue a CamscopeWarning at the line of the caller's own code that led here, so that Python shows it there once."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
-        if _is_ours(frame.f_globals):
+        if _is_camscope_module(frame.f_globals):
             outermost = frame.f_back
         frame = frame.f_back
-    if _is_ours(frame.f_globals):
+    if _is_camscope_module(frame.f_globals):
         outermost = frame
     place = outermost.f_globals
     warnings.warn_explicit(
@@ -175,5 +175,5 @@ def warn_caller(message: str) -> None:
     )
 
 
-def _is_ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "")).partition(".")[0] == __package__
+def _is_camscope_module(module_globals: dict[str, Any]) -> bool:
+    return str(module_globals.get("__name__", "")).partition(".")[0] == __package__

@@ -13,22 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import render
-from camscope.data_readers import MAX_ARRAYS, one_error, read_json, read_npz
+from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted, read_json, read_npz
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
-Floats = npt.NDArray[np.floating[Any]]
-Pixels = npt.NDArray[np.uint8]
-Size = Literal["image", "input", "grid"]
-Scale = render.Scale | Literal["auto"] | None
+FloatArray = npt.NDArray[np.floating[Any]]
+PixelArray = npt.NDArray[np.uint8]
+MapSize = Literal["image", "input", "grid"]
+ScaleOption = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
-ARRAYS = ("heat", "error", "image", "seen")  # of an explanation; all else of it is words and numbers
+ARRAY_FIELDS = ("heat", "error", "image", "seen")  # of an explanation; all else of it is words and numbers
 MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
-OK = "ok"
-MEANING = {
+STATUS_OK = "ok"
+STATUS_MEANINGS = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
     "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
     "constant_score": "the score does not change with what the map shows, but for rounding: the map says nothing",
@@ -63,34 +63,34 @@ class Explanation:
     `steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
     """
 
-    heat: Floats
+    attribution: FloatArray
     method: str
     target: int | None
     label: str
     score: float
     probability: float | None = None
-    top: tuple[ClassScore, ...] = ()
+    top_classes: tuple[ClassScore, ...] = ()
     layer: str | None = None
     layout: str | None = None
     input_size: tuple[int, ...] = ()
     placement: Placement | None = None
-    status: str = OK
+    status: str = STATUS_OK
     notes: tuple[str, ...] = ()
     name: str = "tensor"
-    measures: Mapping[str, float] = field(default_factory=dict)
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
-    error: Floats | None = field(default=None, repr=False)
-    image: Pixels | None = field(default=None, repr=False)
-    seen: Pixels | None = field(default=None, repr=False)
-    world: npt.NDArray[np.float64] | None = field(default=None, repr=False)
-    steps: tuple[str, ...] = ()
+    standard_error: FloatArray | None = field(default=None, repr=False)
+    image: PixelArray | None = field(default=None, repr=False)
+    model_input_image: PixelArray | None = field(default=None, repr=False)
+    affine: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    scan_steps: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
         """(h,w): cells of the map."""
-        return self.heat.shape
+        return self.attribution.shape
 
     @property
     def stride(self) -> tuple[float, ...]:
@@ -103,19 +103,19 @@ class Explanation:
 
         The cross hairs of a signed map in `planes` lie where it is largest in size, for or against.
         """
-        values, covered = self._placed("image")
+        values, covered = self._project_map("image")
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 
     @property
-    def peak_world(self) -> tuple[float, ...] | None:
+    def peak_mm(self) -> tuple[float, ...] | None:
         """Millimetres to the right, to the front and up of the peak; None where the image does not say where it lies."""
-        if self.world is None:
+        if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
-        return tuple((self.world @ [*index, 1])[:3].tolist())
+        return tuple((self.affine @ [*index, 1])[:3].tolist())
 
     @property
-    def answer(self) -> str:
+    def label_and_score(self) -> str:
         """`tabby (p=0.93)`."""
         chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
         return f"{self.label} ({chance})"
@@ -123,29 +123,29 @@ class Explanation:
     @property
     def caption(self) -> str:
         """`tabby (p=0.93) · gradcam · layer4`."""
-        return " · ".join(filter(None, (self.answer, self.method, self.layer)))
+        return " · ".join(filter(None, (self.label_and_score, self.method, self.layer)))
 
     @property
-    def flag(self) -> str | None:
+    def warning_text(self) -> str | None:
         """The status as a figure's warning strip says it; None for one without."""
-        return None if self.status == OK else self.status.replace("_", " ")
+        return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
-    def covered(self, size: Size = "image") -> npt.NDArray[np.bool_]:
+    def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
         """(H,W): which pixels the model was shown; what the preprocessing cropped away is not covered, not cold."""
-        return self._placed(size)[1]
+        return self._project_map(size)[1]
 
     @property
     def colormap(self) -> str:
         """The colours that suit the map: diverging, white at zero, where it has negative values; else inferno."""
-        return render.DIVERGING if bool((self.heat < 0).any()) else "inferno"
+        return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
-    def _scale(self, scale: Scale) -> render.Scale | None:
+    def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
         """Where it is left open: of a map of single pixels the robust one, else the maximum."""
         if scale != "auto":
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
-    def heatmap(self, size: Size = "image", scale: Scale = "max") -> Floats:
+    def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
         """(H,W): the map on the original image's pixels, on the model's input, or as it is (`size="grid"`).
 
         `scale`: "max" divides by the maximum and clips to 0..1: zero stays zero, a flat positive map is 1 everywhere;
@@ -153,23 +153,23 @@ class Explanation:
         else "max"; (lo, hi) maps that range to 0..1, shared across images; "symmetric" divides by the largest absolute
         value, -1..1; None leaves score units. Raises GeometryError where the place on the image is unknown.
         """
-        values = self._placed(size)[0]
-        known = self._scale(scale)
-        return values if known is None else render.scaled(values, known)
+        values = self._project_map(size)[0]
+        known = self._resolve_scale(scale)
+        return values if known is None else render.apply_scale(values, known)
 
     def overlay(
         self,
-        size: Size | None = None,
+        size: MapSize | None = None,
         *,
-        scale: Scale = AUTO,
+        scale: ScaleOption = AUTO,
         alpha: float = 0.85,
         colormap: str = AUTO,
         contour: float | Sequence[float] | None = None,
-        boxes: float | None = None,
+        box_threshold: float | None = None,
         mask: render.Masks | None = None,
-        bar: bool = False,
+        colorbar: bool = False,
         height: int | None = None,
-    ) -> Pixels:
+    ) -> PixelArray:
         """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
 
         Of a signal a trace, its lines over the map's colours; of a volume the three planes, of a video a strip of its frames.
@@ -180,59 +180,71 @@ class Explanation:
         below the picture what each name's colour is; `bar`: a colour bar with the raw range at the right; `height`: rows of
         the picture, for a figure.
         """
-        known, colormap = self._scale(scale), self.colormap if colormap == AUTO else colormap
-        if self._is_volume and contour is None and boxes is None:
+        known, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
+        if self._is_volume and contour is None and box_threshold is None:
             volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
-            return render.planes(replace(volume, flag=""), height=height, bar=bar)  # a figure has a strip for flags
-        if self.heat.ndim != 2:
-            picture = self._unflat(known, alpha, colormap, contour, boxes, mask)
-            return picture if height is None else render.fitted(picture, height, 8 * height)
+            return render.draw_planes(
+                replace(volume, flag=""), height=height, bar=colorbar
+            )  # a figure has a strip for flags
+        if self.attribution.ndim != 2:
+            picture = self._overlay_signal_or_video(known, alpha, colormap, contour, box_threshold, mask)
+            return picture if height is None else render.resize_to_fit(picture, height, 8 * height)
         size = size or self._best_size()
-        picture, (raw, covered) = self._background(size), self._placed(size)
-        values, ends = render.shown(raw, known, colormap)
-        if contour is None and boxes is None:
+        picture, (raw, covered) = self._background_image(size), self._project_map(size)
+        values, ends = render.to_display_range(raw, known, colormap)
+        if contour is None and box_threshold is None:
             if colormap == render.DIVERGING and alpha > 0:
-                picture = render.pale(picture)
+                picture = render.fade_to_gray(picture)
             picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
-            picture = render.not_covered(picture, covered)
+            picture = render.hatch_uncovered(picture, covered)
         if contour is not None:
             picture = render.draw_contours(picture, values, contour, colormap=colormap)
-        if boxes is not None:
-            picture = render.draw_boxes(picture, render.boxes(values, boxes))
-        outlines = render.outlines(mask, picture.shape[:2])
+        if box_threshold is not None:
+            picture = render.draw_boxes(picture, render.find_boxes(values, box_threshold))
+        outlines = render.prepare_outlines(mask, picture.shape[:2])
         if height is not None:
-            picture = render.fitted(picture, height, 2 * height)
+            picture = render.resize_to_fit(picture, height, 2 * height)
         picture = render.draw_outlines(picture, outlines)
-        if bar:
-            picture = render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap))
-        return render.key_below(picture, outlines)
+        if colorbar:
+            picture = render.join_horizontally(picture, render.draw_color_bar(picture.shape[0], *ends, colormap))
+        return render.add_outline_legend(picture, outlines)
 
-    def _unflat(
-        self, scale: render.Scale | None, alpha: float, colormap: str, contour: object, boxes: object, mask: object
-    ) -> Pixels:
+    def _overlay_signal_or_video(
+        self,
+        scale: render.Scale | None,
+        alpha: float,
+        colormap: str,
+        contour: object,
+        box_threshold: object,
+        mask: object,
+    ) -> PixelArray:
         """A map of one axis, or a video's, as a picture."""
-        if contour is not None or boxes is not None or mask is not None or self.heat.ndim not in (1, 3):
-            self._expect_flat()
-        values, _ = render.shown(self._placed("input")[0], scale, colormap)
+        if contour is not None or box_threshold is not None or mask is not None or self.attribution.ndim not in (1, 3):
+            self._check_two_axes()
+        values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
         grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
-        seen = grey if self.seen is None else self.seen
+        seen = grey if self.model_input_image is None else self.model_input_image
         if values.ndim == 1:
-            return render.trace(seen, values, alpha=alpha, colormap=colormap)
-        return render.frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MOST)
+            return render.draw_signal_trace(seen, values, alpha=alpha, colormap=colormap)
+        return render.draw_frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
 
     @property
     def _is_volume(self) -> bool:
         """Whether three axes are a volume's: it is grey, or has a place in the world; a video has neither."""
-        if self.heat.ndim != 3 or self.world is not None:
-            return self.heat.ndim == 3
-        return self.seen is None or self.seen.ndim != 4 or bool((self.seen[..., 0] == self.seen[..., 1]).all())
+        if self.attribution.ndim != 3 or self.affine is not None:
+            return self.attribution.ndim == 3
+        return (
+            self.model_input_image is None
+            or self.model_input_image.ndim != 4
+            or bool((self.model_input_image[..., 0] == self.model_input_image[..., 1]).all())
+        )
 
     def volume(
         self,
-        size: Size | None = None,
+        size: MapSize | None = None,
         *,
-        scale: Scale = AUTO,
+        scale: ScaleOption = AUTO,
         alpha: float = 0.85,
         colormap: str = AUTO,
         mask: render.Masks | None = None,
@@ -243,69 +255,71 @@ class Explanation:
         On the original volume where that is at hand, else on the model's input. `mask`: (D,H,W), or names of several;
         `window`: the numbers of the original that are black and white. The rest is as in `overlay`.
         """
-        if self.heat.ndim != 3:
+        if self.attribution.ndim != 3:
             raise InputError(
-                f"a map {self.grid} of {plural(self.heat.ndim, 'axis')} is no volume's: it needs 3; overlay() draws it"
+                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} is no volume's: it needs 3; overlay() draws it"
             )
         size = size or self._best_size()
-        values, covered = self._placed(size)
+        values, covered = self._project_map(size)
         return render.Volume(
-            self._background(size),
+            self._background_image(size),
             values,
-            world=self._in_world(size),
+            affine=self._affine_at_size(size),
             covered=covered,
             masks=mask,
-            scale=self._scale(scale),
+            scale=self._resolve_scale(scale),
             colormap=self.colormap if colormap == AUTO else colormap,
             alpha=alpha,
             window=window,
-            flag=self.flag,
+            flag=self.warning_text,
         )
 
     def planes(
         self,
-        at: tuple[int, int, int] | None = None,
-        size: Size | None = None,
+        voxel: tuple[int, int, int] | None = None,
+        size: MapSize | None = None,
         *,
         mask: render.Masks | None = None,
-        scale: Scale = AUTO,
-    ) -> Pixels:
+        scale: ScaleOption = AUTO,
+    ) -> PixelArray:
         """(h,w,3) uint8: the slices through voxel `at`, by default the peak's, along each axis; keywords as `volume`."""
-        return render.planes(self.volume(size, mask=mask, scale=scale), at, caption=self.caption)
+        return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
 
     def slices(
         self,
         axis: int | str | None = None,
-        size: Size | None = None,
+        size: MapSize | None = None,
         *,
-        count: int = render.MOST,
+        n_slices: int = render.MAX_FRAMES,
         mask: render.Masks | None = None,
-        scale: Scale = AUTO,
-    ) -> Pixels:
+        scale: ScaleOption = AUTO,
+    ) -> PixelArray:
         """(h,w,3) uint8: slices along an axis, evenly spread, the peak's among them; as `render.slices`, and `volume`."""
-        return render.slices(self.volume(size, mask=mask, scale=scale), axis, count=count, caption=self.caption)
+        return render.draw_slices(
+            self.volume(size, mask=mask, scale=scale), axis, n_slices=n_slices, caption=self.caption
+        )
 
     def projection(
         self,
         axis: int | str | None = None,
-        size: Size | None = None,
+        size: MapSize | None = None,
         *,
         mask: render.Masks | None = None,
-        scale: Scale = AUTO,
-    ) -> Pixels:
+        scale: ScaleOption = AUTO,
+    ) -> PixelArray:
         """(h,w,3) uint8: the strongest value along an axis, or along each; as `render.projection`, and `volume`."""
-        return render.projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
+        return render.draw_projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
 
     def animate(
         self,
         path: str | os.PathLike[str],
         axis: int | str | None = None,
-        size: Size | None = None,
+        size: MapSize | None = None,
         *,
-        seconds: float = render.SECONDS,
+        seconds: float = render.ANIMATION_SECONDS,
         mask: render.Masks | None = None,
-        scale: Scale = AUTO,
-        watch: render.Watch | None = None,
+        scale: ScaleOption = AUTO,
+        on_progress: render.ProgressCallback | None = None,
         overwrite: bool = True,
     ) -> Path:
         """Write a way through the slices (`.gif`, `.webp`), `seconds` a round; as `render.animate`, and `volume`.
@@ -313,47 +327,49 @@ class Explanation:
         `watch(done, count)`: called after each slice, for a bar.
         """
         suffix = Path(path).suffix.lower()
-        if suffix not in render.ANIMATED:
+        if suffix not in render.ANIMATION_FORMATS:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'} that moves; use .gif or .webp"
             )
         volume = self.volume(size, mask=mask, scale=scale)
-        data = render.animate(volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, watch=watch)
+        data = render.animate_volume(
+            volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, on_progress=on_progress
+        )
         return write_bytes(path, data, overwrite=overwrite)
 
-    def _in_world(self, size: Size) -> npt.NDArray[np.float64] | None:
+    def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
         """(4,4) from voxels of the original, of the input or of the grid to millimetres; None where they are unknown."""
-        if size == "image" or self.world is None:
-            return self.world
+        if size == "image" or self.affine is None:
+            return self.affine
         if self.placement is None:
             return None
-        return render.world_of_cells(
-            self.world, self.placement.cells(self.input_size if size == "input" else self.grid)
+        return render.compute_cell_affine(
+            self.affine, self.placement.cell_to_image_matrix(self.input_size if size == "input" else self.grid)
         )
 
-    def _expect_flat(self) -> None:
-        if self.heat.ndim != 2:
+    def _check_two_axes(self) -> None:
+        if self.attribution.ndim != 2:
             raise InputError(
-                f"a map {self.grid} of {plural(self.heat.ndim, 'axis')} has neither outlines nor boxes: take "
+                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} has neither outlines nor boxes: take "
                 "heatmap(), its numbers, or "
                 f"of one of 3 axes a slice"
             )
 
-    def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
+    def contours(self, level: float = 0.5, size: MapSize | None = None) -> list[FloatArray]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
-        self._expect_flat()
-        return list(render.contours(self.heatmap(size or self._best_size()), level))
+        self._check_two_axes()
+        return list(render.find_contours(self.heatmap(size or self._best_size()), level))
 
-    def boxes(self, threshold: float = 0.5, size: Size | None = None) -> list[render.Box]:
+    def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
         """Boxes in pixels round what reaches `threshold` times the maximum, the hottest first."""
-        self._expect_flat()
-        return render.boxes(self.heatmap(size or self._best_size()), threshold)
+        self._check_two_axes()
+        return render.find_boxes(self.heatmap(size or self._best_size()), threshold)
 
     def show(self) -> None:
         """Open the overlay in the system's image viewer (in a notebook, put the explanation last in the cell)."""
         from PIL import Image
 
-        Image.fromarray(self.overlay(bar=True)).show(title=self.caption)
+        Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`).
@@ -363,14 +379,14 @@ class Explanation:
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
-            error = {} if self.error is None else {"error": self.error.tolist()}
-            data = json.dumps({**self._facts(), **error, "heat": self.heat.tolist()}, indent=1).encode()
+            error = {} if self.standard_error is None else {"error": self.standard_error.tolist()}
+            data = json.dumps({**self._to_metadata(), **error, "heat": self.attribution.tolist()}, indent=1).encode()
         elif suffix == ".npz":
-            data = self._npz()
-        elif suffix in render.ANIMATED and self.heat.ndim == 3:
+            data = self._encode_npz()
+        elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
             return self.animate(path, overwrite=overwrite)
-        elif suffix in render.FORMATS:
-            data = render.encode(self.marked(), suffix)
+        elif suffix in render.IMAGE_FORMATS:
+            data = render.encode_image(self.annotated_image(), suffix)
         else:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or of "
@@ -379,48 +395,50 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAYS) -> "Explanation":
+    def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAY_BYTES) -> "Explanation":
         """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled.
 
         `max_bytes`: of the arrays of a `.npz` file; one that declares more is an InputError before any of it is read.
         """
-        with one_error(f"{path} is not an explanation that save() wrote as .npz or .json", own=True):
+        with read_errors_converted(f"{path} is not an explanation that save() wrote as .npz or .json", own=True):
             if Path(path).suffix.lower() == ".json":
                 facts = read_json(path)
                 kind = np.dtype(facts["dtype"])
-                arrays = {key: _numbers(facts.pop(key), kind) for key in ("heat", "error") if key in facts}
+                arrays = {key: _parse_floats(facts.pop(key), kind) for key in ("heat", "error") if key in facts}
             else:
-                arrays = read_npz(path, (*ARRAYS, "facts"), max_bytes)
+                arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
                 facts = json.loads(str(arrays.pop("facts")))
-            return _from_facts(facts, **arrays)
+            return _from_metadata(facts, **arrays)
 
-    def marked(self, height: int | None = None) -> Pixels:
+    def annotated_image(self, height: int | None = None) -> PixelArray:
         """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
         if self._is_volume and height is None:
             return self.planes()
         picture = self.overlay(height=height)
-        return picture if self.flag is None else render.captioned(picture, self.caption, flag=self.flag)
+        return (
+            picture if self.warning_text is None else render.add_caption(picture, self.caption, flag=self.warning_text)
+        )
 
-    def _npz(self) -> bytes:
+    def _encode_npz(self) -> bytes:
         import io
 
         buffer = io.BytesIO()
-        present = {key: value for key in ARRAYS if (value := getattr(self, key)) is not None}
-        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)
+        present = {key: value for key in ARRAY_FIELDS if (value := getattr(self, key)) is not None}
+        np.savez_compressed(buffer, facts=np.array(json.dumps(self._to_metadata())), **present)
         return buffer.getvalue()
 
-    def _facts(self) -> dict[str, Any]:
+    def _to_metadata(self) -> dict[str, Any]:
         """Everything but the arrays, as JSON takes it."""
-        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAYS}
-        plain["top"] = [vars(one) for one in self.top]
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAY_FIELDS}
+        plain["top"] = [vars(one) for one in self.top_classes]
         plain["placement"] = self.placement.to_dict() if self.placement else None
-        plain["world"] = None if self.world is None else self.world.tolist()
+        plain["world"] = None if self.affine is None else self.affine.tolist()
         return {
             **plain,
-            "measures": dict(self.measures),
+            "measures": dict(self.diagnostics),
             "parameters": dict(self.parameters),
             "versions": dict(self.versions),
-            "dtype": str(self.heat.dtype),
+            "dtype": str(self.attribution.dtype),
         }
 
     def __repr__(self) -> str:
@@ -428,18 +446,20 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         words = html.escape(
-            self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
+            self.caption
+            if self.status == STATUS_OK
+            else f"{self.caption} · {self.status}: {STATUS_MEANINGS[self.status]}"
         )
-        if not self._is_volume and self.heat.ndim > 3:
+        if not self._is_volume and self.attribution.ndim > 3:
             return f"<p>{words}</p>"
-        picture = self.planes() if self._is_volume else self.overlay(bar=True)
-        return render.notebook_figure(picture, words, words)
+        picture = self.planes() if self._is_volume else self.overlay(colorbar=True)
+        return render.build_figure_html(picture, words, words)
 
-    def _best_size(self) -> Size:
+    def _best_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
-    def _placed(self, size: Size) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        heat = np.nan_to_num(self.heat, nan=0.0, posinf=0.0, neginf=0.0)
+    def _project_map(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        heat = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
             return heat, np.ones(self.grid, dtype=bool)
         if size == "input":
@@ -453,8 +473,8 @@ class Explanation:
             )
         return self.placement.project(heat)
 
-    def _background(self, size: Size) -> Pixels:
-        picture = self.image if size == "image" else self.seen
+    def _background_image(self, size: MapSize) -> PixelArray:
+        picture = self.image if size == "image" else self.model_input_image
         if picture is not None and size != "grid":
             return picture
         shape = self.grid if size == "grid" else self.input_size if size == "input" else self._image_size()
@@ -468,25 +488,26 @@ def figure(
     explanations: Sequence[Explanation],
     *,
     columns: int | None = None,
-    scale: Scale = AUTO,
+    scale: ScaleOption = AUTO,
     alpha: float = 0.85,
     colormap: str = AUTO,
-    bar: bool = True,
+    colorbar: bool = True,
     height: int | None = None,
-) -> Pixels:
+) -> PixelArray:
     """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`.
 
     `height`: rows of a picture, 320, and 480 where there are planes of a volume.
     """
-    height = height or (480 if any(one.heat.ndim == 3 for one in explanations) else 320)
+    height = height or (480 if any(one.attribution.ndim == 3 for one in explanations) else 320)
     pictures = [
-        one.overlay(scale=scale, alpha=alpha, colormap=colormap, bar=bar, height=height) for one in explanations
+        one.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
+        for one in explanations
     ]
-    captions, flags = [one.caption for one in explanations], [one.flag for one in explanations]
-    return render.panel(pictures, captions, columns=columns, height=height, flags=flags)
+    captions, flags = [one.caption for one in explanations], [one.warning_text for one in explanations]
+    return render.draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
 
 
-def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[Scale]:
+def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
     """One scale for the maps of each method and layer, so that classes can be compared: between methods numbers cannot.
 
     From 0 to the largest value of them all; with the diverging colours from minus to plus the strongest.
@@ -503,55 +524,71 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
-def _numbers(values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    if kind.kind != "f":  # a word of 2 GB, for one
-        raise TypeError(f"a map of {kind}; expected floats")
-    return np.asarray(values, kind)
+def _parse_floats(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if dtype.kind != "f":  # a word of 2 GB, for one
+        raise TypeError(f"a map of {dtype}; expected floats")
+    return np.asarray(values, dtype)
 
 
-def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None, **pictures: Pixels) -> Explanation:
-    facts.pop("dtype", None)
-    facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
-    facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
-    facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
-    facts["steps"] = tuple(facts.get("steps", ()))
-    facts["world"] = None if facts.get("world") is None else np.asarray(facts["world"], np.float64).reshape(4, 4)
-    return checked(Explanation(heat=heat, error=error, **{**facts, **pictures}))
+def _from_metadata(
+    metadata: dict[str, Any], attribution: FloatArray, standard_error: FloatArray | None = None, **images: PixelArray
+) -> Explanation:
+    metadata.pop("dtype", None)
+    metadata["top"] = tuple(ClassScore(**one) for one in metadata["top"])
+    metadata["placement"] = Placement.from_dict(metadata["placement"]) if metadata["placement"] else None
+    metadata["input_size"], metadata["notes"] = tuple(metadata["input_size"]), tuple(metadata["notes"])
+    metadata["steps"] = tuple(metadata.get("steps", ()))
+    metadata["world"] = (
+        None if metadata.get("world") is None else np.asarray(metadata["world"], np.float64).reshape(4, 4)
+    )
+    return check_explanation(
+        Explanation(attribution=attribution, standard_error=standard_error, **{**metadata, **images})
+    )
 
 
-def checked(one: Explanation) -> Explanation:
+def check_explanation(explanation: Explanation) -> Explanation:
     """The explanation, read from a file; InputError where a field is not what it should be.
 
     Sizes have a limit, for arrays of these sizes are made when the map is drawn.
     """
-    axes, place = one.heat.ndim, one.placement
-    sizes = [one.input_size] if place is None else [one.input_size, place.input_size, place.image_size]
+    axes, place = explanation.attribution.ndim, explanation.placement
+    sizes = [explanation.input_size] if place is None else [explanation.input_size, place.input_size, place.image_size]
     cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
     rules = {
-        "heat": one.heat.dtype.kind == "f" and axes > 0 and one.heat.size > 0,
-        "error": one.error is None or (one.error.dtype.kind == "f" and one.error.shape == one.heat.shape),
-        "input_size": 0 < cells <= MAX_CELLS and len(one.input_size) == axes,
-        "placement": place is None or place.input_size == one.input_size,
-        "image": one.image is None
-        or _is_picture(one.image, one.image.shape[:axes] if place is None else place.image_size),
-        "seen": one.seen is None or _is_picture(one.seen, one.input_size),
-        "world": one.world is None or (one.world.shape == (4, 4) and bool(np.isfinite(one.world).all())),
-        "target": _is_int(one.target) or one.target is None,
-        "score": _is_number(one.score),
-        "probability": _is_number(one.probability) or one.probability is None,
-        "status": one.status == OK or one.status in MEANING,
-        "layer": isinstance(one.layer, str | None),
-        "layout": isinstance(one.layout, str | None),
-        **{name: isinstance(getattr(one, name), str) for name in ("method", "label", "name", "model")},
-        **{name: all(isinstance(word, str) for word in getattr(one, name)) for name in ("notes", "steps")},
-        "top": all(_is_int(each.index) and isinstance(each.label, str) and _is_number(each.score) for each in one.top),
-        "measures": isinstance(one.measures, Mapping) and all(map(_is_number, one.measures.values())),
-        "parameters": isinstance(one.parameters, Mapping),
-        "versions": isinstance(one.versions, Mapping),
+        "heat": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
+        "error": explanation.standard_error is None
+        or (
+            explanation.standard_error.dtype.kind == "f"
+            and explanation.standard_error.shape == explanation.attribution.shape
+        ),
+        "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
+        "placement": place is None or place.input_size == explanation.input_size,
+        "image": explanation.image is None
+        or _has_image_shape(explanation.image, explanation.image.shape[:axes] if place is None else place.image_size),
+        "seen": explanation.model_input_image is None
+        or _has_image_shape(explanation.model_input_image, explanation.input_size),
+        "world": explanation.affine is None
+        or (explanation.affine.shape == (4, 4) and bool(np.isfinite(explanation.affine).all())),
+        "target": _is_int(explanation.target) or explanation.target is None,
+        "score": _is_number(explanation.score),
+        "probability": _is_number(explanation.probability) or explanation.probability is None,
+        "status": explanation.status == STATUS_OK or explanation.status in STATUS_MEANINGS,
+        "layer": isinstance(explanation.layer, str | None),
+        "layout": isinstance(explanation.layout, str | None),
+        **{name: isinstance(getattr(explanation, name), str) for name in ("method", "label", "name", "model")},
+        **{name: all(isinstance(word, str) for word in getattr(explanation, name)) for name in ("notes", "steps")},
+        "top": all(
+            _is_int(each.index) and isinstance(each.label, str) and _is_number(each.score)
+            for each in explanation.top_classes
+        ),
+        "measures": isinstance(explanation.diagnostics, Mapping)
+        and all(map(_is_number, explanation.diagnostics.values())),
+        "parameters": isinstance(explanation.parameters, Mapping),
+        "versions": isinstance(explanation.versions, Mapping),
     }
     if wrong := [name for name, holds in rules.items() if not holds]:
         raise InputError(f"{', '.join(wrong)}: not what an explanation has there")
-    return one
+    return explanation
 
 
 def _is_int(value: object) -> bool:
@@ -566,7 +603,7 @@ def _is_size(size: object) -> bool:
     return isinstance(size, tuple) and 0 < len(size) <= MAX_AXES and all(_is_int(side) and side > 0 for side in size)
 
 
-def _is_picture(pixels: npt.NDArray[Any], size: tuple[int, ...]) -> bool:
+def _has_image_shape(pixels: npt.NDArray[Any], size: tuple[int, ...]) -> bool:
     """Whether it is (*size,3), or what a signal or a grey volume has instead."""
     known = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
     return pixels.dtype == np.uint8 and pixels.size > 0 and known

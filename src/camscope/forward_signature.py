@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 
-PIXELS = "pixel_values"  # Hugging Face's name of the image, which is not the first parameter of every forward
+PIXEL_VALUES = "pixel_values"  # Hugging Face's name of the image, which is not the first parameter of every forward
 
 
 @dataclass(frozen=True)
-class Signature:
+class ForwardSignature:
     """The parameters of a function, in order.
 
     `positional`: names of those that are taken by position or keyword; `keyword_only`: the others; `required`: those of
@@ -22,16 +22,16 @@ class Signature:
 
     positional: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
+    required_keywords: tuple[str, ...] = ()
     takes_args: bool = False
     takes_kwargs: bool = False
-    annotation: Any = None
+    kwargs_annotation: Any = None
 
     @property
-    def named(self) -> frozenset[str]:
+    def keyword_names(self) -> frozenset[str]:
         """All keywords that it names, also in a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
         declared: set[str] = set()
-        for part in get_args(self.annotation):
+        for part in get_args(self.kwargs_annotation):
             try:
                 declared.update(get_type_hints(part))
             except (TypeError, NameError):  # no class, or one whose annotations are not importable
@@ -46,7 +46,7 @@ class InputKey:
     name: str
     in_dict: bool = False
 
-    def call(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_with_input(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's output; of a model that takes a dict, the keywords go into the dict as well."""
         if self.in_dict:
             return model({self.name: x, **kwargs}, *args)
@@ -64,44 +64,44 @@ def call_model(
 ) -> Any:
     """The model's output for x, handed on under `key`; with `frames_first`, (N,C,T,H,W) enters it as (N,T,C,H,W)."""
     x = x.transpose(1, 2) if frames_first else x
-    return model(x, *args, **kwargs) if key is None else key.call(model, x, args, kwargs)
+    return model(x, *args, **kwargs) if key is None else key.call_with_input(model, x, args, kwargs)
 
 
-def forward_signature(model: nn.Module) -> Signature:
+def read_forward_signature(model: nn.Module) -> ForwardSignature:
     """The signature of a model's forward, seen through its decorators."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # it has none that can be read, as a builtin
-        return Signature(takes_args=True, takes_kwargs=True)
+        return ForwardSignature(takes_args=True, takes_kwargs=True)
     kinds = inspect.Parameter
     only = [one for one in parameters if one.kind is kinds.KEYWORD_ONLY]
     rest = next((one for one in parameters if one.kind is kinds.VAR_KEYWORD), None)
-    return Signature(
+    return ForwardSignature(
         positional=tuple(one.name for one in parameters if one.kind is kinds.POSITIONAL_OR_KEYWORD),
         keyword_only=tuple(one.name for one in only),
-        required=tuple(one.name for one in only if one.default is kinds.empty),
+        required_keywords=tuple(one.name for one in only if one.default is kinds.empty),
         takes_args=any(one.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for one in parameters),
         takes_kwargs=rest is not None,
-        annotation=None if rest is None else rest.annotation,
+        kwargs_annotation=None if rest is None else rest.annotation,
     )
 
 
-def input_key_of(model: nn.Module, name: str | None = None) -> InputKey | None:
+def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
     """How a model takes its image; None: as its first argument.
 
     `name`: a keyword of its forward, else a key of the dict that its forward takes. Without one it is `pixel_values` where
     forward names that, or the only keyword of a forward without positions. InputError where several keywords may be it.
     """
-    signature = forward_signature(model)
+    signature = read_forward_signature(model)
     positions = bool(signature.positional) or signature.takes_args
     if name is not None:
         named = name in signature.positional or name in signature.keyword_only
         return InputKey(name, in_dict=not named and positions)
-    if PIXELS in (*signature.positional[1:], *signature.keyword_only):
-        return InputKey(PIXELS)
+    if PIXEL_VALUES in (*signature.positional[1:], *signature.keyword_only):
+        return InputKey(PIXEL_VALUES)
     if positions:
         return None
-    for names in (signature.required, signature.keyword_only):
+    for names in (signature.required_keywords, signature.keyword_only):
         if len(names) == 1:
             return InputKey(names[0])
     known = ", ".join(signature.keyword_only) or "none by name"

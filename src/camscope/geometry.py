@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError
 from camscope.plurals import plural
 
-Floats = NDArray[np.floating[Any]]
-BLOCK = 1 << 20  # pixels that a general affine projection handles at once
+FloatArray = NDArray[np.floating[Any]]
+PIXELS_PER_BLOCK = 1 << 20  # pixels that a general affine projection handles at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class Placement:
         matrix = np.array(self.matrix, np.float64)
         matrix.setflags(write=False)
         object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "input_size", _size(self.input_size, len(self.input_size)))
-        object.__setattr__(self, "image_size", _size(self.image_size, len(self.input_size)))
+        object.__setattr__(self, "input_size", _check_plane_size(self.input_size, len(self.input_size)))
+        object.__setattr__(self, "image_size", _check_plane_size(self.image_size, len(self.input_size)))
         n = len(self.input_size)
         if matrix.shape != (n, n + 1):
             raise GeometryError(
@@ -53,10 +53,10 @@ class Placement:
             raise GeometryError(f"the matrix of a placement has to be finite and invertible; it is {matrix.tolist()}")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Placement) and self._key() == other._key()
+        return isinstance(other, Placement) and self._comparison_key() == other._comparison_key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._comparison_key())
 
     @classmethod
     def identity(cls, size: Sequence[int]) -> Self:
@@ -64,10 +64,10 @@ class Placement:
         return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The placement that `to_dict` wrote."""
         try:
-            return cls(np.array(plain["matrix"], np.float64), tuple(plain["input_size"]), tuple(plain["image_size"]))
+            return cls(np.array(data["matrix"], np.float64), tuple(data["input_size"]), tuple(data["image_size"]))
         except (KeyError, TypeError, ValueError) as error:
             raise GeometryError(f"not a stored placement: {error!r}; expected what Placement.to_dict writes") from error
 
@@ -76,15 +76,15 @@ class Placement:
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
-    def on_input(self) -> Self:
+    def on_input_plane(self) -> Self:
         """The same map's place on the input plane itself."""
         return type(self).identity(self.input_size)
 
-    def on_image_of(self, size: Sequence[int]) -> Self:
+    def on_resized_image(self, size: Sequence[int]) -> Self:
         """The same place on the same image at another size."""
         if tuple(size) == self.image_size:
             return self
-        size = _size(size, self._n)
+        size = _check_plane_size(size, self._n_axes)
         ratio = np.divide(size, self.image_size)[:, None]
         return type(self)(self.matrix * ratio, self.input_size, size)
 
@@ -92,109 +92,118 @@ class Placement:
 
     def resized(self, size: Sequence[int]) -> Self:
         """After stretching the plane to `size`."""
-        size = _size(size, self._n)
-        return self._after(np.diag(np.divide(self.input_size, size)), np.zeros(self._n), size)
+        size = _check_plane_size(size, self._n_axes)
+        return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
         """After cutting out `size` pixels from `start` on; what lies outside the plane is padding."""
-        return self._after(np.eye(self._n), _numbers(start, self._n, "start"), size)
+        return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
         """After adding pixels before and after each axis."""
-        first, last = _numbers(before, self._n, "before"), _numbers(after, self._n, "after")
+        first, last = (
+            _check_whole_numbers(before, self._n_axes, "before"),
+            _check_whole_numbers(after, self._n_axes, "after"),
+        )
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
 
     def flipped(self, axis: int) -> Self:
         """After reversing one axis."""
-        linear, offset = np.eye(self._n), np.zeros(self._n)
+        linear, offset = np.eye(self._n_axes), np.zeros(self._n_axes)
         linear[axis, axis], offset[axis] = -1, self.input_size[axis]
-        return self._after(linear, offset, self.input_size)
+        return self._precompose(linear, offset, self.input_size)
 
     def transposed(self, axes: Sequence[int]) -> Self:
         """After reordering the axes as numpy's `transpose` does."""
-        if sorted(axes) != list(range(self._n)):
-            raise GeometryError(f"axes {tuple(axes)} do not reorder {plural(self._n, 'axis')}")
-        return self._after(np.eye(self._n)[list(axes)].T, np.zeros(self._n), [self.input_size[axis] for axis in axes])
+        if sorted(axes) != list(range(self._n_axes)):
+            raise GeometryError(f"axes {tuple(axes)} do not reorder {plural(self._n_axes, 'axis')}")
+        return self._precompose(
+            np.eye(self._n_axes)[list(axes)].T, np.zeros(self._n_axes), [self.input_size[axis] for axis in axes]
+        )
 
-    def followed(self, inner: Self) -> Self:
+    def composed(self, inner: Self) -> Self:
         """After whatever took this input plane, as an image, to that of `inner`."""
         if inner.image_size != self.input_size:
             raise GeometryError(f"a placement on an image {inner.image_size} cannot follow an input {self.input_size}")
-        return self._after(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
+        return self._precompose(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
 
     # From there to here and back.
 
-    def cells(self, grid: Sequence[int]) -> NDArray[np.float64]:
+    def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
         """(n,n+1) from the cell coordinates of a map of `grid` cells, which spans the input plane, to the original."""
-        grid = _size(grid, self._n)
-        scaled = self.matrix[:, : self._n] * np.divide(self.input_size, grid)
-        return np.column_stack([scaled, self.matrix[:, self._n]])
+        grid = _check_plane_size(grid, self._n_axes)
+        scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
+        return np.column_stack([scaled, self.matrix[:, self._n_axes]])
 
     def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
         """(M,n) points of the input plane, on the original image."""
-        return _points(points, self._n) @ self.matrix[:, :-1].T + self.matrix[:, -1]
+        return _check_points(points, self._n_axes) @ self.matrix[:, :-1].T + self.matrix[:, -1]
 
     def to_input(self, points: ArrayLike) -> NDArray[np.float64]:
         """(M,n) points of the original image, on the input plane."""
-        inverse = _inverse(self.matrix)
-        return _points(points, self._n) @ inverse[:, :-1].T + inverse[:, -1]
+        inverse = _invert_affine(self.matrix)
+        return _check_points(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
-    def project(self, heat: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
+    def project(self, attribution: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
         """(h,w) -> values (H,W) and covered (H,W): a map over the original image, at the centre of each pixel.
 
         Linear between the centres of the cells; the outermost cells reach to the border of the input plane. What the
         input plane does not cover is 0, and False in `covered`. float64 stays float64, all else is float32.
         """
-        heat = np.asarray(heat)
-        heat = heat if heat.dtype == np.float64 else heat.astype(np.float32)
-        if heat.ndim != self._n or not heat.size:
+        attribution = np.asarray(attribution)
+        attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)
+        if attribution.ndim != self._n_axes or not attribution.size:
             raise GeometryError(
-                f"a map of shape {heat.shape}; expected one with {plural(self._n, 'axis')}, none of them empty"
+                f"a map of shape {attribution.shape}; expected one with {plural(self._n_axes, 'axis')}, none of them empty"
             )
-        inverse = _inverse(self.cells(heat.shape))
-        axes = _one_to_one(inverse)
-        return _separable(heat, inverse, self.image_size, axes) if axes else _affine(heat, inverse, self.image_size)
+        inverse = _invert_affine(self.cell_to_image_matrix(attribution.shape))
+        axes = _find_axis_permutation(inverse)
+        return (
+            _project_separable(attribution, inverse, self.image_size, axes)
+            if axes
+            else _project_affine(attribution, inverse, self.image_size)
+        )
 
     @property
-    def _n(self) -> int:
+    def _n_axes(self) -> int:
         return len(self.input_size)
 
-    def _key(self) -> tuple[object, ...]:
+    def _comparison_key(self) -> tuple[object, ...]:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
-    def _after(self, linear: Floats, offset: ArrayLike, size: Sequence[int]) -> Self:
+    def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
         """With a new input plane, whose coordinates `linear` and `offset` take to the old one."""
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
-        return type(self)(matrix, _size(size, self._n), self.image_size)
+        return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
 
 
-def _size(size: Sequence[int], n: int) -> tuple[int, ...]:
-    numbers = _numbers(size, n, "size")
-    if n == 0 or numbers.min() < 1:
+def _check_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
+    numbers = _check_whole_numbers(size, n_axes, "size")
+    if n_axes == 0 or numbers.min() < 1:
         raise GeometryError(f"a size of {tuple(size)}; expected positive whole numbers")
     return tuple(numbers.tolist())
 
 
-def _numbers(values: Sequence[int], n: int, name: str) -> NDArray[np.int64]:
+def _check_whole_numbers(values: Sequence[int], n_axes: int, name: str) -> NDArray[np.int64]:
     numbers = np.asarray(values)
-    if numbers.shape != (n,) or not np.equal(numbers, np.round(numbers)).all():
-        raise GeometryError(f"{name} {values!r}; expected {plural(n, 'whole number')}, one for each axis")
+    if numbers.shape != (n_axes,) or not np.equal(numbers, np.round(numbers)).all():
+        raise GeometryError(f"{name} {values!r}; expected {plural(n_axes, 'whole number')}, one for each axis")
     return numbers.astype(np.int64)
 
 
-def _points(points: ArrayLike, n: int) -> NDArray[np.float64]:
+def _check_points(points: ArrayLike, n_axes: int) -> NDArray[np.float64]:
     array = np.asarray(points, np.float64)
-    if array.ndim == 0 or array.shape[-1] != n:
-        raise GeometryError(f"points of shape {array.shape}; expected (M, {n})")
+    if array.ndim == 0 or array.shape[-1] != n_axes:
+        raise GeometryError(f"points of shape {array.shape}; expected (M, {n_axes})")
     return array
 
 
-def _inverse(matrix: Floats) -> NDArray[np.float64]:
+def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
     square = np.vstack([matrix, np.eye(len(matrix) + 1)[-1:]])
     return np.asarray(np.linalg.inv(square)[:-1], np.float64)
 
 
-def _one_to_one(inverse: Floats) -> list[int] | None:
+def _find_axis_permutation(inverse: FloatArray) -> list[int] | None:
     """For each image axis, the one map axis that depends on it; None where the axes mix (a rotation, a shear)."""
     depends = inverse[:, :-1] != 0
     if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():
@@ -202,67 +211,71 @@ def _one_to_one(inverse: Floats) -> list[int] | None:
     return None
 
 
-def _separable(
-    heat: Floats, inverse: Floats, size: Sequence[int], axes: Sequence[int]
-) -> tuple[Floats, NDArray[np.bool_]]:
+def _project_separable(
+    attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
+) -> tuple[FloatArray, NDArray[np.bool_]]:
     """One axis after the other: exact, and as fast as memory allows."""
-    values = heat.transpose(axes)
+    values = attribution.transpose(axes)
     covered = np.ones((), np.bool_)
     for axis, length in enumerate(size):
         row = inverse[axes[axis]]
         cell = (np.arange(length) + 0.5) * row[axis] + row[-1]
-        inside = (cell >= 0) & (cell <= heat.shape[axes[axis]])
-        low, share = _between(cell, heat.shape[axes[axis]])
-        weight = _along(share.astype(heat.dtype), axis, len(size))
+        inside = (cell >= 0) & (cell <= attribution.shape[axes[axis]])
+        low, share = _split_coordinate(cell, attribution.shape[axes[axis]])
+        weight = _reshape_along_axis(share.astype(attribution.dtype), axis, len(size))
         first = values.take(low, axis)
-        step = values.take(np.minimum(low + 1, heat.shape[axes[axis]] - 1), axis)
+        step = values.take(np.minimum(low + 1, attribution.shape[axes[axis]] - 1), axis)
         step -= first
         step *= weight
         step += first
-        values, covered = step, covered & _along(inside, axis, len(size))
+        values, covered = step, covered & _reshape_along_axis(inside, axis, len(size))
     covered = np.ascontiguousarray(np.broadcast_to(covered, values.shape))
     values[~covered] = 0
     return values, covered
 
 
-def _affine(heat: Floats, inverse: Floats, size: Sequence[int]) -> tuple[Floats, NDArray[np.bool_]]:
+def _project_affine(
+    attribution: FloatArray, inverse: FloatArray, size: Sequence[int]
+) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Any affine way: linear in each of the n cell coordinates, block by block."""
-    values, covered = np.zeros(size, heat.dtype), np.zeros(size, np.bool_)
-    for rows in _blocks(size):
+    values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
+    for rows in _iter_row_blocks(size):
         index = np.indices((rows.stop - rows.start, *size[1:]), np.float64) + 0.5
         index[0] += rows.start
-        cell = np.tensordot(inverse[:, :-1], index, 1) + _along(inverse[:, -1], 0, len(size) + 1)
-        limit = _along(np.array(heat.shape), 0, len(size) + 1)
+        cell = np.tensordot(inverse[:, :-1], index, 1) + _reshape_along_axis(inverse[:, -1], 0, len(size) + 1)
+        limit = _reshape_along_axis(np.array(attribution.shape), 0, len(size) + 1)
         inside = ((cell >= 0) & (cell <= limit)).all(0)
         covered[rows] = inside
-        values[rows][inside] = _interpolated(heat, cell[:, inside])
+        values[rows][inside] = _interpolate(attribution, cell[:, inside])
     return values, covered
 
 
-def _interpolated(heat: Floats, cells: Floats) -> Floats:
+def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
     """(n,M) cell coordinates -> (M,): the weighted sum of the 2^n nearest cells."""
-    pairs = [_between(cell, length) for cell, length in zip(cells, heat.shape, strict=True)]
+    pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
     total = np.zeros(cells.shape[1], np.float64)
-    for corner in itertools.product((0, 1), repeat=heat.ndim):
-        place = tuple(np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, heat.shape, strict=True))
+    for corner in itertools.product((0, 1), repeat=attribution.ndim):
+        place = tuple(
+            np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, attribution.shape, strict=True)
+        )
         shares = [share if up else 1 - share for (_, share), up in zip(pairs, corner, strict=True)]
-        total += heat[place] * np.prod(shares, axis=0)
+        total += attribution[place] * np.prod(shares, axis=0)
     return total
 
 
-def _between(cell: Floats, length: int) -> tuple[NDArray[np.int64], Floats]:
+def _split_coordinate(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
     """The cell below each coordinate, and how far the way is to the next one, 0 to 1."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)
     return low, position - low
 
 
-def _along(values: NDArray[Any], axis: int, n: int) -> NDArray[Any]:
-    shape = [1] * n
+def _reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray[Any]:
+    shape = [1] * n_axes
     shape[axis] = -1
     return values.reshape(shape)
 
 
-def _blocks(size: Sequence[int]) -> Iterator[slice]:
-    step = max(1, BLOCK // max(1, int(np.prod(size[1:]))))
+def _iter_row_blocks(size: Sequence[int]) -> Iterator[slice]:
+    step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
     return (slice(start, min(start + step, size[0])) for start in range(0, size[0], step))

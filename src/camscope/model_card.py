@@ -16,7 +16,7 @@ class ModelCard:
 
     source: str
     preprocess: Callable[..., Any] | None = None
-    categories: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     layer: str | None = None
     embed_text: Callable[[str], Tensor] | None = None
 
@@ -30,36 +30,38 @@ def attach_card(model: nn.Module, card: ModelCard) -> None:
     _cards[model] = card
 
 
-def card_of(model: nn.Module) -> ModelCard | None:
+def get_card(model: nn.Module) -> ModelCard | None:
     """The card of a model that camscope loaded, or None."""
     return _cards.get(model)
 
 
-def digest(model: nn.Module) -> str:
+def compute_model_digest(model: nn.Module) -> str:
     """16 hex digits that change with any weight or buffer; computed once for as long as nothing is seen to change.
 
     What is seen: another tensor, any change in place, and a change behind `.data` that moves one of eight values spread
     over a tensor.
     """
     state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-    fingerprint = tuple((name, value.data_ptr(), _version(value), _sample(value)) for name, value in state)
+    fingerprint = tuple(
+        (name, value.data_ptr(), _tensor_version(value), _sample_values(value)) for name, value in state
+    )
     known = _digests.get(model)
     if known is None or known[0] != fingerprint:
-        known = _digests[model] = (fingerprint, _hash(state))
+        known = _digests[model] = (fingerprint, _hash_state(state))
     return known[1]
 
 
-def _version(value: Tensor) -> int:
+def _tensor_version(value: Tensor) -> int:
     return 0 if value.is_inference() else value._version
 
 
-def _sample(value: Tensor) -> tuple[float, ...]:
+def _sample_values(value: Tensor) -> tuple[float, ...]:
     """Eight values spread over a tensor: what is changed through `.data` leaves no trace in the version counter."""
     flat = value.detach().reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 
 
-def _hash(state: list[tuple[str, Tensor]]) -> str:
+def _hash_state(state: list[tuple[str, Tensor]]) -> str:
     sha = hashlib.sha256()
     for name, value in state:
         sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -6,9 +6,9 @@ from typing import Any
 from camscope.errors import MissingExtraError
 
 
-def sklearn(part: str) -> Any:
+def import_sklearn(submodule: str) -> Any:
     """`sklearn.part`, or a MissingExtraError that says what mends it."""
     try:
-        return import_module(f"sklearn.{part}")
+        return import_module(f"sklearn.{submodule}")
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "audit") from error

@@ -1,7 +1,7 @@
 """Wording: how a count stands before its noun."""
 
 
-def plural(count: int, noun: str, several: str = "", *, spec: str = "") -> str:
+def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> str:
     """A count with its noun in the right number: `1 image`, `0 images`, `2 classes`.
 
     Args:
@@ -11,15 +11,15 @@ def plural(count: int, noun: str, several: str = "", *, spec: str = "") -> str:
         spec: How the count is written, such as `","` for `12,480`.
 
     """
-    return f"{count:{spec}} {inflect(count, noun, several)}"
+    return f"{count:{spec}} {inflect(count, noun, plural_noun)}"
 
 
-def inflect(count: int, noun: str, several: str = "") -> str:
+def inflect(count: int, noun: str, plural_noun: str = "") -> str:
     """A noun in the number that its count asks for: `image`, `images`. The arguments are those of `plural`."""
-    return noun if count == 1 else several or _plural_of(noun)
+    return noun if count == 1 else plural_noun or _english_plural(noun)
 
 
-def _plural_of(noun: str) -> str:
+def _english_plural(noun: str) -> str:
     if noun.endswith("series"):
         return noun
     if noun.endswith("axis"):

@@ -10,55 +10,55 @@ from torch import Tensor
 
 from camscope.errors import LayerError
 
-Path = tuple[Any, ...]
-MAX_SHARES_OFF = 1e-2  # by which attention weights may miss 1, in half precision
+LeafPath = tuple[Any, ...]
+ATTENTION_SUM_TOLERANCE = 1e-2  # by which attention weights may miss 1, in half precision
 
 
-def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, Tensor]]:
     """Every tensor in a structure with the keys that lead to it."""
     if isinstance(value, Tensor):
         yield path, value
     else:
-        for key, part in _parts(value):
-            yield from leaves(part, (*path, key))
+        for key, part in _iter_children(value):
+            yield from iter_leaves(part, (*path, key))
 
 
-def replaced(value: Any, path: Path, leaf: Tensor | None) -> Any:
+def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
     """A copy of the structure, of the same types, with another tensor at one path; the original stays as it is."""
     if not path:
         return leaf
     key, rest = path[0], path[1:]
     if isinstance(value, tuple):
-        items = [replaced(item, rest, leaf) if i == key else item for i, item in enumerate(value)]
+        items = [replace_leaf(item, rest, leaf) if i == key else item for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     changed = copy.copy(value)
     if isinstance(value, Mapping | list):
-        changed[key] = replaced(value[key], rest, leaf)
+        changed[key] = replace_leaf(value[key], rest, leaf)
     else:
-        object.__setattr__(changed, key, replaced(getattr(value, key), rest, leaf))
+        object.__setattr__(changed, key, replace_leaf(getattr(value, key), rest, leaf))
     return changed
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
+def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
     """A copy of the structure with every tensor sent through the function; the original stays as it is."""
     result = value
-    for path, leaf in list(leaves(value)):
-        result = replaced(result, path, function(leaf))
+    for path, leaf in list(iter_leaves(value)):
+        result = replace_leaf(result, path, function(leaf))
     return result
 
 
-def concatenated(values: Sequence[Any]) -> Any:
+def concatenate_structures(values: Sequence[Any]) -> Any:
     """Structures of one kind as one: their tensors joined along the first axis, all else as the first has it."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure a sample, as detectors return
-    result, every = values[0], [dict(leaves(value)) for value in values]
+    result, every = values[0], [dict(iter_leaves(value)) for value in values]
     for path, leaf in every[0].items():
         parts = [found[path] for found in every]
-        result = replaced(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
+        result = replace_leaf(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
     return result
 
 
-def unusual(tensor: Tensor) -> str | None:
+def describe_unsupported_tensor(tensor: Tensor) -> str | None:
     """What keeps a tensor from being an array of numbers that hooks and maps can use, in words; None for an ordinary one."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "part of a transform of torch.func, as inside vmap"
@@ -67,52 +67,52 @@ def unusual(tensor: Tensor) -> str | None:
     return None if tensor.layout == torch.strided else f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
 
 
-def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple[Path, Tensor]:
+def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
     """The floating tensor of highest rank in a layer's output: the map; of an attention's (context, weights) the context."""
-    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
-    if key is not None:
-        found = [(path, leaf) for path, leaf in found if path[:1] == (key,)]
+    found = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
+    if output_index is not None:
+        found = [(path, leaf) for path, leaf in found if path[:1] == (output_index,)]
     else:
         found = [(path, leaf) for path, leaf in found if not _is_attention_weights(leaf, [other for _, other in found])]
     rank = max((leaf.ndim for _, leaf in found), default=0)
     best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
     if len(best) == 1:
-        if (kind := unusual(best[0][1])) is not None:
+        if (kind := describe_unsupported_tensor(best[0][1])) is not None:
             raise LayerError(
                 f"layer {name!r} returns {kind}, which has no map; choose a layer that returns an ordinary (dense) tensor"
             )
         return best[0]
-    listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
+    listing = ", ".join(f"{format_path(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:
-        seen = ", ".join(f"{shown(path)} {leaf.dtype}" for path, leaf in leaves(output))
+        seen = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
         raise LayerError(
-            f"layer {name!r} returns no floating tensor (output={key!r}); it returns {seen or output!r:.80}"
+            f"layer {name!r} returns no floating tensor (output={output_index!r}); it returns {seen or output!r:.80}"
         )
     raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
 
 
-def _is_attention_weights(leaf: Tensor, beside: Sequence[Tensor]) -> bool:
+def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
     """Whether a tensor (N,heads,T,S) or (N,T,S) is the weights to a context (N,T,K) that is returned with it."""
     if leaf.ndim == 3:
-        contexts = [other for other in beside if other is not leaf and other.shape[:2] == leaf.shape[:2]]
-        return bool(contexts) and is_attention(leaf) and not any(map(is_attention, contexts))
-    if leaf.ndim != 4 or not any(other.ndim == 3 and other.shape[:2] == leaf.shape[::2] for other in beside):
+        contexts = [other for other in other_leaves if other is not leaf and other.shape[:2] == leaf.shape[:2]]
+        return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
+    if leaf.ndim != 4 or not any(other.ndim == 3 and other.shape[:2] == leaf.shape[::2] for other in other_leaves):
         return False
     return leaf.shape[2] == leaf.shape[3] or bool((leaf.detach().sum(3) - 1).abs().max() < 1e-2)
 
 
-def is_attention(tensor: Tensor) -> bool:
+def has_attention_rows(tensor: Tensor) -> bool:
     """Whether each row along the last axis is made of shares: none is below 0, and they add up to 1."""
     if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
         return False
     first = tensor.detach()[:1].float()
     for rows in (first.flatten(0, -2)[:1], first):  # one row says it of most
-        if not bool((rows >= 0).all()) or not bool(((rows.sum(-1) - 1).abs() < MAX_SHARES_OFF).all()):
+        if not bool((rows >= 0).all()) or not bool(((rows.sum(-1) - 1).abs() < ATTENTION_SUM_TOLERANCE).all()):
             return False
     return True
 
 
-def shown(path: Path) -> str:
+def format_path(path: LeafPath) -> str:
     """A path as one would write it.
 
     >>> shown((0, "features"))
@@ -121,7 +121,7 @@ def shown(path: Path) -> str:
     return "".join(f"[{key!r}]" for key in path) or "itself"
 
 
-def _parts(value: object) -> Iterator[tuple[Any, object]]:
+def _iter_children(value: object) -> Iterator[tuple[Any, object]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from camscope.errors import OutputError
 from camscope.plurals import plural
 
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
+SAFE_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
 try:
     import fcntl as _fcntl
 except ImportError:  # Windows
@@ -26,15 +26,15 @@ except ImportError:  # Windows
 else:
     fcntl = _fcntl
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-DISK_ERRORS = (*NO_SPACE, errno.EROFS, errno.EIO)  # every further file would fail in the same way
-LOCK_WAIT = 10.0  # seconds
-BUSY = "another process is writing to this folder; wait until it ends, or choose another folder"
+NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRNOS = (*NO_SPACE_ERRNOS, errno.EROFS, errno.EIO)  # every further file would fail in the same way
+LOCK_WAIT_SECONDS = 10.0  # seconds
+FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
     """Write a file that is there at once; see `writing`."""
-    with writing(path, overwrite=overwrite, sync=sync, size=len(data)) as file:
+    with open_atomic(path, overwrite=overwrite, sync=sync, size=len(data)) as file:
         file.write(data)
     return Path(path)
 
@@ -48,8 +48,8 @@ def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: boo
 
 
 @contextlib.contextmanager
-def writing(
-    path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, size: int | None = None
+def open_atomic(
+    path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, n_bytes: int | None = None
 ) -> Iterator[BinaryIO]:
     """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
 
@@ -58,12 +58,12 @@ def writing(
     """
     path = Path(path)
     if not overwrite and os.path.lexists(path):
-        raise _exists(path)
-    expect_replaceable(path)
+        raise _make_exists_error(path)
+    check_replaceable(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with _write_errors(path), io.BufferedWriter(_SiblingFile(sibling, path, size)) as file:
+        with _write_errors_converted(path), io.BufferedWriter(_TemporaryFile(sibling, path, n_bytes)) as file:
             # an OSError of the caller, who may be reading another file, is not a failure to write this one
             failure = None
             try:
@@ -75,17 +75,17 @@ def writing(
                 os.fsync(file.fileno())
         if failure is not None:
             raise failure
-        with _write_errors(path):
+        with _write_errors_converted(path):
             if overwrite:
                 sibling.replace(path)
             else:
-                _moved(sibling, path)
+                _move_without_overwrite(sibling, path)
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
 
 
-def expect_replaceable(path: Path) -> None:
+def check_replaceable(path: Path) -> None:
     """OutputError for a folder, a pipe, a socket, a device, or a link to one: none of them is replaced by a file."""
     try:
         mode = path.stat().st_mode
@@ -96,72 +96,82 @@ def expect_replaceable(path: Path) -> None:
         raise OutputError(f"{path} is {what}, which is not replaced; choose another name")
 
 
-class _SiblingFile(io.FileIO):
+class _TemporaryFile(io.FileIO):
     """A temporary sibling whose failed writes name the file that was meant."""
 
-    def __init__(self, sibling: Path, path: Path, size: int | None) -> None:
-        super().__init__(sibling, "xb")
-        self._path, self._size = path, size
+    def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
+        super().__init__(temporary_path, "xb")
+        self._path, self._n_bytes = path, n_bytes
 
     def write(self, data: Any, /) -> int:
         """Write some bytes."""
         try:
             return super().write(data)
         except OSError as error:
-            needed = self._size or self.tell() + memoryview(data).nbytes
-            raise write_error(self._path, error, needed, at_least=self._size is None) from error
+            needed = self._n_bytes or self.tell() + memoryview(data).nbytes
+            raise make_write_error(self._path, error, needed, is_lower_bound=self._n_bytes is None) from error
 
 
 @contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
+def _write_errors_converted(path: Path) -> Iterator[None]:
     """Whatever the system says of a file that cannot be written, as an OutputError that names it."""
     try:
         yield
     except OutputError:
         raise
     except OSError as error:
-        raise write_error(path, error) from error
+        raise make_write_error(path, error) from error
 
 
-def write_error(path: Path, error: OSError, size: int | None = None, *, at_least: bool = False) -> OutputError:
+def make_write_error(
+    path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
+) -> OutputError:
     """The error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
-    if error.errno in NO_SPACE:
-        needed = [] if size is None else [f"{'at least ' if at_least else ''}{plural(size, 'byte', spec=',')} needed"]
+    if error.errno in NO_SPACE_ERRNOS:
+        needed = (
+            []
+            if n_bytes is None
+            else [f"{'at least ' if is_lower_bound else ''}{plural(n_bytes, 'byte', spec=',')} needed"]
+        )
         with contextlib.suppress(OSError):
-            needed.append(f"{plural(shutil.disk_usage(_existing(path)).free, 'byte', spec=',')} free")
+            needed.append(f"{plural(shutil.disk_usage(_find_existing_folder(path)).free, 'byte', spec=',')} free")
         reason = f"{reason} ({', '.join(needed)})" if needed else reason
         advice = "free some space, or choose another place"
-    elif error.errno == errno.EFBIG and size is not None:
-        reason = f"{reason} ({plural(size, 'byte', spec=',')} needed)"
+    elif error.errno == errno.EFBIG and n_bytes is not None:
+        reason = f"{reason} ({plural(n_bytes, 'byte', spec=',')} needed)"
     made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
     made.errno = error.errno
     return made
 
 
-def _existing(path: Path) -> Path:
+def _find_existing_folder(path: Path) -> Path:
     """The folder that the path is in, or the nearest one that exists."""
     return next(one for one in (*path.absolute().parents, Path()) if one.is_dir())
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def create_folder_atomically(
+    path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
     """A folder that is there with all its files or not at all; an empty one in its place is taken.
 
     `is_own`: also one of whose files it is true, so that a former one is replaced; no other.
     """
     path = Path(path)
     there = list(path.iterdir()) if path.is_dir() else []
-    if os.path.lexists(path) and (not path.is_dir() or not all(is_own and is_own(one) for one in there)):
+    if os.path.lexists(path) and (
+        not path.is_dir() or not all(is_replaceable and is_replaceable(one) for one in there)
+    ):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with _write_errors(path):
+        with _write_errors_converted(path):
             sibling.mkdir()
         yield sibling
-        with _write_errors(path):
+        with _write_errors_converted(path):
             for one in there:
                 one.unlink()
             sibling.replace(path)
@@ -178,7 +188,7 @@ def make_folder(path: Path) -> None:
         file = next(one for one in (path, *path.parents) if os.path.lexists(one))
         raise OutputError(f"{file} is a file, not a folder; choose another place") from None
     except OSError as error:
-        raise write_error(path, error) from error
+        raise make_write_error(path, error) from error
 
 
 class FolderLock:
@@ -192,26 +202,26 @@ class FolderLock:
         self._folder, self._handle = folder, -1
         if fcntl is not None:
             self._handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        self._closing = weakref.finalize(self, _close, self._handle)
+        self._finalizer = weakref.finalize(self, _close_handle, self._handle)
 
-    def take(self) -> bool:
+    def acquire_exclusive(self) -> bool:
         """Hold it alone; False where another process, or another thread's lock, holds it."""
-        return fcntl is None or self._locked(fcntl.LOCK_EX)
+        return fcntl is None or self._try_lock(fcntl.LOCK_EX)
 
-    def share(self) -> bool:
+    def acquire_shared(self) -> bool:
         """Hold it with others; waits for a moment for a process that is just clearing the folder."""
         if fcntl is None:
             return True
-        end = time.monotonic() + LOCK_WAIT
-        while not (granted := self._locked(fcntl.LOCK_SH)) and time.monotonic() < end:
+        end = time.monotonic() + LOCK_WAIT_SECONDS
+        while not (granted := self._try_lock(fcntl.LOCK_SH)) and time.monotonic() < end:
             time.sleep(0.05)
         return granted
 
     def release(self) -> None:
         """Let others have it."""
-        self._closing()
+        self._finalizer()
 
-    def _locked(self, kind: int) -> bool:
+    def _try_lock(self, kind: int) -> bool:
         try:
             fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -222,7 +232,7 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def held_alone(folder: Path) -> Iterator[None]:
+def folder_locked(folder: Path) -> Iterator[None]:
     """The folder, made where it is not there, for one process at a time; OutputError where another holds it.
 
     A folder that was made for it, and is empty in the end, is removed.
@@ -231,8 +241,8 @@ def held_alone(folder: Path) -> Iterator[None]:
     make_folder(folder)
     lock = FolderLock(folder)
     try:
-        if not lock.take():
-            raise OutputError(f"{folder}: {BUSY}")
+        if not lock.acquire_exclusive():
+            raise OutputError(f"{folder}: {FOLDER_BUSY_MESSAGE}")
         yield
     finally:
         lock.release()
@@ -241,25 +251,25 @@ def held_alone(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _close(handle: int) -> None:
+def _close_handle(handle: int) -> None:
     if handle >= 0:
         os.close(handle)
 
 
-def _moved(sibling: Path, path: Path) -> None:
+def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
     """Rename, unless somebody else was quicker: of several processes that do it at once, one succeeds."""
     try:
-        path.hardlink_to(sibling)
+        path.hardlink_to(temporary_path)
     except FileExistsError:
-        raise _exists(path) from None
+        raise _make_exists_error(path) from None
     except OSError:  # a file system without hard links
         if os.path.lexists(path):
-            raise _exists(path) from None
-        sibling.replace(path)
-    sibling.unlink(missing_ok=True)
+            raise _make_exists_error(path) from None
+        temporary_path.replace(path)
+    temporary_path.unlink(missing_ok=True)
 
 
-def _exists(path: Path) -> OutputError:
+def _make_exists_error(path: Path) -> OutputError:
     return OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
@@ -269,30 +279,30 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
 
 
-def path_in(folder: str | os.PathLike[str], *names: str) -> Path:
+def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
     """The path of an output in `folder`, through subfolders if there are several names.
 
     OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer than
     240 characters; and where a link leads out of `folder`.
     """
     for name in names:
-        if not FILE_NAME.fullmatch(name):
+        if not SAFE_FILE_NAME.fullmatch(name):
             raise OutputError(
                 f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "the first a letter, a digit or '_'"
             )
     path = Path(folder, *names)
-    expect_inside(path, folder)
+    check_inside_folder(path, folder)
     return path
 
 
-def expect_inside(path: Path, folder: str | os.PathLike[str]) -> None:
+def check_inside_folder(path: Path, folder: str | os.PathLike[str]) -> None:
     """OutputError where a path leads out of a folder through a link."""
     if not path.resolve().is_relative_to(Path(folder).resolve()):
         raise OutputError(f"{path} leads out of {folder} through a link; remove the link or choose another folder")
 
 
-def no_file(path: str | os.PathLike[str]) -> str:
+def describe_file_problem(path: str | os.PathLike[str]) -> str:
     """Why a path is no regular file, for an error."""
     path = Path(path)
     if path.is_dir():
@@ -300,22 +310,22 @@ def no_file(path: str | os.PathLike[str]) -> str:
     return "it is not a regular file, but a pipe, a socket or a device" if path.exists() else "there is no such file"
 
 
-def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
     """The bytes of a regular file; see `open_regular`."""
-    with open_regular(path, limit) as file:
+    with open_regular_file(path, max_bytes) as file:
         return file.read()
 
 
-def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> io.BufferedReader:
+def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `limit` bytes.
 
     It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.
     """
-    expect_regular(path, limit)  # before it is opened, which may already change a device
+    check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:
         status = os.fstat(file.fileno())
-        _expect_regular(status, limit)  # it may have been replaced since
+        _check_file_status(status, max_bytes)  # it may have been replaced since
     except OSError:
         file.close()
         raise
@@ -325,12 +335,12 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> io.B
     return Path(os.devnull).open("rb")
 
 
-def expect_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:
+def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
     """OSError for a pipe, a device, a socket, a folder, or a file of more than `limit` bytes; nothing is opened."""
-    _expect_regular(os.stat(path), limit)  # noqa: PTH116 - a Path costs more than a small file takes to read
+    _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
-def expect_regular_files(folder: str | os.PathLike[str]) -> None:
+def check_regular_files(folder: str | os.PathLike[str]) -> None:
     """OSError where a folder that someone else may have made holds a pipe, a socket or a device, or a link to one."""
     for place, _, names in os.walk(folder):
         for name in names:
@@ -341,10 +351,10 @@ def expect_regular_files(folder: str | os.PathLike[str]) -> None:
                     raise OSError(errno.EINVAL, f"{path} is not a regular file, but a pipe, a socket or a device")
 
 
-def _expect_regular(status: os.stat_result, limit: int | None) -> None:
+def _check_file_status(status: os.stat_result, max_bytes: int | None) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device")
-    if limit is not None and status.st_size > limit:
-        raise OSError(errno.EFBIG, f"it has {plural(status.st_size, 'byte', spec=',')}; the limit is {limit:,}")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {plural(status.st_size, 'byte', spec=',')}; the limit is {max_bytes:,}")

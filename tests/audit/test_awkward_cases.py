@@ -11,15 +11,15 @@ pytest.importorskip("pydantic")
 
 from camscope import audit
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import Subject
-from camscope.audit.core.predictions import Answered
-from camscope.audit.demo import phantom_audit
-from camscope.audit.performance.model_outputs import gives_probabilities, pooled
-from camscope.audit.stages.data_and_model import _numbered
-from camscope.audit.verification.verify import verified
-from camscope.batch import manifest_of
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.demo import write_demo_study
+from camscope.audit.performance.model_outputs import are_probability_outputs, pool_features
+from camscope.audit.stages.data_and_model import _renumber_rows
+from camscope.audit.verification.verify import verify_audit
+from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError
-from camscope.evaluation.ground_truth import Column, Files
+from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW = ("faithfulness", "sanity", "robustness")
@@ -48,7 +48,7 @@ TARGET_LAYER = {{"changed": "net.layer3"}}
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, one_thread):
     """The config of a confounded net, in a folder of its own."""
-    made = phantom_audit(tmp_path_factory.mktemp("cases"), 0.95, images=48)
+    made = write_demo_study(tmp_path_factory.mktemp("cases"), 0.95, n_images=48)
     return {**made.model_dump(), "skip": SLOW, "explain": {"findings": ["lesion"], "methods": ["gradcam"]}}
 
 
@@ -75,48 +75,48 @@ def changed_net(study, change, tmp_path):
 def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
     data = {**study["data"], "evidence": {"lesion": "mask"}}
     explain = {"findings": ["clear", "lesion"], "methods": ["gradcam"]}
-    made = audit.run({**study, "data": data, "explain": explain}, tmp_path / "audit")
-    assert "the finding" in made.summary.shortcut.markers["lesion"], "whichever is named first"
-    assert "the finding" not in made.summary.shortcut.markers["clear"]
+    made = audit.run_audit({**study, "data": data, "explain": explain}, tmp_path / "audit")
+    assert "the finding" in made.summary.shortcut.markers_by_finding["lesion"], "whichever is named first"
+    assert "the finding" not in made.summary.shortcut.markers_by_finding["clear"]
     words = {(one.question, one.finding): one for one in made.verdicts if one.question in ("localisation", "evidence")}
-    assert words["evidence", "lesion"].word == "supported"
-    assert words["evidence", "clear"].word == "not testable"
-    assert words["localisation", "clear"].word == "not testable"
-    assert {one.finding for one in made.summary.localise.lines} == {"lesion"}
+    assert words["evidence", "lesion"].conclusion == "supported"
+    assert words["evidence", "clear"].conclusion == "not testable"
+    assert words["localisation", "clear"].conclusion == "not testable"
+    assert {one.finding for one in made.summary.localization.metric_summaries} == {"lesion"}
     assert {one.finding for one in made.summary.shortcut.interventions if one.region == "token"} == {"lesion", "clear"}
     with pytest.raises(InputError, match="the place of one finding, and there are 2: say of which"):
-        audit.run({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
+        audit.run_audit({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
     with pytest.raises(InputError, match="evidence names 'token', which is none of the findings"):
-        audit.run({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
+        audit.run_audit({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
 
 
 def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path):
     for name in ("border", "the organ"):
         regions = {**study["regions"], "columns": {name: "region_token"}}
         with pytest.raises(InputError, match=f"regions.columns names '{name}', which is a region of its own"):
-            audit.run({**study, "regions": regions}, tmp_path / name)
+            audit.run_audit({**study, "regions": regions}, tmp_path / name)
 
 
 def test_a_device_that_is_not_there_and_a_window_that_is_none_are_refused_at_once(study, tmp_path):
     for device in ("tpu", "meta"):
         with pytest.raises(InputError, match=rf"model\.device = '{device}': \w"):
-            audit.run({**study, "model": {**study["model"], "device": device}}, tmp_path / "device")
+            audit.run_audit({**study, "model": {**study["model"], "device": device}}, tmp_path / "device")
     with pytest.raises(PreprocessError, match="the window is 'abc'"):
-        audit.run({**study, "data": {**study["data"], "window": "abc"}}, tmp_path / "window")
+        audit.run_audit({**study, "data": {**study["data"], "window": "abc"}}, tmp_path / "window")
     assert not (tmp_path / "window").exists()
 
 
 def test_ages_by_the_year_give_no_target_away(study):
     aged = table_of(study, lambda n, row: {**row, "age": 20 + n if n % 5 else ""}, "aged.csv")
-    table = _numbered(manifest_of(aged, strict=False)).table
+    table = _renumber_rows(build_manifest(aged, strict=False)).table
     assert set(table["age"].to_pylist()) == {None, "18-39", "40-64", "65-89"}
     few = table_of(study, lambda n, row: {**row, "age": 20 + n % 3}, "few.csv")
-    assert set(_numbered(manifest_of(few, strict=False)).table["age"].to_pylist()) == {20, 21, 22}
+    assert set(_renumber_rows(build_manifest(few, strict=False)).table["age"].to_pylist()) == {20, 21, 22}
 
 
 def test_clinical_audits_find_their_masks_too(study, tmp_path):
-    made = audit.run({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
-    assert made.summary.localise.images > 0
+    made = audit.run_audit({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
+    assert made.summary.localization.n_images > 0
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
 
 
@@ -136,30 +136,33 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
     data = {**study["data"], "manifest": manifest, "split": "split", "use": "test", "subgroups": ["age"]}
     plain = {**study, "data": data, "model": {**study["model"], "weights": str(weights)}, "skip": [*SLOW, "shortcut"]}
     research, clinical = (
-        audit.run({**plain, "report": {"profile": profile}}, tmp_path / profile) for profile in ("research", "clinical")
+        audit.run_audit({**plain, "report": {"profile": profile}}, tmp_path / profile)
+        for profile in ("research", "clinical")
     )
-    lines = [[one for one in made.summary.localise.lines if not one.control] for made in (research, clinical)]
+    lines = [
+        [one for one in made.summary.localization.metric_summaries if not one.control] for made in (research, clinical)
+    ]
     assert lines[0] == lines[1]
     enrichment = next(one for one in lines[0] if one.metric == "enrichment")
     asked = [n for n in ill if (n % 3 or n == ill[0]) and n != ill[1]]
-    assert enrichment.value.n == len(asked) - 1
-    assert enrichment.value.undefined == 1
+    assert enrichment.value.n_values == len(asked) - 1
+    assert enrichment.value.n_undefined == 1
     assert enrichment.value.value > 2
-    assert {one.level for one in research.summary.check.levels} == {"18-39", "40-64", "65-89"}
-    lost = [one for one in research.summary.check.flow if one.lost]
-    assert [(one.name, one.rows) for one in lost] == [("row without a path", 1)]
+    assert {one.level for one in research.summary.check.level_counts} == {"18-39", "40-64", "65-89"}
+    lost = [one for one in research.summary.check.flow if one.is_exclusion]
+    assert [(one.name, one.n_rows) for one in lost] == [("row without a path", 1)]
     assert not [file for file in research.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
-    found = verified(
-        research.folder, {**plain, "report": {"profile": "research"}}, rows=100
+    found = verify_audit(
+        research.folder, {**plain, "report": {"profile": "research"}}, n_rows=100
     )  # with the one without a mask
-    assert found.holds, [one for one in found.checks if not one.holds]
+    assert found.is_intact, [one for one in found.checks if not one.is_intact]
 
 
 def test_masks_of_other_images_leave_localisation_untested_and_say_why(study, tmp_path):
     data = {**study["data"], "manifest": table_of(study, lambda n, row: row | {"mask": f"gone/{n}.png"}, "gone.csv")}
-    made = audit.run({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
-    assert not made.summary.localise.tested
-    assert made.summary.localise.reason.startswith("no map has a value: its mask cannot be read")
+    made = audit.run_audit({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
+    assert not made.summary.localization.tested
+    assert made.summary.localization.reason.startswith("no map has a value: its mask cannot be read")
 
 
 def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
@@ -176,9 +179,12 @@ def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
         "regions": {"presets": ["border"]},
         "skip": [*SLOW, "shortcut"],
     }
-    run = audit.run(plain, tmp_path / "audit")
-    files = audit.run({**study, "skip": [*SLOW, "shortcut"]}, tmp_path / "files")
-    of = [[one.value.value for one in made.summary.localise.lines if not one.control] for made in (run, files)]
+    run = audit.run_audit(plain, tmp_path / "audit")
+    files = audit.run_audit({**study, "skip": [*SLOW, "shortcut"]}, tmp_path / "files")
+    of = [
+        [one.value.value for one in made.summary.localization.metric_summaries if not one.control]
+        for made in (run, files)
+    ]
     assert of[0] == of[1]
     assert not [file for file in run.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
 
@@ -197,10 +203,10 @@ def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path
         cv2.imwrite(str(folder / row["region_lungs"]), lungs)
         return row
 
-    clean = phantom_audit(tmp_path / "clean", 0.5, images=2).model.weights
+    clean = write_demo_study(tmp_path / "clean", 0.5, n_images=2).model.weights
     data = {**study["data"], "manifest": table_of(study, without_lesion, "cut.csv")}
-    made = audit.run({**study, "data": data, "model": {**study["model"], "weights": clean}}, tmp_path / "audit")
-    words = {(one.question, one.subject): one.speaks for one in made.verdicts}
+    made = audit.run_audit({**study, "data": data, "model": {**study["model"], "weights": clean}}, tmp_path / "audit")
+    words = {(one.question, one.qualifier): one.direction for one in made.verdicts}
     assert words["shortcut", "outside the organ"] != "against"
     assert words["blanked organ", "the organ"] != "against"
 
@@ -209,23 +215,23 @@ def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     change = (
         "return torch.where((x[:, 0, 30, 20] < x[:, 0, 30, 44])[:, None], float('nan'), out)"  # some, by themselves
     )
-    made = audit.run(changed_net(study, change, tmp_path), tmp_path / "audit")
-    errors = Answered.read(made.folder).errors
+    made = audit.run_audit(changed_net(study, change, tmp_path), tmp_path / "audit")
+    errors = Predictions.read(made.folder).errors
     assert 0 < len(errors) < 48
     assert 0 in errors, "the methods are tried on the first image that the model answers"
     assert set(errors.values()) == {"the model fails: the model's answer holds NaN or infinity"}
-    assert made.failures == len(errors)
-    assert made.summary.predict.findings[0].auroc.n == 48 - len(errors)
+    assert made.n_failures == len(errors)
+    assert made.summary.predict.performance[0].auroc.n_values == 48 - len(errors)
 
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
-    plain = audit.run({**study, "skip": (*SLOW, "localise", "shortcut")}, tmp_path / "plain")
-    soft = audit.run(changed_net(study, "return out.softmax(1)", tmp_path), tmp_path / "audit")
-    odds = [Answered.read(one.folder).odds[:, 0] for one in (plain, soft)]
+    plain = audit.run_audit({**study, "skip": (*SLOW, "localise", "shortcut")}, tmp_path / "plain")
+    soft = audit.run_audit(changed_net(study, "return out.softmax(1)", tmp_path), tmp_path / "audit")
+    odds = [Predictions.read(one.folder).log_odds[:, 0] for one in (plain, soft)]
     assert abs(odds[0] - odds[1]).max() < 0.02 * odds[0].std()
-    assert soft.summary.predict.probabilities
-    assert not plain.summary.predict.probabilities
+    assert soft.summary.predict.outputs_are_probabilities
+    assert not plain.summary.predict.outputs_are_probabilities
     assert any("probabilities" in one for one in soft.summary.warnings)
     sigmoid = changed_net(study, "return (out[:, 1:] - out[:, :1]).sigmoid()", tmp_path)
 
@@ -239,9 +245,9 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
         (tmp_path / "net.py").read_text().replace('"changed": CATEGORIES["shortcut_net"]', "")
     )
     sigmoid["model"] = {**sigmoid["model"], "outputs": "sigmoid"}
-    made = audit.run(sigmoid, tmp_path / "sigmoid")
-    assert abs(odds[0] - Answered.read(made.folder).odds[:, 0]).max() < 0.02 * odds[0].std()
-    assert not gives_probabilities(torch.tensor([[0.2], [1.4]]), "sigmoid")
+    made = audit.run_audit(sigmoid, tmp_path / "sigmoid")
+    assert abs(odds[0] - Predictions.read(made.folder).log_odds[:, 0]).max() < 0.02 * odds[0].std()
+    assert not are_probability_outputs(torch.tensor([[0.2], [1.4]]), "sigmoid")
 
 
 @pytest.mark.parametrize(
@@ -255,10 +261,10 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
     ],
 )
 def test_what_means_nothing_is_refused_before_any_image_is_read(study, tmp_path, monkeypatch, tables, error, words):
-    monkeypatch.setattr(Subject, "source", lambda subject, row: pytest.fail("an image was read"))
+    monkeypatch.setattr(AuditContext, "source", lambda subject, row: pytest.fail("an image was read"))
     config = {**study, **{name: {**study[name], **table} for name, table in tables.items()}}
     with pytest.raises(error, match=words):
-        audit.run(config, tmp_path / "audit")
+        audit.run_audit(config, tmp_path / "audit")
     assert not (tmp_path / "audit").exists()
 
 
@@ -269,7 +275,7 @@ def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_w
     with pytest.raises(
         PreprocessError, match=r'say preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'
     ):
-        audit.run(nameless, tmp_path / "audit")
+        audit.run_audit(nameless, tmp_path / "audit")
 
 
 def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(study, tmp_path):
@@ -278,23 +284,23 @@ def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(stu
 
     light = {**study, "skip": (*SLOW, "localise", "shortcut")}
     data = {**study["data"], "manifest": table_of(study, numbered, "numbers.csv")}
-    made = audit.run({**light, "data": data}, tmp_path / "audit")
-    assert made.summary.predict.findings[0].auroc.n == 47
+    made = audit.run_audit({**light, "data": data}, tmp_path / "audit")
+    assert made.summary.predict.performance[0].auroc.n_values == 47
     data["manifest"] = table_of(study, lambda n, row: {**row, "label": "7" if n == 3 else row["label"]}, "seven.csv")
     with pytest.raises(InputError, match="is no class of the model; there are clear, lesion"):
-        audit.run({**light, "data": data}, tmp_path / "other")
+        audit.run_audit({**light, "data": data}, tmp_path / "other")
 
 
 def test_features_are_means_over_places_whatever_the_layout():
     grid = (3, 4)
     values = torch.randn(2, 5, *grid)
     mean = values.flatten(2).mean(2)
-    torch.testing.assert_close(pooled(values, grid), mean)
-    torch.testing.assert_close(pooled(values.movedim(1, -1), grid), mean)
+    torch.testing.assert_close(pool_features(values, grid), mean)
+    torch.testing.assert_close(pool_features(values.movedim(1, -1), grid), mean)
     tokens = values.flatten(2).transpose(1, 2)
-    torch.testing.assert_close(pooled(tokens, grid), mean)
-    assert pooled(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
-    assert math.prod(pooled(torch.randn(2, 7), ()).shape) == 14
+    torch.testing.assert_close(pool_features(tokens, grid), mean)
+    assert pool_features(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
+    assert math.prod(pool_features(torch.randn(2, 7), ()).shape) == 14
 
 
 def test_a_name_that_is_a_column_is_the_column_wherever_a_folder_has_it(study, tmp_path, monkeypatch):
@@ -305,14 +311,19 @@ def test_a_name_that_is_a_column_is_the_column_wherever_a_folder_has_it(study, t
     digests = set()
     for folder in (tmp_path, Path(study["data"]["manifest"]).parent):
         monkeypatch.chdir(folder)
-        for named, kind in (("mask", Column), ("./mask", Files), ("places", Files), (str(tmp_path / "mask"), Files)):
+        for named, kind in (
+            ("mask", AnnotationColumn),
+            ("./mask", MaskFolder),
+            ("places", MaskFolder),
+            (str(tmp_path / "mask"), MaskFolder),
+        ):
             lines = [f"{name} = {value!r}" for name, value in {**data, "evidence": named}.items()]
             rest = f"[model]\nsource = {study['model']['source']!r}\n[explain]\nfindings = ['lesion']\n"
-            config = Config.parsed("\n".join(["[data]", *lines, rest]), tmp_path)
-            assert isinstance(Subject(config, tmp_path).evidence["lesion"], kind), named
+            config = Config.from_toml("\n".join(["[data]", *lines, rest]), tmp_path)
+            assert isinstance(AuditContext(config, tmp_path).ground_truth["lesion"], kind), named
             digests.add((named, config.digest))
     assert len(digests) == 4, "wherever one is, it is the same config"
 
 
 def test_a_config_is_a_value(study):
-    assert Config.of(study) == Config.of(Config.of(study))
+    assert Config.from_source(study) == Config.from_source(Config.from_source(study))

@@ -15,10 +15,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from camscope.audit import comparison
-from camscope.audit.core.schema import Measured
-from camscope.audit.verdicts import verdicts
-from camscope.batch.query import as_dicts
-from camscope.metrics.statistics import REPLICATES, Estimate, draws
+from camscope.audit.core.schema import MetricsResult
+from camscope.audit.verdicts import derive_verdicts
+from camscope.batch.query import table_to_dicts
+from camscope.metrics.statistics import N_RESAMPLES, Estimate, iter_bootstrap_indices
 from tests.audit_summary import FINDINGS, full, num, verdict
 
 
@@ -37,23 +37,23 @@ def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two):
     names = list(dict.fromkeys(patients))
     rows = [np.flatnonzero(np.array(patients) == name) for name in names]
     gaps = []
-    for drawn in np.concatenate(list(draws(len(names), REPLICATES, 3))):
+    for drawn in np.concatenate(list(iter_bootstrap_indices(len(names), N_RESAMPLES, 3))):
         taken = np.concatenate([rows[one] for one in drawn])
         areas = [roc_auc_score(truth[taken], answer[taken]) for answer in (first, second)]
         gaps.append(round(areas[1] - areas[0], 12))  # which sums trapezoids, and so not to the last bit
     sizes = [np.unique(np.array(patients)[truth == kind], return_counts=True)[1] for kind in (True, False)]
     fewest = min(some.sum() ** 2 / (some**2).sum() for some in sizes)  # of one size, with up to three images each
-    found = comparison._gap(truth, first, second, patients, seed=3)
+    found = comparison._compute_auroc_difference(truth, first, second, patients, seed=3)
     error = np.std(gaps) * np.sqrt(fewest / (fewest - 1))
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, fewest - 1) * error)
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(found.mean) / error, fewest - 1))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(found.mean) / error, fewest - 1))
     assert found.high - found.low < 0.1  # unpaired it is seven times as wide
 
 
 def test_answers_that_are_the_same_in_another_unit_differ_in_nothing(two):
     truth, first, _, patients = two
-    found = comparison._gap(truth, first, 3 * first - 1, patients, seed=0)
-    assert (found.mean, found.p) == (0, 1)
+    found = comparison._compute_auroc_difference(truth, first, 3 * first - 1, patients, seed=0)
+    assert (found.mean, found.p_value) == (0, 1)
     assert np.isnan([found.low, found.high]).all()
 
 
@@ -62,24 +62,24 @@ def test_answers_that_differ_by_rounding_differ_in_nothing(two):
     first = np.round(second, 1)  # with answers that tie, whose order rounding decides
     assert len(set(first)) < len(first)
     rounding = 1e-9 * np.where(truth, 1, -1)
-    assert comparison._gap(truth, first, first + rounding, patients, seed=0).p == 1
-    assert comparison._gap(truth, first, first + 1e5 * rounding, patients, seed=0).mean > 0
+    assert comparison._compute_auroc_difference(truth, first, first + rounding, patients, seed=0).p_value == 1
+    assert comparison._compute_auroc_difference(truth, first, first + 1e5 * rounding, patients, seed=0).mean > 0
     most = np.where(np.arange(len(truth)) < 0.9 * len(truth), 0, np.asarray(patients)).tolist()
-    gap = comparison._gap(truth, first, first + 1e5 * rounding, most, seed=0)
-    assert gap.p is None
-    assert gap.is_dominated
+    gap = comparison._compute_auroc_difference(truth, first, first + 1e5 * rounding, most, seed=0)
+    assert gap.p_value is None
+    assert gap.is_dominated_by_few_groups
 
 
 def test_a_number_that_is_anothers_is_no_second_test():
-    gap, other = (Estimate(mean, mean - 0.2, mean + 0.2, 80, 60, p=p) for mean, p in ((0.3, 0.02), (-0.1, 0.3)))
+    gap, other = (Estimate(mean, mean - 0.2, mean + 0.2, 80, 60, p_value=p) for mean, p in ((0.3, 0.02), (-0.1, 0.3)))
     few = Estimate(0.3, np.nan, np.nan, 5, 5)
     made = [(name, "nodule", num(0.2, 0.1), num(0.5, 0.1), gap) for name in ("remove", "keep")]
     made += [
         ("AUROC", "nodule", num(0.9, 0.1), num(0.8, 0.1), other),
         ("insert", "nodule", num(0.2, 0.1), num(0.5, 0.1), few),
     ]
-    found = [one.difference for one in comparison._corrected(made)]
-    assert [one.p for one in found] == [0.04, 0.04, 0.6, None]  # two tests
+    found = [one.difference for one in comparison._correct_for_multiplicity(made)]
+    assert [one.p_value for one in found] == [0.04, 0.04, 0.6, None]  # two tests
     wider = stats.t.ppf(1 - 0.025 / 2, 59) / stats.t.ppf(1 - 0.025, 59)
     assert found[0].high - found[0].value == pytest.approx(0.2 * wider, rel=1e-6)
 
@@ -122,10 +122,10 @@ def test_how_alike_maps_are_is_the_mean_of_their_correlations_under_the_findings
     second |= {"03": None, "05": second["05"][:3]}
     order = ["11", *list(second)[:-1]]  # the other run has them in another order, and so in other parts
     two = audited(tmp_path / "a", first, categories), audited(tmp_path / "b", {n: second[n] for n in order}, categories)
-    (found,) = comparison.agreements(*two, {name: n for n, name in enumerate(first)}, seed=0)
+    (found,) = comparison.compute_cross_model_agreements(*two, {name: n for n, name in enumerate(first)}, seed=0)
     values = [spearmanr(heat.ravel(), second[name].ravel()).statistic
               for name, heat in first.items() if name not in ("03", "05")]  # fmt: skip
-    assert (found.method, found.finding, found.correlation.n, found.correlation.undefined) == (
+    assert (found.method, found.finding, found.correlation.n_values, found.correlation.n_undefined) == (
         "gradcam",
         finding,
         10,
@@ -136,9 +136,9 @@ def test_how_alike_maps_are_is_the_mean_of_their_correlations_under_the_findings
 
 def test_of_maps_only_a_part_is_held_at_a_time(heats, tmp_path, monkeypatch):
     sizes = []
-    monkeypatch.setattr(comparison, "as_dicts", lambda table: sizes.append(len(table)) or as_dicts(table))
+    monkeypatch.setattr(comparison, "as_dicts", lambda table: sizes.append(len(table)) or table_to_dicts(table))
     two = (audited(tmp_path / name, heat) for name, heat in zip("ab", heats, strict=True))
-    (found,) = comparison.agreements(*two, {name: n for n, name in enumerate(heats[0])}, seed=0)
+    (found,) = comparison.compute_cross_model_agreements(*two, {name: n for n, name in enumerate(heats[0])}, seed=0)
     assert found.correlation.n == 12
     assert sizes == [4] * 6
 
@@ -152,23 +152,27 @@ def claimed(claim: str, finding: str, word: str, subject: str = "gradcam"):
 
 def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
     alike = [claimed("The maps stay.", "nodule", "supported"), claimed("The maps stay.", "effusion", "not supported")]
-    assert list(comparison.changes(alike, alike)) == []
+    assert list(comparison.find_verdict_changes(alike, alike)) == []
     moved = [
         alike[0],
         claimed("The maps stay.", "effusion", "not testable"),
         claimed("Another.", "nodule", "supported"),
     ]
-    found = list(comparison.changes(alike, moved))
-    change = comparison.Change("The maps stay.", "not supported", "not testable", "effusion")
-    assert found == [change, comparison.Change("Another.", "not there", "supported", "nodule")]
-    assert list(comparison.changes(moved, alike))[1:] == [
-        comparison.Change("Another.", "supported", "not there", "nodule")
+    found = list(comparison.find_verdict_changes(alike, moved))
+    change = comparison.VerdictChange("The maps stay.", "not supported", "not testable", "effusion")
+    assert found == [change, comparison.VerdictChange("Another.", "not there", "supported", "nodule")]
+    assert list(comparison.find_verdict_changes(moved, alike))[1:] == [
+        comparison.VerdictChange("Another.", "supported", "not there", "nodule")
     ]
 
 
 def test_no_two_verdicts_of_an_audit_make_the_same_claim():
-    line = full().localise.lines[0].model_copy(update={"metric": "stability", "method": "gradcam", "control": False})
+    line = (
+        full()
+        .localization.metric_summaries[0]
+        .model_copy(update={"metric": "stability", "method": "gradcam", "control": False})
+    )
     lines = tuple(line.model_copy(update={"finding": one}) for one in FINDINGS)
-    for robustness in (Measured(tested=False, reason="skipped"), Measured(lines=lines)):
-        claims = [one.claim for one in verdicts(full(robustness=robustness)) if one.question == "robustness"]
+    for robustness in (MetricsResult(tested=False, reason="skipped"), MetricsResult(metric_summaries=lines)):
+        claims = [one.claim for one in derive_verdicts(full(robustness=robustness)) if one.question == "robustness"]
         assert len(set(claims)) == len(claims) == len(FINDINGS)

@@ -21,10 +21,10 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from camscope import audit
-from camscope.audit.comparison import compared
+from camscope.audit.comparison import compare_audits
 from camscope.audit.core.config import Config, Margins
-from camscope.audit.demo import CLEAN, CONFOUNDED, phantom_audit
-from camscope.audit.verification.verify import verified
+from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+from camscope.audit.verification.verify import verify_audit
 from camscope.errors import InputError, OutputError, TargetError
 
 SMALL = {"faithfulness": 8, "robustness": 8, "sanity": 5, "gallery": 4}
@@ -43,18 +43,18 @@ def changed(config: Config, **tables: object) -> Config:
     plain = config.model_dump()
     for name, table in tables.items():
         plain[name] = {**plain[name], **table} if isinstance(table, dict) else table
-    return Config.of(plain)
+    return Config.from_source(plain)
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory, one_thread):
     """Of a clean and a confounded net: the config, and the finished audit."""
     made = {}
-    for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
+    for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
         folder = tmp_path_factory.mktemp(name)
         quick = {"skip": ("faithfulness", "sanity")} if name == "clean" else {}  # whose audit is made again and again
-        config = changed(phantom_audit(folder / "study", p, images=IMAGES), **FAST, **quick)
-        made[name] = config, audit.run(config, folder / "audit")
+        config = changed(write_demo_study(folder / "study", p, n_images=IMAGES), **FAST, **quick)
+        made[name] = config, audit.run_audit(config, folder / "audit")
     return made
 
 
@@ -167,9 +167,9 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     import torch
 
     from camscope import GradCAM
-    from camscope.metrics.robustness import agreements
+    from camscope.metrics.robustness import compare_under_transforms
     from camscope.models import load_model
-    from camscope.phantom.shortcut_study import as_input, draw_study
+    from camscope.phantom.shortcut_study import draw_study, to_study_input
 
     config, run = cases["confounded"]
     found = {one.metric: one.share for one in run.summary.robustness.held}
@@ -177,8 +177,8 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     values = run.metrics().filter(pyarrow.compute.field("stage") == "robustness")
     rows = sorted(set(values["row"].to_pylist()))
     net = load_model(config.model.source, weights=config.model.weights)
-    x = as_input(draw_study(IMAGES, 99, CONFOUNDED).images)[torch.tensor(rows)]
-    each = [one.held for image in x for one in agreements(GradCAM(net), image[None], 1)]
+    x = to_study_input(draw_study(IMAGES, 99, CONFOUNDED_PROBABILITY).images)[torch.tensor(rows)]
+    each = [one.is_prediction_stable for image in x for one in compare_under_transforms(GradCAM(net), image[None], 1)]
     assert found["stability"].value == pytest.approx(np.mean(each), abs=0.03)
     assert (found["stability"].n, found["stability"].groups) == (len(rows), len(rows))
     assert "held under this share of the changes of" in run.report.read_text(encoding="utf-8")
@@ -188,12 +188,12 @@ def test_the_predictions_are_those_of_the_model(cases):
     import torch
 
     from camscope.models import load_model
-    from camscope.phantom.shortcut_study import as_input, draw_study
+    from camscope.phantom.shortcut_study import draw_study, to_study_input
 
     config, run = cases["confounded"]
     net = load_model(config.model.source, weights=config.model.weights)
     with torch.no_grad():
-        scores = net(as_input(draw_study(IMAGES, 99, CONFOUNDED).images)).double()
+        scores = net(to_study_input(draw_study(IMAGES, 99, CONFOUNDED_PROBABILITY).images)).double()
     odds = np.array(run.predictions()["log odds lesion"].to_pylist())
     np.testing.assert_allclose(odds, (scores[:, 1] - scores[:, 0]).numpy(), atol=1e-4)
     truth = run.predictions()["truth lesion"].to_pylist()
@@ -222,33 +222,33 @@ def test_nothing_names_a_file_or_a_column_that_was_not_allowed(cases):
 
 
 def digests(folder):
-    from camscope.audit.provenance.provenance import outputs
+    from camscope.audit.provenance.provenance import digest_outputs
 
-    return outputs(folder)
+    return digest_outputs(folder)
 
 
 def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is_said(cases, tmp_path):
     config, run = cases["clean"]
-    alone = audit.run(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
+    alone = audit.run_audit(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
     for one, other in zip(alone.summary.shortcut.interventions, run.summary.shortcut.interventions, strict=True):
         assert one.effect.value == pytest.approx(other.effect.value, abs=1e-6)
-    assert alone.summary.predict.findings[0].auroc == run.summary.predict.findings[0].auroc
+    assert alone.summary.predict.performance[0].auroc == run.summary.predict.findings[0].auroc
     values = [one.metrics().filter(compute.equal(one.metrics()["stage"], "localise")) for one in (alone, run)]
     assert values[0].drop_columns("value").equals(values[1].drop_columns("value"))
     for one, other in zip(*(table["value"].to_pylist() for table in values), strict=True):
         assert one == pytest.approx(other, abs=1e-6)
     assert not alone.summary.sanity.tested
     assert "skipped" in alone.summary.sanity.reason
-    assert word(alone, "sanity").word == "not testable"
+    assert word(alone, "sanity").conclusion == "not testable"
 
 
 def test_a_second_start_computes_nothing_and_another_config_is_refused(cases):
     config, run = cases["clean"]
     before = (run.folder / "log.jsonl").read_text()
-    audit.run(config, run.folder)
+    audit.run_audit(config, run.folder)
     assert (run.folder / "log.jsonl").read_text() == before
     with pytest.raises(OutputError, match="another config: choose another folder"):
-        audit.run(changed(config, seed=1), run.folder)
+        audit.run_audit(changed(config, seed=1), run.folder)
 
 
 def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
@@ -266,7 +266,7 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
         time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    made = audit.run(config, tmp_path / "audit")
+    made = audit.run_audit(config, tmp_path / "audit")
     assert digests(made.folder) == digests(run.folder)
 
 
@@ -293,12 +293,12 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
         data={"manifest": str(tmp_path / "study" / "manifest.csv")},
         skip=(*SLOW, "shortcut"),
     )
-    run = audit.run(other, tmp_path / "audit")
-    assert run.failures == 4
+    run = audit.run_audit(other, tmp_path / "audit")
+    assert run.n_failures == 4
     assert "there is no such file" in (run.folder / "failures.csv").read_text()
-    assert run.summary.predict.findings[0].auroc.n == IMAGES - 4
+    assert run.summary.predict.performance[0].auroc.n_values == IMAGES - 4
     assert any("failures.csv" in one for one in run.summary.warnings)
-    assert verified(run.folder).holds, [one for one in verified(run.folder).checks if not one.holds]
+    assert verify_audit(run.folder).is_intact, [one for one in verify_audit(run.folder).checks if not one.is_intact]
 
 
 # That it can be checked
@@ -306,8 +306,8 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
 
 def test_a_finished_audit_holds_with_its_config_too(cases):
     config, run = cases["confounded"]
-    found = verified(run.folder, config, rows=3)
-    assert found.holds, [one for one in found.checks if not one.holds]
+    found = verify_audit(run.folder, config, n_rows=3)
+    assert found.is_intact, [one for one in found.checks if not one.is_intact]
     assert sum(one.name.startswith("row ") for one in found.checks) == 3
 
 
@@ -316,7 +316,7 @@ def test_a_finished_audit_holds_with_its_config_too(cases):
 )
 def test_one_flipped_bit_in_an_output_is_seen(copied, name):
     flip(copied / name)
-    assert not verified(copied).holds
+    assert not verify_audit(copied).is_intact
 
 
 def test_one_flipped_bit_in_a_map_is_seen(copied):
@@ -327,7 +327,7 @@ def test_one_flipped_bit_in_a_map_is_seen(copied):
     place = table.column_names.index("heat")
     column = pyarrow.array([one.tolist() for one in heat], table.schema.field("heat").type)
     parquet.write_table(table.set_column(place, table.schema.field("heat"), column), part)
-    assert not verified(copied).holds
+    assert not verify_audit(copied).is_intact
 
 
 def test_one_flipped_bit_in_weights_or_manifest_is_seen(cases, tmp_path):
@@ -339,9 +339,9 @@ def test_one_flipped_bit_in_weights_or_manifest_is_seen(cases, tmp_path):
         data[-2] ^= 1
         other.write_bytes(bytes(data))
         try:
-            found = verified(run.folder, changed(config, **{part: {name: str(other)}}), rows=0)
-            assert not found.holds
-            assert any(not one.holds and name.split("_")[0] in one.name for one in found.checks)
+            found = verify_audit(run.folder, changed(config, **{part: {name: str(other)}}), n_rows=0)
+            assert not found.is_intact
+            assert any(not one.is_intact and name.split("_")[0] in one.name for one in found.checks)
         finally:
             other.unlink()
 
@@ -359,27 +359,30 @@ def flip(path):
 
 def test_an_audit_compared_with_itself_differs_in_nothing(cases):
     _, run = cases["confounded"]
-    made = compared(run, run)
-    assert all(one.correlation.value == one.correlation.high == 1.0 > one.correlation.low for one in made.agreements)
+    made = compare_audits(run, run)
+    assert all(
+        one.correlation.value == one.correlation.high == 1.0 > one.correlation.low
+        for one in made.cross_model_agreements
+    )
     assert made.differences
     assert all(one.difference.value == 0 for one in made.differences)
-    assert not any(one.significant for one in made.differences)
-    assert not made.changes
+    assert not any(one.is_significant for one in made.differences)
+    assert not made.verdict_changes
 
 
 def test_another_checkpoint_on_the_same_images_is_told_from_the_first(cases, tmp_path):
     config, run = cases["confounded"]
     other = changed(config, model={"weights": cases["clean"][0].model.weights}, skip=SLOW)
-    made = compared(run, audit.run(other, tmp_path / "audit"))
+    made = compare_audits(run, audit.run_audit(other, tmp_path / "audit"))
     moved = next(one for one in made.differences if one.name == "insert token")
     assert moved.difference.high < -0.3
-    assert any(one.significant for one in made.differences)
-    assert any("token" in one.claim and one.second == "not supported" for one in made.changes)
-    assert json.loads(made.json())["differences"]
-    assert [one.method for one in made.agreements] == ["gradcam", "integratedgradients"]
-    assert all(one.correlation.high < 0.9 and one.correlation.n == IMAGES for one in made.agreements)
+    assert any(one.is_significant for one in made.differences)
+    assert any("token" in one.claim and one.second == "not supported" for one in made.verdict_changes)
+    assert json.loads(made.to_json())["differences"]
+    assert [one.method for one in made.cross_model_agreements] == ["gradcam", "integratedgradients"]
+    assert all(one.correlation.high < 0.9 and one.correlation.n_values == IMAGES for one in made.cross_model_agreements)
     with pytest.raises(InputError, match="different manifests"):
-        compared(run, cases["clean"][1])
+        compare_audits(run, cases["clean"][1])
 
 
 # What it refuses
@@ -397,39 +400,39 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         ({"data": {"split": "sex", "use": "X"}}, InputError, "no row"),
     ):
         with pytest.raises(error, match=words):
-            audit.run(changed(config, **tables), tmp_path / words.replace(" ", "-"))
+            audit.run_audit(changed(config, **tables), tmp_path / words.replace(" ", "-"))
     for plain, words in (
         ({"margin": 1}, "margin: extra inputs"),
         ({"margins": {"effect": -1}}, "margins.effect: input should be greater"),
         ({"fills": ("mean",)}, "fills: tuple should have at least 2"),
     ):
         with pytest.raises(InputError, match=words):
-            Config.of({**config.model_dump(), **plain})
+            Config.from_source({**config.model_dump(), **plain})
     with pytest.raises(InputError, match="there is no such file; camscope audit init"):
-        Config.of(tmp_path / "audit.toml")
+        Config.from_source(tmp_path / "audit.toml")
     (tmp_path / "audit.toml").write_text("[data")
     with pytest.raises(InputError, match="no TOML file"):
-        Config.of(tmp_path / "audit.toml")
+        Config.from_source(tmp_path / "audit.toml")
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
     config, _ = cases["clean"]
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="exists and is no audit"):
-        audit.run(config, tmp_path)
+        audit.run_audit(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_the_config_that_init_writes_runs(cases, tmp_path):
-    from camscope.audit.config_template import init
+    from camscope.audit.config_template import generate_config
 
     config, _ = cases["clean"]
     folder = Path(config.data.manifest).parent
-    text = init(
+    text = generate_config(
         config.data.manifest, config.model.source, weights=config.model.weights, modality="xray", relative_to=folder
     )
     (folder / "audit.toml").write_text(text)
-    made = Config.of(folder / "audit.toml")
+    made = Config.from_source(folder / "audit.toml")
     assert made.explain.findings == ("lesion",)
     assert made.data.patient == "patient"
     assert made.data.subgroups == ("site", "sex", "age")

@@ -118,8 +118,8 @@ def test_each_sample_alone_has_its_map_in_the_batch(method, case):
     batch = tool.attribute(x, targets)
     for i, target in enumerate(targets):
         torch.testing.assert_close(tool.attribute(x[i : i + 1], target)[0], batch[i], rtol=1e-10, atol=1e-14)
-    one_by_one = [tool.explain(image, target).heat for image, target in zip(x, targets, strict=True)]
-    together = [one.heat for one in tool.explain_batch(list(x), targets)]
+    one_by_one = [tool.explain(image, target).attribution for image, target in zip(x, targets, strict=True)]
+    together = [one.attribution for one in tool.explain_batch(list(x), targets)]
     np.testing.assert_allclose(np.stack(one_by_one), batch.numpy(), rtol=1e-10, atol=1e-14)
     np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-10, atol=1e-14)
 
@@ -297,13 +297,15 @@ def test_the_declared_cost_is_the_counted_cost(method):
     setattr(model, next(name for name, _ in model.named_children()), stem)
     seen_before(counting, x)
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
-    whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
+    whole, _, rests = (
+        cls.forward_passes.rpartition(" + ") if cls.forward_passes.endswith(" rests") else (cls.forward_passes, "", "0")
+    )
     tool.attribute(x, 1)  # the layout of tokens is proved once, by three passes of one sample
     stem.tally.rows = counting.tally.backward_rows = 0
     tool.attribute(x, 1)
     assert stem.rows == len(x) * amount(whole, tool, 7, x.shape[2:])
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
-        assert counting.backward_rows == len(x) * amount(cls.backwards, tool, 7, x.shape[2:])
+        assert counting.backward_rows == len(x) * amount(cls.backward_passes, tool, 7, x.shape[2:])
     if rests != "0":
         head = []
         model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))
@@ -356,11 +358,14 @@ def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
     targets = targets if answers(method, CALLABLE) else targets[:-1]
     tool = explainer(method, counting, f"model.{case.layer}")
     together = tool.explain_classes(x[0], targets)
-    if issubclass(cls, LayerExplainer) and cls.forwards.isdigit() and not (cls.second_order or cls.runs_model):
-        assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
+    if issubclass(cls, LayerExplainer) and cls.forward_passes.isdigit() and not (cls.second_order or cls.runs_model):
+        assert (counting.forwards, counting.backwards) == (
+            int(cls.forward_passes),
+            len(targets) * int(cls.backward_passes),
+        )
     for one, target in zip(together, targets, strict=True):
         alone = tool.explain(x[0], target)
-        assert one.heat.tobytes() == alone.heat.tobytes()
+        assert one.attribution.tobytes() == alone.attribution.tobytes()
         assert (one.target, one.label, one.score, one.status) == (alone.target, alone.label, alone.score, alone.status)
 
 

@@ -20,8 +20,8 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("jinja2")
 
-from camscope.batch import Query, Run, map_collection, run_batch
-from camscope.batch.contact_sheet import sheet
+from camscope.batch import BatchRun, Query, map_collection, run_batch
+from camscope.batch.contact_sheet import build_contact_sheet
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "img", "input", "br", "link", "hr"}
@@ -83,11 +83,11 @@ def run(tmp_path_factory):
     run_batch([GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"])
     (folder / "images" / "5.png").write_bytes((folder / "images" / "6.png").read_bytes())
     (folder / "images" / "7.png").unlink()
-    return Run(folder / "run")
+    return BatchRun(folder / "run")
 
 
 def read(run, *query, **options):
-    return Reader(sheet(run, Query(*query), **options).html)
+    return Reader(build_contact_sheet(run, Query(*query), **options).html)
 
 
 def test_every_row_is_a_card_with_its_words(run):
@@ -104,7 +104,7 @@ def test_every_row_is_a_card_with_its_words(run):
     assert len(page.all("img", class_="original")) == 10  # of 8 images one is broken, one has changed, one is gone
     assert sum("Without its original: it has changed since it was explained" in word for word in page.words) == 2
     assert sum("Without its original: there is no such file" in word for word in page.words) == 2
-    below = sheet(run, Query()).html.partition("<main>")[2]
+    below = build_contact_sheet(run, Query()).html.partition("<main>")[2]
     assert {unescape(one) for one in re.findall(r"<dt>(.*?)</dt>", below)} == {"asked for", "site", f"<b>{EVIL}"}
     assert "asked for nodule" in page.text.split("no map")[1]
     assert "asked for" not in cards[1]
@@ -134,10 +134,10 @@ def test_a_large_photograph_is_made_small_before_it_is_drawn_on(run):
     row = run.query("id = 'case 2' and method = 'gradcam'").to_pylist()[0]
     photo = run.photo(row)
     one = run.explanation(row, photo)
-    quick, whole = map_collection.thumbnail(one, photo, 60), one.overlay(height=60)
+    quick, whole = map_collection.render_thumbnail(one, photo, 60), one.overlay(height=60)
     assert quick.shape == whole.shape == (60, 90, 3)
     assert np.abs(quick.astype(int) - whole).mean() < 2
-    assert map_collection.thumbnail(one, None, 60).shape == (60, 90, 3)
+    assert map_collection.render_thumbnail(one, None, 60).shape == (60, 90, 3)
     page = read(run, "id = 'case 2'", size=60)
     assert {picture(one["src"]).shape for one in page.all("img")} == {(60, 90, 3)}
 
@@ -151,7 +151,7 @@ def test_an_image_is_read_once_for_all_its_rows(run, monkeypatch):
 
 
 def test_what_is_code_elsewhere_is_text_here(run):
-    made = sheet(run, Query())
+    made = build_contact_sheet(run, Query())
     page = Reader(made.html)
     assert EVIL in page.text
     assert f"<b>{EVIL}" in page.text
@@ -166,7 +166,7 @@ def test_what_is_code_elsewhere_is_text_here(run):
 
 
 def test_the_policy_allows_the_pages_own_style_and_pictures_alone(run):
-    html = sheet(run, Query(limit=1)).html
+    html = build_contact_sheet(run, Query(limit=1)).html
     (policy,) = (own["content"] for own in Reader(html).all("meta") if own.get("http-equiv"))
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

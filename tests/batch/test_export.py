@@ -9,15 +9,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import Explanation, GradCAM, LayerCAM, Placement, load_model
-from camscope.batch.coco_export import annotations, coco
-from camscope.batch.export import Cells
+from camscope.batch.coco_export import map_annotations, open_coco_writer
+from camscope.batch.export import CellEscaper
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
     run_batch([GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk=4)
     (folder / "images" / "4.png").write_bytes((folder / "images" / "3.png").read_bytes())
     (folder / "images" / "5.png").unlink()
-    return Run(folder / "run")
+    return BatchRun(folder / "run")
 
 
 def names(folder):
@@ -66,7 +66,7 @@ def test_maps_are_what_explanations_save_and_need_no_original(run, tmp_path):
     for path in tmp_path.iterdir():
         one = Explanation.load(path)
         same = own[one.method + one.name]
-        np.testing.assert_array_equal(one.heat, same.heat)
+        np.testing.assert_array_equal(one.attribution, same.heat)
         assert (one.placement, one.label, one.score, one.image) == (same.placement, same.label, same.score, None)
 
 
@@ -104,8 +104,8 @@ def test_a_map_that_was_asked_for_twice_is_one_file(tmp_path):
     model = load_model("phantom")
     top = GradCAM(model).explain(tmp_path / "0.png").target
     run_batch(GradCAM(model), tmp_path / "0.png", tmp_path / "run", [None, top])
-    made = Run(tmp_path / "run").export(tmp_path / "out", "json")
-    assert (made.rows, made.files, made.reasons) == (2, 1, {})
+    made = BatchRun(tmp_path / "run").export(tmp_path / "out", "json")
+    assert (made.n_rows, made.n_files, made.failure_counts) == (2, 1, {})
 
 
 def test_what_cannot_be_exported_is_said(run, tmp_path):
@@ -154,8 +154,8 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):
     found = table(tmp_path / "rows.csv")
     assert [row["'=site"] for row in found] == ["'=HYPERLINK(1)", "-5", "'@x", "plain", "'+1 2", ""]
     assert made.apostrophes == 4  # three cells and a name of a column
-    cells = Cells()
-    assert [cells.text(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
+    cells = CellEscaper()
+    assert [cells.escape(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
         *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t'=1", "'＝1", "a=1", '["=1"]', "")
     ]
 
@@ -165,7 +165,7 @@ def test_a_time_with_a_zone_is_a_cell(tmp_path):
     taken = pa.array([0], pa.timestamp("us", "UTC"))
     parquet.write_table(pa.table({"path": ["0.png"], "taken": taken}), tmp_path / "list.parquet")
     run_batch(GradCAM(load_model("phantom")), tmp_path / "list.parquet", tmp_path / "run")
-    Run(tmp_path / "run").export(tmp_path, "csv")
+    BatchRun(tmp_path / "run").export(tmp_path, "csv")
     assert table(tmp_path / "rows.csv")[0]["taken"] == "1970-01-01 00:00:00+00"
 
 
@@ -174,14 +174,14 @@ def test_a_time_with_a_zone_is_a_cell(tmp_path):
 
 def explained(heat, size=None):
     heat = np.array(heat, np.float32)
-    place = Placement.identity(heat.shape) if size is None else Placement.identity(heat.shape).on_image_of(size)
+    place = Placement.identity(heat.shape) if size is None else Placement.identity(heat.shape).on_resized_image(size)
     return Explanation(heat, "x", None, "cat", 1.0, 0.75, input_size=heat.shape, placement=place)
 
 
 def test_pieces_are_boxes_and_outlines_on_the_images_pixels():
     heat = np.zeros((8, 9))
     heat[1:3, 3:7], heat[6, 0] = 2.0, 1.5
-    block, dot = annotations(explained(heat), 0.5)
+    block, dot = map_annotations(explained(heat), 0.5)
     assert (block["bbox"], block["area"], block["score"], block["peak"], block["iscrowd"]) == (
         [3, 1, 4, 2],
         8,
@@ -192,11 +192,11 @@ def test_pieces_are_boxes_and_outlines_on_the_images_pixels():
     (outline,) = block["segmentation"]
     assert {*zip(outline[::2], outline[1::2], strict=True)} == {(3, 1), (7, 1), (7, 3), (3, 3)}  # x, y
     assert (dot["bbox"], dot["area"], dot["peak"]) == ([0, 6, 1, 1], 1, 0.75)
-    assert [one["bbox"] for one in annotations(explained(heat), 0.8)] == [[3, 1, 4, 2]]
-    assert annotations(explained(-heat), 0.5) == []
+    assert [one["bbox"] for one in map_annotations(explained(heat), 0.8)] == [[3, 1, 4, 2]]
+    assert map_annotations(explained(-heat), 0.5) == []
     ring = np.ones((5, 5))
     ring[1:4, 1:4] = 0
-    ((filled),) = annotations(explained(ring), 0.5)
+    ((filled),) = map_annotations(explained(ring), 0.5)
     assert (len(filled["segmentation"]), filled["area"]) == (1, 25)
 
 
@@ -204,7 +204,7 @@ def test_every_piece_of_any_map_has_its_own_outline():
     drawn = np.random.default_rng(0)
     for _ in range(200):
         heat = (drawn.random((7, 8)) < drawn.uniform(0.2, 0.9)) * drawn.uniform(0.5, 1, (7, 8))
-        for one in annotations(explained(heat), 0.5):
+        for one in map_annotations(explained(heat), 0.5):
             outline = np.reshape(one["segmentation"][0], (-1, 2))
             left, top, width, height = one["bbox"]
             assert outline.min(0).tolist() == [left, top]
@@ -215,7 +215,7 @@ def test_every_piece_of_any_map_has_its_own_outline():
 def test_a_map_without_a_place_has_no_annotations():
     one = explained(np.ones((2, 2)))
     with pytest.raises(GeometryError, match="where the map lies on the image is unknown"):
-        annotations(Explanation(one.heat, "x", None, "cat", 1.0, input_size=(2, 2)), 0.5)
+        map_annotations(Explanation(one.attribution, "x", None, "cat", 1.0, input_size=(2, 2)), 0.5)
 
 
 def test_a_coco_file_keeps_the_formats_rules(run, tmp_path):
@@ -247,9 +247,9 @@ def test_a_coco_file_keeps_the_formats_rules(run, tmp_path):
 
 def test_classes_of_one_name_and_words_that_are_no_class_have_their_own_categories(tmp_path):
     row = {"row": 4, "path": "4.png", "id": "4", "label": "crane", "method": "x", "layer": None}
-    with coco(tmp_path / "coco.json", ["crane", "cat", "crane"], {}, overwrite=False) as file:
+    with open_coco_writer(tmp_path / "coco.json", ["crane", "cat", "crane"], {}, overwrite=False) as file:
         for label, target in [("crane", 2), ("a heron", None), ("class 7", 7), ("a heron", None), ("crane", 0)]:
-            file.map({**row, "label": label}, target, [{}])
+            file.add_annotations({**row, "label": label}, target, [{}])
     found = json.loads((tmp_path / "coco.json").read_text())
     assert [one["category_id"] for one in found["annotations"]] == [3, 4, 5, 4, 1]
     assert [one["name"] for one in found["categories"]] == ["crane", "cat", "crane", "a heron", "class 7"]
@@ -267,7 +267,7 @@ def test_what_ends_half_way_leaves_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr("camscope.batch.coco_export.Coco.map", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "coco")
-    monkeypatch.setattr(Cells, "text", interrupted)
+    monkeypatch.setattr(CellEscaper, "text", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "csv")
     assert names(tmp_path) == []

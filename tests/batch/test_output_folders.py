@@ -15,18 +15,25 @@ import torch
 from PIL import Image
 
 from camscope import GradCAM, LayerCAM, load_model
-from camscope.errors import ImageError, OutputError, RunError, is_out_of_memory, is_transient, memory_reason
+from camscope.errors import ImageError, OutputError, RunError, describe_out_of_memory, is_out_of_memory, is_transient
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch import memory_budget as batch_memory  # noqa: E402
 from camscope.batch import overlays as batch_pictures  # noqa: E402
 from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
-from camscope.batch.run_store import Store  # noqa: E402
-from camscope.evaluation import measure  # noqa: E402
-from camscope.images.files.source_files import images_of  # noqa: E402
-from camscope.safe_files import FolderLock, held_alone, new_folder, write_bytes, write_generated, writing  # noqa: E402
+from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.evaluation import evaluate  # noqa: E402
+from camscope.images.files.source_files import list_image_paths  # noqa: E402
+from camscope.safe_files import (  # noqa: E402
+    FolderLock,
+    create_folder_atomically,
+    folder_locked,
+    open_atomic,
+    write_bytes,
+    write_generated,
+)
 
 FACTS = {"made_with": {"methods": {"gradcam 0": {}}, "targets": [0]}}
 OTHER = {"made_with": {"methods": {"layercam 0": {}}, "targets": [1]}}
@@ -66,21 +73,21 @@ def test_overwriting_removes_no_parts_that_no_run_json_claims(folder, model, tmp
 def test_values_do_not_replace_the_maps_they_are_computed_from(folder, model, tmp_path):
     run_batch(GradCAM(model), folder, tmp_path / "out")
     with pytest.raises(OutputError, match="holds maps, which are not replaced by metric values"):
-        measure(tmp_path / "out", tmp_path / "out", overwrite=True)
-    assert len(Run(tmp_path / "out")) == 4
+        evaluate(tmp_path / "out", tmp_path / "out", overwrite=True)
+    assert len(BatchRun(tmp_path / "out")) == 4
 
 
 def test_overwriting_removes_nothing_behind_a_link(tmp_path):
-    there, out = Store(tmp_path / "there"), Store(tmp_path / "out")
+    there, out = RunStore(tmp_path / "there"), RunStore(tmp_path / "out")
     for store in (there, out):
-        with store.begun(FACTS):
-            store.write(0, rows_of(0))
+        with store.open_run(FACTS):
+            store.write_part(0, rows_of(0))
     (tmp_path / "aside").mkdir()
-    out.parts.rename(tmp_path / "aside" / "parts")
-    out.parts.symlink_to(there.parts)
+    out.parts_folder.rename(tmp_path / "aside" / "parts")
+    out.parts_folder.symlink_to(there.parts_folder)
     with pytest.raises(OutputError, match="a link"):
-        Store(out.folder).begin(OTHER, overwrite=True)
-    assert there.finished() == {0}
+        RunStore(out.folder).begin(OTHER, overwrite=True)
+    assert there.finished_chunks() == {0}
 
 
 def audit_of_another_program(folder: Path) -> Path:
@@ -91,10 +98,10 @@ def audit_of_another_program(folder: Path) -> Path:
 
 def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.runner import _expect_audit
+    from camscope.audit.runner import _check_audit_folder
 
     with pytest.raises(OutputError, match="exists and is no audit"):
-        _expect_audit(audit_of_another_program(tmp_path / "npm"))
+        _check_audit_folder(audit_of_another_program(tmp_path / "npm"))
 
 
 def own_audit(folder: Path) -> Path:
@@ -105,9 +112,9 @@ def own_audit(folder: Path) -> Path:
     (folder / "log.jsonl").write_text('{"event": "begun", "time": "now"}\n')
     (folder / "stages" / "check.json").write_text('{"tested": true, "reason": ""}')
     for name in ("maps", "faithfulness/0/maps", "localise/0"):
-        store = Store(folder / name)
-        with store.begun(FACTS):
-            store.write(0, rows_of(0))
+        store = RunStore(folder / name)
+        with store.open_run(FACTS):
+            store.write_part(0, rows_of(0))
     (folder / "thesis.tex").write_text("mine")
     return folder
 
@@ -118,23 +125,23 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def logged_audit(folder: Path) -> Path:
     """What an audit leaves behind that wrote down what it wrote."""
-    from camscope.audit.provenance.file_ownership import LAST, note_begun, note_written
+    from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_files, log_stage_start
 
     own_audit(folder)
-    for stage in ("check", "explain", "faithfulness", "localise", LAST):
-        note_begun(folder, stage, [0])
-        note_written(folder, stage)
+    for stage in ("check", "explain", "faithfulness", "localise", REPORT_STAGE):
+        log_stage_start(folder, stage, [0])
+        log_stage_files(folder, stage)
     return folder
 
 
 @pytest.mark.parametrize("audit", [own_audit, logged_audit])
 def test_of_an_audit_only_what_an_audit_wrote_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import expect_own, remove_outputs
+    from camscope.audit.provenance.file_ownership import list_audit_files, remove_outputs
 
     folder = audit(tmp_path / "audit")
     (folder / "maps" / f".{'0' * 16}.part").write_bytes(b"half")
-    expect_own(folder)
+    list_audit_files(folder)
     remove_outputs(folder)
     assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
     assert not (folder / "maps").exists()
@@ -169,9 +176,9 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     from camscope.audit.provenance.file_ownership import remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
-    store = Store(folder / place)
-    with store.begun(FACTS):
-        store.write(0, rows_of(0))
+    store = RunStore(folder / place)
+    with store.open_run(FACTS):
+        store.write_part(0, rows_of(0))
     before = files_below(folder)
     with pytest.raises(OutputError, match=rf"not of an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
         remove_outputs(folder)
@@ -195,17 +202,17 @@ def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path)
 
 def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import note_begun, remove_outputs
+    from camscope.audit.provenance.file_ownership import log_stage_start, remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
-    note_begun(folder, "robustness", [0, 2])
+    log_stage_start(folder, "robustness", [0, 2])
     for place in ("robustness/0/maps", "robustness/7/maps"):
-        store = Store(folder / place)
-        with store.begun(FACTS):
-            store.write(0, rows_of(0))
+        store = RunStore(folder / place)
+        with store.open_run(FACTS):
+            store.write_part(0, rows_of(0))
     with pytest.raises(OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
         remove_outputs(folder)
-    Store(folder / "robustness" / "7" / "maps").remove()
+    RunStore(folder / "robustness" / "7" / "maps").remove()
     remove_outputs(folder)
     assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
 
@@ -222,7 +229,9 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
     with pytest.raises(OutputError, match="not of an audit"):
         remove_outputs(folder)
     assert (folder / name).read_text() == '{"mine": 1}'
-    assert Store(folder / "faithfulness" / "0" / "maps").finished() == {0}, "nothing was removed before the error"
+    assert RunStore(folder / "faithfulness" / "0" / "maps").finished_chunks() == {0}, (
+        "nothing was removed before the error"
+    )
 
 
 def test_a_generated_file_replaces_no_other(tmp_path):
@@ -237,38 +246,38 @@ def test_a_generated_file_replaces_no_other(tmp_path):
 
 
 def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(tmp_path):
-    first, second, third = (Store(tmp_path / "out") for _ in range(3))
-    with first.begun(FACTS), second.begun(FACTS):
+    first, second, third = (RunStore(tmp_path / "out") for _ in range(3))
+    with first.open_run(FACTS), second.open_run(FACTS):
         with pytest.raises(OutputError, match="another process is writing"):
             third.begin(OTHER, overwrite=True)
-        first.write(0, rows_of(0))
-        second.write(1, rows_of(1))
-    with third.begun(OTHER, overwrite=True):
-        assert third.finished() == set()
+        first.write_part(0, rows_of(0))
+        second.write_part(1, rows_of(1))
+    with third.open_run(OTHER, overwrite=True):
+        assert third.finished_chunks() == set()
 
 
 def test_a_process_whose_run_was_replaced_ends_with_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderLock, "_locked", lambda self, kind: True)  # a file system without locks
-    first, second = Store(tmp_path / "out"), Store(tmp_path / "out")
+    first, second = RunStore(tmp_path / "out"), RunStore(tmp_path / "out")
     first.begin(FACTS)
     second.begin(OTHER, overwrite=True)
     with pytest.raises(RunError, match="replaced by another run"):
-        first.write(0, rows_of(0))
-    assert (second.finished(), os.listdir(second.parts)) == (set(), [])  # noqa: PTH208 - names
+        first.write_part(0, rows_of(0))
+    assert (second.finished_chunks(), os.listdir(second.parts_folder)) == (set(), [])  # noqa: PTH208 - names
 
 
 def test_a_part_of_another_run_is_not_counted_as_done(tmp_path):
-    stale, store = Store(tmp_path / "stale"), Store(tmp_path / "out")
-    with stale.begun(OTHER):
-        stale.write(0, rows_of(0))
-    with store.begun(FACTS):
-        store.write(1, rows_of(1))
-        (stale.parts / "part-00000000.parquet").rename(store.path_of(0))
-        assert store.of_this_run([0, 1]) == [1]
+    stale, store = RunStore(tmp_path / "stale"), RunStore(tmp_path / "out")
+    with stale.open_run(OTHER):
+        stale.write_part(0, rows_of(0))
+    with store.open_run(FACTS):
+        store.write_part(1, rows_of(1))
+        (stale.parts_folder / "part-00000000.parquet").rename(store.part_path(0))
+        assert store.select_own_parts([0, 1]) == [1]
 
 
 def _hold(folder, ready):
-    store = Store(folder)
+    store = RunStore(folder)
     store.begin(FACTS)
     ready.set()
     time.sleep(60)
@@ -281,16 +290,16 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     process.start()
     assert ready.wait(30)
     with pytest.raises(OutputError, match="another process"):
-        Store(tmp_path / "out").begin(OTHER, overwrite=True)
+        RunStore(tmp_path / "out").begin(OTHER, overwrite=True)
     process.kill()
     process.join()
-    with Store(tmp_path / "out").begun(OTHER, overwrite=True) as new:
+    with RunStore(tmp_path / "out").open_run(OTHER, overwrite=True) as new:
         assert new
 
 
 def test_an_audits_folder_is_held_by_one_at_a_time_and_an_empty_one_goes(tmp_path):
     audit = tmp_path / "audit"
-    with held_alone(audit), pytest.raises(OutputError, match="another process"), held_alone(audit):
+    with folder_locked(audit), pytest.raises(OutputError, match="another process"), folder_locked(audit):
         pass
     assert not (tmp_path / "audit").exists()
 
@@ -304,29 +313,29 @@ def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder
     (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
     tools = [GradCAM(model), LayerCAM(model, "layer3")]
     outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2)
-    assert outcome.transient == {"there is no such file": 1}
-    assert outcome.failures == 2
+    assert outcome.transient_failure_counts == {"there is no such file": 1}
+    assert outcome.n_failures == 2
     (tmp_path / "away.png").rename(folder / "1.png")
-    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2).failures == 2, "not asked to"
+    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2).n_failures == 2, "not asked to"
     again = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2, retry_failed=True)
-    assert (again.total, again.before, again.images, again.failures) == (4, 2, 2, 1)
-    assert not again.transient
+    assert (again.n_images, again.n_done_before, again.n_processed, again.n_failures) == (4, 2, 2, 1)
+    assert not again.transient_failure_counts
     run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", chunk=2)
     columns = ["row", "id", "sha256", "status", "error", "failure", "method"]
-    there, whole = Run(tmp_path / "out"), Run(tmp_path / "whole")
+    there, whole = BatchRun(tmp_path / "out"), BatchRun(tmp_path / "whole")
     assert there.table(columns).to_pylist() == whole.table(columns).to_pylist()
     for one, other in zip(there, whole, strict=True):  # the images of a pass are other ones
-        np.testing.assert_allclose(one.heat, other.heat, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(one.attribution, other.attribution, rtol=1e-4, atol=1e-6)
 
 
 def test_values_of_a_retried_image_are_computed_again(folder, model, tmp_path):
     (folder / "1.png").rename(tmp_path / "away.png")
     (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
     run_batch(GradCAM(model), tmp_path / "list.csv", tmp_path / "out")
-    before = measure(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
+    before = evaluate(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
     (tmp_path / "away.png").rename(folder / "1.png")
     run_batch(GradCAM(model), tmp_path / "list.csv", tmp_path / "out", retry_failed=True)
-    after = measure(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
+    after = evaluate(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
     assert set(after["row"].to_pylist()) - set(before["row"].to_pylist()) == {1}
 
 
@@ -337,9 +346,9 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Image.Image, "load", full)
         outcome = run_batch(GradCAM(model), folder, tmp_path / "out")
-    assert list(outcome.reasons) == ["out of memory while decoding it"]
-    assert outcome.transient == outcome.reasons
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).failures == 0
+    assert list(outcome.failure_counts) == ["out of memory while decoding it"]
+    assert outcome.transient_failure_counts == outcome.failure_counts
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).n_failures == 0
 
 
 @pytest.mark.parametrize(
@@ -373,7 +382,7 @@ def test_failures_are_told_apart_also_behind_an_error_of_ours(error, transient, 
 def test_a_memory_error_is_told_without_stack_frames():
     said = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: "
     said += "you tried to allocate 96 bytes. Error code 12\nframe #0: c10::ThrowEnforceNotMet"
-    assert memory_reason(RuntimeError(said)) == "out of memory (96 bytes requested)"
+    assert describe_out_of_memory(RuntimeError(said)) == "out of memory (96 bytes requested)"
 
 
 # --- links
@@ -388,9 +397,9 @@ def test_linked_folders_are_searched_once_and_a_link_to_itself_ends(tmp_path):
     (tmp_path / "d" / "linked").symlink_to(tmp_path / "e")
     (tmp_path / "d" / "twice").symlink_to(tmp_path / "e")
     expected = [str(tmp_path / name) for name in ("d/a/y.png", "d/linked/f/r.png", "d/linked/q.png", "d/x.png")]
-    assert sorted(images_of(str(tmp_path / "d"), deep=True)) == expected
-    assert sorted(images_of(str(tmp_path / "d" / "**" / "*.png"), deep=True)) == expected
-    assert manifest_of(str(tmp_path / "d" / "**" / "*.png")).table["path"].to_pylist() == expected
+    assert sorted(list_image_paths(str(tmp_path / "d"), recursive=True)) == expected
+    assert sorted(list_image_paths(str(tmp_path / "d" / "**" / "*.png"), recursive=True)) == expected
+    assert build_manifest(str(tmp_path / "d" / "**" / "*.png")).table["path"].to_pylist() == expected
 
 
 def test_double_stars_match_what_glob_matches_where_there_is_no_link(tmp_path, monkeypatch):
@@ -402,7 +411,7 @@ def test_double_stars_match_what_glob_matches_where_there_is_no_link(tmp_path, m
     monkeypatch.chdir(tmp_path)
     for pattern in ("**/*.png", "a/**/*.png", "a/**", "**/b/**/*.png", "*/**/c/*.png", "./**/*.png"):
         there = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True) if path.endswith(".png")}  # noqa: PTH207
-        assert {os.path.normpath(path) for path in images_of(pattern, deep=True)} == there
+        assert {os.path.normpath(path) for path in list_image_paths(pattern, recursive=True)} == there
 
 
 # --- memory
@@ -414,12 +423,12 @@ def test_large_images_are_decoded_alone_and_overlays_have_a_largest_size(folder,
     plain = run_batch(GradCAM(model), folder, tmp_path / "plain")
     monkeypatch.setattr(batch_pictures, "LARGEST", 60_000)
     outcome = run_batch(GradCAM(model), folder, tmp_path / "out", overlays="png")
-    assert outcome.images == plain.images == 5
+    assert outcome.n_processed == plain.n_processed == 5
     (overlay,) = (tmp_path / "out" / "overlays").rglob("*large*.png")
     with Image.open(overlay) as drawn:
         assert drawn.width * drawn.height <= 60_000 * 1.3  # a strip below it may tell of a flag
         assert drawn.width == 300
-    assert Run(tmp_path / "out").table(["heat"]) == Run(tmp_path / "plain").table(["heat"])
+    assert BatchRun(tmp_path / "out").table(["heat"]) == BatchRun(tmp_path / "plain").table(["heat"])
 
 
 def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
@@ -427,11 +436,11 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
     entered = threading.Event()
 
     def large():
-        with budget.held(2**40):
+        with budget.reserve(2**40):
             order.append("large")
             entered.set()
 
-    with budget.held(2**20):
+    with budget.reserve(2**20):
         thread = threading.Thread(target=large)
         thread.start()
         assert not entered.wait(0.1)
@@ -443,10 +452,10 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
 def test_waiting_images_count_until_they_are_freed(monkeypatch):
     monkeypatch.setattr(batch_memory, "WAITING", 100)
     budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
-    assert budget.keeps(image, None)
-    assert not budget.keeps(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_waiting(image, None)
+    assert not budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
     del image
-    assert budget.keeps(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
 
 
 # --- disks
@@ -464,10 +473,13 @@ def small_files():
 def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path, small_files):
     with pytest.raises(OutputError, match=rf"{tmp_path}/a\.bin: it cannot be written: .*10,000 bytes needed"):
         write_bytes(tmp_path / "a.bin", bytes(10_000))
-    store = Store(tmp_path / "run")
-    with store.begun(FACTS), pytest.raises(OutputError, match=r"part-00000003\.parquet: it cannot be written"):
-        store.write(3, pa.table({"row": np.random.default_rng(0).integers(0, 2**62, 5000)}))
-    with pytest.raises(OutputError, match=r"0001\.dcm: it cannot be written"), new_folder(tmp_path / "series") as made:
+    store = RunStore(tmp_path / "run")
+    with store.open_run(FACTS), pytest.raises(OutputError, match=r"part-00000003\.parquet: it cannot be written"):
+        store.write_part(3, pa.table({"row": np.random.default_rng(0).integers(0, 2**62, 5000)}))
+    with (
+        pytest.raises(OutputError, match=r"0001\.dcm: it cannot be written"),
+        create_folder_atomically(tmp_path / "series") as made,
+    ):
         write_bytes(made / "0001.dcm", bytes(10_000))
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["run.json"]
     assert not (tmp_path / "series").exists()
@@ -484,6 +496,6 @@ def test_on_a_full_disk_the_bytes_needed_and_free_are_told(tmp_path, monkeypatch
 
 
 def test_an_error_of_who_writes_stays_what_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError), writing(tmp_path / "a.csv"):
+    with pytest.raises(FileNotFoundError), open_atomic(tmp_path / "a.csv"):
         (tmp_path / "not there").read_bytes()
     assert not list(tmp_path.iterdir())

@@ -8,10 +8,10 @@ from camscope.errors import InputError
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 
-from camscope.batch import Query, Run  # noqa: E402 - it needs pyarrow
-from camscope.batch.query import Pieces, by_image  # noqa: E402
-from camscope.batch.result_rows import NOT_IN_ALL, column_types  # noqa: E402
-from camscope.batch.run_store import Store  # noqa: E402
+from camscope.batch import BatchRun, Query  # noqa: E402 - it needs pyarrow
+from camscope.batch.query import RowReader, iter_rows_by_image  # noqa: E402
+from camscope.batch.result_rows import OPTIONAL_COLUMNS, column_types  # noqa: E402
+from camscope.batch.run_store import RunStore  # noqa: E402
 
 PARTS, IMAGES = 12, 5  # of each part; two methods of each image
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     Columns of a run that no query here asks for hold nulls.
     """
     folder = tmp_path_factory.mktemp("query") / "run"
-    store, drawn = Store(folder), np.random.default_rng(0).permutation(PARTS * IMAGES * 2)
+    store, drawn = RunStore(folder), np.random.default_rng(0).permutation(PARTS * IMAGES * 2)
     made = {
         "model": {"source": "net", "digest": "0" * 64},
         "methods": {"gradcam 1": {}, "layercam 1": {}},
@@ -51,10 +51,10 @@ def run(tmp_path_factory):
             "heat": pa.array([None if n % 7 == 0 else [n, n + 0.5] for n in numbers], pa.list_(pa.float32())),
             'a"b': numbers * 10,
         }
-        always = {name: kind for name, kind in column_types().items() if name not in NOT_IN_ALL}
+        always = {name: kind for name, kind in column_types().items() if name not in OPTIONAL_COLUMNS}
         empty = {name: pa.nulls(len(numbers), kind) for name, kind in always.items()}
-        store.write(part, pa.table({**empty, **table}))
-    return Run(folder)
+        store.write_part(part, pa.table({**empty, **table}))
+    return BatchRun(folder)
 
 
 def numbers(table):
@@ -105,7 +105,7 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
     import pyarrow.parquet as parquet
 
     shutil.copytree(run.folder, tmp_path / "run")
-    damaged = Run(tmp_path / "run")
+    damaged = BatchRun(tmp_path / "run")
     for part, path in enumerate(sorted((tmp_path / "run" / "parts").iterdir())):
         group = parquet.ParquetFile(path).metadata.row_group(0)
         heat = next(group.column(n) for n in range(group.num_columns) if "heat" in group.column(n).path_in_schema)
@@ -142,7 +142,7 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
 )
 def test_what_is_no_condition_is_one_clear_error(run, where, said):
     outside = pa.table({"x": [1]})  # a variable of the caller's is no table of the query's
-    for asked in (lambda: run.query(where), lambda: Query(where).matching(run.dataset)):
+    for asked in (lambda: run.query(where), lambda: Query(where).count_matching(run.dataset)):
         with pytest.raises(InputError, match=said) as caught:
             asked()
         assert "\n" not in str(caught.value)
@@ -164,16 +164,16 @@ def test_what_is_no_order_is_one_clear_error(run, sort):
 def test_the_limit_is_a_number_of_rows(run):
     with pytest.raises(InputError, match="limit=0; expected 1 row or more"):
         run.query(limit=0)
-    assert Query("row < 5", limit=2).matching(run.dataset) == 10
+    assert Query("row < 5", limit=2).count_matching(run.dataset) == 10
 
 
 def test_rows_come_by_image_with_maps_as_arrays(run):
     places = np.array([3, 10, 11, 12, 50])
-    images = list(by_image(run.dataset, places))
+    images = list(iter_rows_by_image(run.dataset, places))
     assert [[row["id"] for row in own] for own in images] == [["id 3"], ["id 10", "id 11"], ["id 12"], ["id 50"]]
     assert images[1][0]["heat"].dtype == np.float32
     assert images[1][1]["heat"].tolist() == [11, 11.5]
-    assert Pieces(run.dataset).take(np.array([50, 3, 50]))["id"].to_pylist() == ["id 50", "id 3", "id 50"]
+    assert RowReader(run.dataset).take(np.array([50, 3, 50]))["id"].to_pylist() == ["id 50", "id 3", "id 50"]
 
 
 def test_a_run_says_what_it_is(run):
@@ -181,9 +181,9 @@ def test_a_run_says_what_it_is(run):
     assert run.failures == 18
     assert repr(run).endswith("images 60, rows 120 (18 without a map), gradcam, layercam of net (000000000000)>")
     assert "<td style='text-align:left'>120 (18 without a map)</td>" in run._repr_html_()
-    store = Store(run.folder)
-    moved = store.path_of(PARTS - 1).rename(run.folder / "aside")
+    store = RunStore(run.folder)
+    moved = store.part_path(PARTS - 1).rename(run.folder / "aside")
     try:
         assert "images 55 of 60 so far, rows 110" in repr(run)
     finally:
-        moved.rename(store.path_of(PARTS - 1))
+        moved.rename(store.part_path(PARTS - 1))

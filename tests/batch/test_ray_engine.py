@@ -26,9 +26,9 @@ pa = pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
 pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
 
-from camscope.batch import Run, local_engine, manifest_of, ray_cluster, ray_engine, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.run_store import Store  # noqa: E402
-from camscope.batch.runner import facts  # noqa: E402
+from camscope.batch import BatchRun, build_manifest, local_engine, ray_cluster, ray_engine, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -76,7 +76,7 @@ def folder(tmp_path):
 
 
 def rows(output):
-    return Run(output).table().drop_columns(["seconds"])
+    return BatchRun(output).table().drop_columns(["seconds"])
 
 
 class Preprocess:
@@ -136,10 +136,10 @@ class Refuses(torch.nn.Module):
         raise RuntimeError("no")
 
 
-class DiesOnceWhileItWrites(Store):
+class DiesOnceWhileItWrites(RunStore):
     """Half of the third part is on the disk when its process is killed; the fourth is whole, but nobody was told of it."""
 
-    def write(self, chunk, table):
+    def write_part(self, chunk, table):
         import pyarrow.parquet
 
         write_table, seen = pyarrow.parquet.write_table, self.folder / "seen"
@@ -154,7 +154,7 @@ class DiesOnceWhileItWrites(Store):
         if chunk == 2 and not seen.exists():
             seen.touch()
             pyarrow.parquet.write_table = half
-        super().write(chunk, table)
+        super().write_part(chunk, table)
         if chunk == 3 and not (self.folder / "untold").exists():
             (self.folder / "untold").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -177,10 +177,10 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
         [None, "nodule"],
         **how,
         engine="ray",
-        told=lambda so_far: told.append((so_far.total, so_far.images, so_far.failures)),
+        told=lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)),
     )
     assert one == other
-    assert (one.images, one.failures, one.reasons["there is no such file"]) == (17, 3, 1)
+    assert (one.n_processed, one.n_failures, one.failure_counts["there is no such file"]) == (17, 3, 1)
     assert (told[0], told[-1]) == ((17, 0, 0), (17, 17, 3))
     assert len(told) == 1 + 6, "it is told when a chunk is done"
     assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
@@ -194,7 +194,7 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
     assert facts[0] == facts[1]
     for engine, missing in {"local": [0], "ray": [1, 5]}.items():
         for chunk in missing:
-            Store(tmp_path / "ray").path_of(chunk).unlink()
+            RunStore(tmp_path / "ray").part_path(chunk).unlink()
         again = run_batch(
             tools,
             file,
@@ -204,8 +204,8 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
             engine=engine,
             workers=WORKERS[engine],
         )
-        assert again.images == sum(2 if chunk == 5 else 3 for chunk in missing)
-        assert again.before == 17 - again.images
+        assert again.n_processed == sum(2 if chunk == 5 else 3 for chunk in missing)
+        assert again.n_done_before == 17 - again.n_processed
         assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
 
 
@@ -261,7 +261,7 @@ def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
     names = {}
     exec(first, names)
     exec(own.replace("workers=2", "workers=1"), names)
-    assert len(Run("heatmaps-by-ray")) == 16
+    assert len(BatchRun("heatmaps-by-ray")) == 16
 
 
 def test_the_commands_in_the_document_have_the_options_they_use():
@@ -280,12 +280,15 @@ def test_the_commands_in_the_document_have_the_options_they_use():
 
 
 def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(folder, model, tmp_path):
-    manifest, plan = manifest_of(folder), local_engine.Plan(16, 3)
+    manifest, plan = build_manifest(folder), local_engine.ChunkPlan(16, 3)
     results = {}
-    for name, engine in (("ray", partial(ray_engine.run_chunks, workers=1)), ("local", local_engine.run_chunks)):
+    for name, engine in (
+        ("ray", partial(ray_engine.run_chunks_on_ray, num_workers=1)),
+        ("local", local_engine.run_chunks),
+    ):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
-        worker, store = local_engine.Worker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
-        store.begin(facts(worker, 3))
+        worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
+        store.begin(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()
@@ -325,7 +328,7 @@ def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, 
     _, said = process.communicate()
     assert (process.returncode, said) == (-signal.SIGKILL, b"")
     outcome = run_batch(GradCAM(model), folder, tmp_path / "out", chunk=1)
-    assert 0 < outcome.before < 100
+    assert 0 < outcome.n_done_before < 100
     run_batch(GradCAM(model), folder, tmp_path / "whole", chunk=1)
     assert rows(tmp_path / "out").equals(rows(tmp_path / "whole"))
 
@@ -355,14 +358,14 @@ def test_what_every_image_would_fail_of_is_the_error_of_the_local_engine(folder,
 
 
 def test_errors_of_all_kinds_arrive_as_they_were():
-    missing = pickle.loads(ray_engine.packed(MissingExtraError("fsspec", "batch")))
+    missing = pickle.loads(ray_engine.pickle_error(MissingExtraError("fsspec", "batch")))
     assert (type(missing), str(missing)) == (MissingExtraError, str(MissingExtraError("fsspec", "batch")))
 
     class OddError(Exception):
         def __init__(self, one, two):
             super().__init__(f"{one} and {two}")
 
-    odd = pickle.loads(ray_engine.packed(OddError(1, 2)))
+    odd = pickle.loads(ray_engine.pickle_error(OddError(1, 2)))
     assert (type(odd), str(odd)) == (RunError, "OddError: 1 and 2")
 
 
@@ -392,7 +395,7 @@ def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
     with pytest.raises(
         RunError, match=r"sees no folder .*/parts, where the parts go: it must be one that all nodes see"
     ):
-        ray_engine.expect_folder(tmp_path / "parts", "where the parts go")
+        ray_engine.require_shared_folder(tmp_path / "parts", "where the parts go")
 
 
 @pytest.mark.parametrize(
@@ -410,18 +413,22 @@ def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
 def test_workers_share_out_what_a_cluster_has(machines, workers, cuda, expected):
     nodes = [{"Alive": True, "Resources": {"CPU": float(cpus), "GPU": float(gpus)}} for cpus, gpus in machines]
     dead = {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}}
-    assert ray_cluster.pool([*nodes, dead], workers, cuda) == expected
+    assert ray_cluster.plan_actor_pool([*nodes, dead], workers, cuda) == expected
 
 
 def test_a_model_on_cuda_needs_a_gpu():
     with pytest.raises(InputError, match="the cluster has no GPU"):
-        ray_cluster.pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
+        ray_cluster.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
 
 
 def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
     monkeypatch.setattr(ray_engine, "AHEAD", (2, 100))
     table = pa.table({"row": list(range(11))})
-    pieces = list(ray_engine._pieces([local_engine.Task(n) for n in (0, 2, 3)], local_engine.Plan(11, 3), table))
+    pieces = list(
+        ray_engine._split_into_deals(
+            [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
+        )
+    )
     assert [dealt for dealt, _ in pieces] == [
         [{"chunk": 0, "at": 0, "images": 3, "again": False}, {"chunk": 2, "at": 3, "images": 3, "again": False}],
         [{"chunk": 3, "at": 0, "images": 2, "again": False}],
@@ -429,5 +436,12 @@ def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
     assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
     monkeypatch.setattr(ray_engine, "AHEAD", (2, 4))
     assert (
-        len(list(ray_engine._pieces([local_engine.Task(n) for n in (0, 2, 3)], local_engine.Plan(11, 3), table))) == 3
+        len(
+            list(
+                ray_engine._split_into_deals(
+                    [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
+                )
+            )
+        )
+        == 3
     )

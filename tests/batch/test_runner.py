@@ -22,8 +22,8 @@ from camscope.errors import ImageError, InputError, LayerError, OutputError, Pre
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import Run, manifest_of, path_resolver, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.run_store import Store  # noqa: E402
+from camscope.batch import BatchRun, build_manifest, path_resolver, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.run_store import RunStore  # noqa: E402
 
 WITHOUT_TIME = ["row", "id", "path", "sha256", "status", "error", "target", "label", "score", "method", "layer", "heat"]
 
@@ -51,7 +51,7 @@ def tools(model):
 
 
 def rows(output):
-    return Run(output).table(WITHOUT_TIME).to_pylist()
+    return BatchRun(output).table(WITHOUT_TIME).to_pylist()
 
 
 # --- manifests
@@ -62,17 +62,17 @@ def test_a_folder_a_pattern_and_a_list_mean_their_images_in_order(folder):
     Image.new("RGB", (8, 8)).save(folder / "deep" / "x.jpg")
     (folder / "notes.txt").write_text("no image")
     names = [str(folder / f"{n}.png") for n in range(7)]
-    assert manifest_of(folder).table["path"].to_pylist() == [*names, str(folder / "deep" / "x.jpg")]
-    assert manifest_of(str(folder / "*.png")).table["path"].to_pylist() == names
-    given = manifest_of([names[3], names[0], names[3]])
+    assert build_manifest(folder).table["path"].to_pylist() == [*names, str(folder / "deep" / "x.jpg")]
+    assert build_manifest(str(folder / "*.png")).table["path"].to_pylist() == names
+    given = build_manifest([names[3], names[0], names[3]])
     assert given.table.to_pylist() == [
         {"row": 0, "id": names[3], "path": names[3]},
         {"row": 1, "id": names[0], "path": names[0]},
     ]
     with pytest.raises(InputError, match="no image there"):
-        manifest_of(str(folder / "*.bmp"))
+        build_manifest(str(folder / "*.bmp"))
     with pytest.raises(InputError, match="there is no such file or folder"):
-        manifest_of(folder / "not")
+        build_manifest(folder / "not")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
@@ -82,7 +82,7 @@ def test_a_name_that_is_not_text_is_told(folder):
     except OSError:
         pytest.skip("this file system allows no such name")
     with pytest.raises(InputError, match=r"udcff.png': a file's name that is not UTF-8"):
-        manifest_of(folder)
+        build_manifest(folder)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -92,12 +92,12 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
     )
     file = tmp_path / f"list.{kind}"
     (csv.write_csv if kind == "csv" else parquet.write_table)(table, file)
-    made = manifest_of(file)
+    made = build_manifest(file)
     assert made.table.column_names == ["row", "id", "path", "site", "target"]
     assert made.table["id"].to_pylist() == ["07", "8"]
-    assert made.carried == ["site"]
-    assert made.place("1.png") == str(tmp_path / "1.png")
-    assert made.place("s3://bucket/1.png") == "s3://bucket/1.png"
+    assert made.extra_columns == ["site"]
+    assert made.resolve_path("1.png") == str(tmp_path / "1.png")
+    assert made.resolve_path("s3://bucket/1.png") == "s3://bucket/1.png"
 
 
 @pytest.mark.parametrize(
@@ -118,37 +118,39 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
 def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path):
     parquet.write_table(pa.table(columns), tmp_path / "list.parquet")
     with pytest.raises(InputError, match=message):
-        manifest_of(tmp_path / "list.parquet")
+        build_manifest(tmp_path / "list.parquet")
     with pytest.raises(InputError, match="there is no such manifest"):
-        manifest_of(tmp_path / "other.csv")
+        build_manifest(tmp_path / "other.csv")
 
 
 def test_a_csv_of_columns_named_alike_or_in_other_letters_than_utf8_is_one_clear_error(tmp_path):
     (tmp_path / "list.csv").write_text("path,x,x\n1.png,2,3\n")
     with pytest.raises(InputError, match="several columns are named x"):
-        manifest_of(tmp_path / "list.csv")
+        build_manifest(tmp_path / "list.csv")
     (tmp_path / "list.csv").write_bytes(b"path\nM\xfcller.png\n")
     with pytest.raises(InputError, match=r"this is no CSV table: .*UTF-?8"):
-        manifest_of(tmp_path / "list.csv")
+        build_manifest(tmp_path / "list.csv")
 
 
 def test_names_made_of_digits_stay_names_and_numbers_with_gaps_stay_classes(tmp_path):
     (tmp_path / "list.csv").write_text("path,target\n007,1\n008,\n")
-    assert manifest_of(tmp_path / "list.csv").table["path"].to_pylist() == ["007", "008"]
+    assert build_manifest(tmp_path / "list.csv").table["path"].to_pylist() == ["007", "008"]
     pandas = pa.table({"path": ["1.png", "2.png", "3.png"], "target": [1.0, None, float("nan")]})
     parquet.write_table(pandas, tmp_path / "list.parquet")
-    assert manifest_of(tmp_path / "list.parquet").table["target"].to_pylist() == [1, None, None]
+    assert build_manifest(tmp_path / "list.parquet").table["target"].to_pylist() == [1, None, None]
 
 
 def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tmp_path):
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "list.csv").write_text("path\n../images/0.png\n")
     outcome = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "out")
-    (reason,) = outcome.reasons
+    (reason,) = outcome.failure_counts
     assert reason.startswith("../images/0.png: it leads out of")
     inside = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "in", root=tmp_path)
-    assert list(inside.reasons) == [f"../images/0.png: it leads out of {tmp_path}; move it there, or pass --anywhere"]
-    assert manifest_of(tmp_path / "lists" / "list.csv", root="").root is None
+    assert list(inside.failure_counts) == [
+        f"../images/0.png: it leads out of {tmp_path}; move it there, or pass --anywhere"
+    ]
+    assert build_manifest(tmp_path / "lists" / "list.csv", root="").root is None
 
 
 @pytest.mark.parametrize(
@@ -181,13 +183,13 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
     ],
 )
 def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, tmp_path):
-    manifest = manifest_of([link.format(folder)], tmp_path / "lists")
+    manifest = build_manifest([link.format(folder)], tmp_path / "lists")
     with pytest.raises(InputError, match=r"lead out of .*pass --anywhere"):
-        manifest.place(manifest.table["path"][0].as_py())
-    assert manifest_of([link.format(folder)], "").place("file:///a.png") == "file:///a.png"
+        manifest.resolve_path(manifest.table["path"][0].as_py())
+    assert build_manifest([link.format(folder)], "").resolve_path("file:///a.png") == "file:///a.png"
     known = ("s3://bucket/a.png", "simplecache::s3://bucket/a.png", "zip://a.png::simplecache::https://host/b.zip")
     for elsewhere in (*known, "filecache://a::gs://bucket/a"):
-        assert manifest.place(elsewhere) == elsewhere
+        assert manifest.resolve_path(elsewhere) == elsewhere
 
 
 # --- rows
@@ -195,7 +197,7 @@ def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, 
 
 def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
     outcome = run_batch(tools(model), folder, tmp_path / "out", [None, "nodule"], batch_size=3, chunk=4)
-    assert (outcome.images, outcome.failures) == (7, 1)
+    assert (outcome.n_processed, outcome.n_failures) == (7, 1)
     made = rows(tmp_path / "out")
     assert [(row["row"], row["method"]) for row in made] == [
         (n, m) for n in range(7) for m in ["gradcam", "layercam"] * 2
@@ -216,7 +218,7 @@ def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
 
 def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_path):
     run_batch(GradCAM(model), folder, tmp_path / "out")
-    made = Run(tmp_path / "out")
+    made = BatchRun(tmp_path / "out")
     found = {one.name: one for one in made}
     assert len(found) == 6 < len(made) == 7
     name = str(folder / "2.png")
@@ -225,13 +227,13 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     assert (found[name].model, found[name].target) == (one.model, one.target)
     np.testing.assert_allclose(found[name].heatmap(), one.heatmap(), atol=1e-4)
     row = made.table().to_pylist()[2]
-    np.testing.assert_array_equal(made.photo(row), one.image)
-    np.testing.assert_array_equal(made.explanation(row, made.photo(row)).overlay(), one.overlay())
+    np.testing.assert_array_equal(made.read_image(row), one.image)
+    np.testing.assert_array_equal(made.explanation(row, made.read_image(row)).overlay(), one.overlay())
     (folder / "2.png").write_bytes((folder / "3.png").read_bytes())
     with pytest.raises(ImageError, match=r"2\.png: it has changed since"):
-        made.photo(row)
+        made.read_image(row)
     with pytest.raises(InputError, match="this is no run"):
-        Run(folder)
+        BatchRun(folder)
 
 
 def test_a_rows_own_target_goes_before_the_runs(folder, model, tmp_path):
@@ -240,16 +242,16 @@ def test_a_rows_own_target_goes_before_the_runs(folder, model, tmp_path):
         "path,target,site\nimages/0.png,2,a\nimages/1.png,,b\nimages/2.png,effusion,c\nimages/3.png,tulip,d\n"
     )
     outcome = run_batch(GradCAM(model), file, tmp_path / "out", ["nodule"])
-    made = Run(tmp_path / "out").table().to_pylist()
+    made = BatchRun(tmp_path / "out").table().to_pylist()
     assert [row["target"] for row in made] == ["2", "nodule", "effusion", "tulip"]
     assert [row["site"] for row in made] == ["a", "b", "c", "d"]
     assert [row["label"] for row in made[:3]] == [model_name(model, 2), "nodule", "effusion"]
-    assert outcome.failures == 1
+    assert outcome.n_failures == 1
     assert "tulip" in made[3]["error"]
 
 
 def model_name(model, index):
-    return GradCAM(model).categories[index]
+    return GradCAM(model).class_names[index]
 
 
 def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
@@ -300,7 +302,7 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
 
     held, alive = [], []
 
-    def run(tools, x, *rest, real=batch_worker.run, **options):
+    def run(tools, x, *rest, real=batch_worker.run_methods, **options):
         alive.append(any(one() is not None for one in held))
         if len(x) > 1:
             activation = torch.ones(8)
@@ -309,14 +311,14 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
         return real(tools, x, *rest, **options)
 
     monkeypatch.setattr(batch_worker, "run", run)
-    assert run_batch(GradCAM(model), folder, tmp_path / "out").failures == 1
+    assert run_batch(GradCAM(model), folder, tmp_path / "out").n_failures == 1
     assert len(held) > 2
     assert not any(alive)
 
 
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
     run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
-    write, written = Store.write, []
+    write, written = RunStore.write_part, []
 
     def until_the_third(store, chunk, table):
         if len(written) == 2:
@@ -324,15 +326,15 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
         written.append(chunk)
         write(store, chunk, table)
 
-    monkeypatch.setattr(Store, "write", until_the_third)
+    monkeypatch.setattr(RunStore, "write", until_the_third)
     with pytest.raises(KeyboardInterrupt):
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
     monkeypatch.undo()
     outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
-    assert (outcome.total, outcome.before, outcome.images, outcome.failures) == (7, 4, 3, 1)
+    assert (outcome.n_images, outcome.n_done_before, outcome.n_processed, outcome.n_failures) == (7, 4, 3, 1)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     done = run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=1)
-    assert (done.images, done.reasons) == (0, outcome.reasons)
+    assert (done.n_processed, done.failure_counts) == (0, outcome.failure_counts)
     with pytest.raises(RunError, match="1 image failed, more than 0"):
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=0)
 
@@ -345,7 +347,7 @@ def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(
     with pytest.raises(OutputError, match=r"made anew once it is removed: .*part-00000001\.parquet"):
         run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
     part.unlink()
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4).before == 4
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4).n_done_before == 4
     assert rows(tmp_path / "out") == whole
 
 
@@ -379,12 +381,12 @@ def test_a_file_of_that_name_by_another_program_is_left_alone(folder, model, tmp
         with pytest.raises(OutputError, match=r"run.json: it is another program's; choose another folder"):
             run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
     with pytest.raises(OutputError, match="another program's"):
-        Run(tmp_path / "out")
+        BatchRun(tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text('{"made_wi')
     with pytest.raises(OutputError, match="damaged, or another program's"):
         run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
     (tmp_path / "out" / "run.json").unlink()
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).images == 7
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).n_processed == 7
 
 
 def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
@@ -412,7 +414,7 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
         script.write_text(f"kept = [object() for _ in range({padding})]\n" + script.read_text())
         said.append(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip())
     assert said == ["0", "2"]
-    facts = Run(tmp_path / "out").facts["made_with"]
+    facts = BatchRun(tmp_path / "out").run_info["made_with"]
     assert "0x" not in json.dumps(facts)
     assert "prepared" in facts["preprocess"]
 
@@ -434,7 +436,7 @@ def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):
     (folder / "7.png").write_bytes((folder / "6.png").read_bytes())
     with pytest.raises(OutputError, match=r"manifest\.rows: 7 there, 8 here"):
         run_batch(GradCAM(model), folder, tmp_path / "out")
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).images == 8
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).n_processed == 8
     (tmp_path / "out" / "run.json").write_text("{")
     with pytest.raises(OutputError, match="it is damaged"):
         run_batch(GradCAM(model), folder, tmp_path / "out")
@@ -497,7 +499,7 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
     bomb[16:24] = (20_000).to_bytes(4, "big") * 2  # the header's width and height
     bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
     (folder / "bomb.png").write_bytes(bomb)
-    read = path_resolver.bytes_of
+    read = path_resolver.read_location_bytes
 
     def refused(place):  # whoever runs the tests may be allowed to read everything
         if place.endswith("locked.png"):
@@ -518,7 +520,7 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
     run_batch(GradCAM(model), [folder / "0.png", *(folder / name for name in names)], tmp_path / "out")
     told = {os.path.basename(row["path"]): row["error"] for row in rows(tmp_path / "out")}  # noqa: PTH119 - a name's end
     assert [name for name, error in told.items() if error is None] == ["0.png", "wrong.jpg", "moving.gif"]
-    notes = {os.path.basename(row["path"]): row["notes"] for row in Run(tmp_path / "out").table().to_pylist()}  # noqa: PTH119
+    notes = {os.path.basename(row["path"]): row["notes"] for row in BatchRun(tmp_path / "out").table().to_pylist()}  # noqa: PTH119
     assert notes["wrong.jpg"][-1] == "the file is called .jpg and is a PNG"
     assert notes["moving.gif"][-1] == "an animation or a stack: of 2 frames the first was read"
     assert notes["0.png"] == []
@@ -537,7 +539,9 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
 def test_a_pipe_and_a_device_are_not_waited_for(folder, model, tmp_path):
     os.mkfifo(folder / "7.png")
     outcome = run_batch(GradCAM(model), [folder / "7.png", "/dev/zero", folder / "0.png"], tmp_path / "out")
-    assert outcome.reasons == {"it cannot be read: it is not a regular file, but a pipe, a socket or a device": 2}
+    assert outcome.failure_counts == {
+        "it cannot be read: it is not a regular file, but a pipe, a socket or a device": 2
+    }
 
 
 def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
@@ -563,7 +567,7 @@ def test_of_two_processes_that_begin_different_runs_at_once_one_is_refused(tmp_p
         store.begin({"made_with": {"targets": ["effusion"]}})
 
 
-class _Racing(Store):
+class _Racing(RunStore):
     """A folder in which somebody else begins a run just after it was seen to be empty."""
 
     def __init__(self, folder, said):
@@ -571,18 +575,18 @@ class _Racing(Store):
         self._said, self._looked = said, 0
 
     @property
-    def facts(self):
+    def run_info(self):
         self._looked += 1
         if self._looked == 1:
-            Store(self.folder).begin(self._said)
+            RunStore(self.folder).begin(self._said)
             return None
-        return Store(self.folder).facts
+        return RunStore(self.folder).run_info
 
 
 def test_a_run_that_failed_before_its_first_part_leaves_its_folder_to_another(folder, model, tmp_path):
     with pytest.raises(TargetError, match="tulip"):
         run_batch(GradCAM(model), folder, tmp_path / "out", ["tulip"])
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", ["nodule"]).images == 7
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", ["nodule"]).n_processed == 7
 
 
 def test_the_same_names_in_another_folder_are_other_pictures(folder, model, tmp_path, monkeypatch):
@@ -616,19 +620,19 @@ def test_times_of_pandas_go_along_in_microseconds_for_python_knows_no_finer_ones
         "exact": pa.array([whole, finer], pa.timestamp("ns")),
     }
     parquet.write_table(pa.table({"path": names, **columns}), tmp_path / "list.parquet")
-    made = manifest_of(tmp_path / "list.parquet", root="")
+    made = build_manifest(tmp_path / "list.parquet", root="")
     assert made.table.schema.field("taken").type == pa.timestamp("us", "UTC")
     assert made.table["exact"].to_pylist()[1].endswith("000000001")
     run_batch(GradCAM(model), made, tmp_path / "out")
-    assert Run(tmp_path / "out").table()["taken"].to_pylist()[0].timestamp() == whole / 1e9
+    assert BatchRun(tmp_path / "out").table()["taken"].to_pylist()[0].timestamp() == whole / 1e9
 
 
 def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
     """Two share a pass and its price, the third takes 64 passes of its own."""
     GradCAM(model).attribute(torch.zeros(1, 1, 128, 128))  # whatever is slow the first time
-    run_batch([GradCAM(model), RISE(model, samples=64), LayerCAM(model)], folder, tmp_path / "run")
+    run_batch([GradCAM(model), RISE(model, n_samples=64), LayerCAM(model)], folder, tmp_path / "run")
     each = {}
-    for row in Run(tmp_path / "run").table(["method", "seconds", "status"]).to_pylist():
+    for row in BatchRun(tmp_path / "run").table(["method", "seconds", "status"]).to_pylist():
         if row["status"] != "failed":
             each.setdefault(row["method"], []).append(row["seconds"])
     assert each["gradcam"] == each["layercam"]
@@ -640,27 +644,27 @@ def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
     [((3, 224, 224), 16), ((3, 512, 512), 16), ((1, 128, 128), 49), ((3, 64, 64), 64), ((1, 32, 32, 32), 24)],
 )
 def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
-    from camscope.batch.batch_worker import Worker
-    from camscope.batch.image_loading import Loaded
-    from camscope.explainers.core.inputs import Item
+    from camscope.batch.batch_worker import BatchWorker
+    from camscope.batch.image_loading import LoadedImage
+    from camscope.explainers.core.inputs import ModelInput
 
     tool = GradCAM(load_model("phantom"))
     manifest = SimpleNamespace(images=None)
-    one = Loaded({}, None, Item(torch.zeros(shape), None, "", None, None))
-    assert Worker([tool], [None], manifest).at_once(one) == many
-    assert Worker([tool], [None], manifest, batch_size=5).at_once(one) == 5
+    one = LoadedImage({}, None, ModelInput(torch.zeros(shape), None, "", None, None))
+    assert BatchWorker([tool], [None], manifest).batch_size_for(one) == many
+    assert BatchWorker([tool], [None], manifest, batch_size=5).batch_size_for(one) == 5
 
 
 def test_small_files_are_read_by_one_thread_and_large_ones_by_as_many_as_there_are_cores(tmp_path, monkeypatch):
-    from camscope.batch.pseudonymize import privately
-    from camscope.batch.runner import SMALL, readers
+    from camscope.batch.pseudonymize import pseudonymize_manifest
+    from camscope.batch.runner import SMALL_FILE_BYTES, choose_num_threads
 
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name, size in (("small.png", SMALL - 1), ("large.png", SMALL)):
+    for name, size in (("small.png", SMALL_FILE_BYTES - 1), ("large.png", SMALL_FILE_BYTES)):
         (tmp_path / name).write_bytes(bytes(size))
     for name, many in (("small.png", 1), ("large.png", 8)):
-        manifest = manifest_of([tmp_path / name])
-        assert readers(manifest) == readers(privately(manifest)) == many
-    assert readers(manifest_of([np.zeros((8, 8, 3), np.uint8)])) == 8, "of a dataset nothing is known"
+        manifest = build_manifest([tmp_path / name])
+        assert choose_num_threads(manifest) == choose_num_threads(pseudonymize_manifest(manifest)) == many
+    assert choose_num_threads(build_manifest([np.zeros((8, 8, 3), np.uint8)])) == 8, "of a dataset nothing is known"
     (tmp_path / "gone.csv").write_text("path\ngone.png\n")
-    assert readers(manifest_of(tmp_path / "gone.csv")) == 8
+    assert choose_num_threads(build_manifest(tmp_path / "gone.csv")) == 8

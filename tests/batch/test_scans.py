@@ -18,9 +18,9 @@ import nibabel
 import pydicom
 
 from camscope import GradCAM
-from camscope.batch import Run, run_batch
+from camscope.batch import BatchRun, run_batch
 from camscope.errors import ImageError, InputError
-from camscope.images.scans.scan import grey
+from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.images.scans.scan_reader import read_scan
 
@@ -86,25 +86,25 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(window=(40, 400), resize=64))
     out = tmp_path / "out"
     made = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
-    assert (made.images, made.failures) == (4, 2)
+    assert (made.n_processed, made.n_failures) == (4, 2)
     assert leaks(out) == set()
-    rows = Run(out).table().to_pylist()
+    rows = BatchRun(out).table().to_pylist()
     assert [row["site"] for row in rows] == ["A", "A", "B", "B"]
     assert [row["id"] for row in rows][1] == "case-2"
     assert all(row["path"].startswith("scan-") for row in rows)
     assert rows[0]["steps"][1] == "rescale: slope 1, intercept -1024 (HU)"
     assert rows[3]["error"]
     one = tool.explain(CT, 1)
-    again = Run(out).explanation(rows[2])
-    np.testing.assert_array_equal(again.heat, one.heat)
-    np.testing.assert_array_equal(again.world, one.world)
-    assert again.steps == one.steps
-    assert again.peak_world == one.peak_world
+    again = BatchRun(out).explanation(rows[2])
+    np.testing.assert_array_equal(again.attribution, one.attribution)
+    np.testing.assert_array_equal(again.affine, one.affine)
+    assert again.scan_steps == one.scan_steps
+    assert again.peak_mm == one.peak_mm
     with pytest.raises(ImageError, match="does not say where its scans are"):
-        Run(out).photo(rows[2])
-    assert Run(out, scans / "list.csv").photo(rows[2]).shape == (128, 128, 3)
+        BatchRun(out).read_image(rows[2])
+    assert BatchRun(out, scans / "list.csv").read_image(rows[2]).shape == (128, 128, 3)
     again = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
-    assert again.images == 0
+    assert again.n_processed == 0
 
 
 def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
@@ -112,18 +112,20 @@ def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
     for window in (None, "40,400"):
         out = tmp_path / f"out {window}"
         run_batch(tool, [CT], out, window=window)
-        row = Run(out).table().to_pylist()[0]
-        np.testing.assert_array_equal(Run(out, [CT]).photo(row), grey(read_scan(CT), window))
+        row = BatchRun(out).table().to_pylist()[0]
+        np.testing.assert_array_equal(
+            BatchRun(out, [CT]).read_image(row), convert_scan_to_display_pixels(read_scan(CT), window)
+        )
 
 
 def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
     run_batch(tool, scans / "list.csv", tmp_path / "out", profile="clinical")
-    rows = Run(tmp_path / "out").table().to_pylist()
+    rows = BatchRun(tmp_path / "out").table().to_pylist()
     assert rows[0]["path"] == "JaneDoe1970.dcm"
     assert rows[0]["patient"] == "CANARYCOLUMN"
     assert "CANARY" not in str([row["error"] for row in rows])
-    assert Run(tmp_path / "out").photo(rows[2]).shape == (128, 128, 3)
+    assert BatchRun(tmp_path / "out").read_image(rows[2]).shape == (128, 128, 3)
     with pytest.raises(InputError, match="keeps all columns"):
         run_batch(tool, scans / "list.csv", tmp_path / "other", profile="clinical", keep=["site"])
     with pytest.raises(InputError, match="no column 'age'"):
@@ -137,16 +139,16 @@ def test_volumes_and_series_are_rows_with_their_pictures(tmp_path):
     world = np.array([[0, 0, 2.0, 5], [-1.0, 0, 0, 7], [0, 1.5, 0, -3], [0, 0, 0, 1]])
     for name in ("a.nii.gz", "b.nii"):
         nibabel.save(nibabel.Nifti1Image(rng.random((12, 10, 8)).astype(np.float32), world), folder / name)
-    tool = GradCAM(deep(), "1", preprocess=ScanPreprocess(orientation="RAS", normalise="range"))
+    tool = GradCAM(deep(), "1", preprocess=ScanPreprocess(orientation="RAS", normalize="range"))
     made = run_batch(tool, folder, tmp_path / "out", overlays="png")
-    assert (made.images, made.failures) == (2, 0)
-    row = Run(tmp_path / "out").table().to_pylist()[0]
-    one = Run(tmp_path / "out").explanation(row)
+    assert (made.n_processed, made.n_failures) == (2, 0)
+    row = BatchRun(tmp_path / "out").table().to_pylist()[0]
+    one = BatchRun(tmp_path / "out").explanation(row)
     assert one.placement.image_size == (12, 10, 8)
-    np.testing.assert_allclose(one.world, world)
+    np.testing.assert_allclose(one.affine, world)
     assert (tmp_path / "out" / row["overlay"]).exists()
-    assert Run(tmp_path / "out", folder).photo(row).shape == (12, 10, 8)
-    page = Run(tmp_path / "out", folder).page(tmp_path / "page.html")
+    assert BatchRun(tmp_path / "out", folder).read_image(row).shape == (12, 10, 8)
+    page = BatchRun(tmp_path / "out", folder).save_html(tmp_path / "page.html")
     assert page.stat().st_size > 3000
 
 
@@ -157,13 +159,13 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
     one = tool.explain(tmp_path / "a.dcm", 1)
     assert one.image is None
-    assert one.seen is None
+    assert one.model_input_image is None
     assert any("not shown" in note for note in one.notes)
     assert len(np.unique(one.overlay(alpha=0.0))) == 1
     for allowed in (False, True):
         out = tmp_path / str(allowed)
         run_batch(tool, tmp_path / "a.dcm", out, overlays="png", overlay_height=64, allow_pixels=allowed)
-        row = Run(out).table().to_pylist()[0]
+        row = BatchRun(out).table().to_pylist()[0]
         assert any("not shown" in note for note in row["notes"]) is not allowed
 
 
@@ -175,11 +177,11 @@ def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
         shutil.copy(CT, tmp_path / name)
         (tmp_path / f"{name}.csv").write_text(f"path\n{name}\n")
         run_batch(tool, tmp_path / f"{name}.csv", tmp_path / f"of {name}")
-    row = Run(tmp_path / "of nameless").table().to_pylist()[0]
+    row = BatchRun(tmp_path / "of nameless").table().to_pylist()[0]
     assert row["path"].startswith("scan-")
     assert row["status"] != "failed"
-    assert "profile='research'" in Run(tmp_path / "of named.png").table().to_pylist()[0]["error"]
-    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").failures == 0
+    assert "profile='research'" in BatchRun(tmp_path / "of named.png").table().to_pylist()[0]["error"]
+    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").n_failures == 0
 
 
 def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
@@ -190,20 +192,20 @@ def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
     (tmp_path / "list.csv").write_text("path\nJaneDoe1970\nJaneDoe1971#0\n")
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
-    assert made.failures == 0
+    assert made.n_failures == 0
     assert leaks(tmp_path / "out") == set()
     run_batch(tool, tmp_path / "list.csv", tmp_path / "clinical", profile="clinical")
-    run = Run(tmp_path / "clinical")
-    assert [run.photo(row).shape for row in run.table().to_pylist()] == [(128, 128, 3)] * 2
+    run = BatchRun(tmp_path / "clinical")
+    assert [run.read_image(row).shape for row in run.table().to_pylist()] == [(128, 128, 3)] * 2
 
 
 def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
     """Rows keep their numbers where others are left out: each is of its own file."""
-    from camscope.evaluation.map_generation import make_maps
+    from camscope.evaluation.map_generation import generate_maps
 
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
-    make_maps(tool, scans / "list.csv", tmp_path / "out", images=2, seed=3)
-    rows = Run(tmp_path / "out").table().to_pylist()
+    generate_maps(tool, scans / "list.csv", tmp_path / "out", max_images=2, seed=3)
+    rows = BatchRun(tmp_path / "out").table().to_pylist()
     names = ["JaneDoe1970.dcm", "JaneDoe broken.dcm", "second.dcm", "JaneGone.dcm"]
     assert [row["row"] for row in rows] != [0, 1]
     for row in rows:

@@ -11,12 +11,12 @@ from PIL import Image
 from camscope import GradCAM, load_model
 from camscope.errors import ImageError, InputError, MissingExtraError, PreprocessError
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo, read_reduced
+from camscope.images.photo import read_photo, read_reduced_photo
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.sources import dataset_of  # noqa: E402
+from camscope.batch import BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.sources import load_dataset_by_name  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ class Pairs:
     def __len__(self):
         return len(self.pictures)
 
-    def __getitem__(self, number):
-        return self.pictures[number], self.targets[number]
+    def __getitem__(self, index):
+        return self.pictures[index], self.targets[index]
 
     def __repr__(self):
         return "Pairs"
@@ -56,12 +56,12 @@ class Pairs:
 
 def test_a_dataset_of_torchvisions_kind_is_explained_by_number_with_its_labels(model, tmp_path):
     outcome = run_batch(GradCAM(model), Pairs(), tmp_path / "out", batch_size=2)
-    assert (outcome.images, outcome.failures) == (5, 0)
-    rows = Run(tmp_path / "out").table().to_pylist()
+    assert (outcome.n_processed, outcome.n_failures) == (5, 0)
+    rows = BatchRun(tmp_path / "out").table().to_pylist()
     assert [row["path"] for row in rows] == [row["id"] for row in rows] == ["#0", "#1", "#2", "#3", "#4"]
     assert [row["class"] for row in rows] == ["ash", "birch", "birch", None, "ash"]
-    for heat, picture in zip(heats(Run(tmp_path / "out")), pictures(), strict=True):
-        np.testing.assert_allclose(heat, GradCAM(model).explain(picture).heat, rtol=1e-4, atol=1e-6)
+    for heat, picture in zip(heats(BatchRun(tmp_path / "out")), pictures(), strict=True):
+        np.testing.assert_allclose(heat, GradCAM(model).explain(picture).attribution, rtol=1e-4, atol=1e-6)
     assert len({row["sha256"] for row in rows}) == 5
 
 
@@ -71,36 +71,36 @@ def test_an_image_folder_is_its_files(model, tmp_path):
     for n, picture in enumerate(pictures(4)):
         (tmp_path / "images" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
         picture.save(tmp_path / "images" / "ab"[n % 2] / f"{n}.png")
-    made = manifest_of(ImageFolder(str(tmp_path / "images")))
+    made = build_manifest(ImageFolder(str(tmp_path / "images")))
     assert made.table["class"].to_pylist() == ["a", "a", "b", "b"]
     assert made.table["path"].to_pylist()[0] == str(tmp_path / "images" / "a" / "0.png")
     run_batch(GradCAM(model), made, tmp_path / "out")
-    run = Run(tmp_path / "out")
-    np.testing.assert_array_equal(run.photo(run.table().to_pylist()[2]), np.asarray(pictures(2)[1]))
+    run = BatchRun(tmp_path / "out")
+    np.testing.assert_array_equal(run.read_image(run.table().to_pylist()[2]), np.asarray(pictures(2)[1]))
 
 
 def test_what_a_dataset_gives_may_be_the_models_input(model, tmp_path):
-    read = GradCAM(model).read(pictures(1)[0])
+    read = GradCAM(model).prepare_input(pictures(1)[0])
     run_batch(GradCAM(model), [read.x, read.x * 0.5], tmp_path / "out", overlays="png")
-    (one, _) = Run(tmp_path / "out")
-    np.testing.assert_allclose(one.heat, GradCAM(model).explain(read.x).heat, rtol=1e-4, atol=1e-6)
+    (one, _) = BatchRun(tmp_path / "out")
+    np.testing.assert_allclose(one.attribution, GradCAM(model).explain(read.x).attribution, rtol=1e-4, atol=1e-6)
 
 
 def test_an_input_of_no_size_is_a_row(model, tmp_path):
     outcome = run_batch(GradCAM(model), [torch.zeros(1, 0, 32), torch.rand(1, 32, 32)], tmp_path / "out")
-    (reason,) = outcome.reasons.elements()
+    (reason,) = outcome.failure_counts.elements()
     assert "expected positive whole numbers" in reason
 
 
 def test_an_item_that_cannot_be_fetched_is_a_row(model, tmp_path):
     class Torn(Pairs):
-        def __getitem__(self, number):
-            if number == 1:
+        def __getitem__(self, index):
+            if index == 1:
                 raise OSError("the archive is torn")
-            return "no image" if number == 2 else super().__getitem__(number)
+            return "no image" if index == 2 else super().__getitem__(index)
 
     run_batch(GradCAM(model), Torn(), tmp_path / "out")
-    errors = [row["error"] for row in Run(tmp_path / "out").table().to_pylist()]
+    errors = [row["error"] for row in BatchRun(tmp_path / "out").table().to_pylist()]
     assert [error is None for error in errors] == [True, False, False, True, True]
     assert errors[1] == "it cannot be read: the archive is torn"
 
@@ -116,7 +116,7 @@ def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp
     )
     columns = {"image": pictures(3), "label": [1, 0, 1], "site": ["x", "y", "z"]}
     dataset = datasets.Dataset.from_dict(columns, features=features)
-    made = manifest_of(dataset)
+    made = build_manifest(dataset)
     assert made.table.drop_columns(["id", "row"]).to_pydict() == {
         "path": ["#0", "#1", "#2"],
         "class": ["birch", "ash", "birch"],
@@ -125,21 +125,21 @@ def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp
     assert isinstance(made.images[1], bytes)
     assert pickle.loads(pickle.dumps(made.images))[1] == made.images[1]
     outcome = run_batch(GradCAM(model), dataset, tmp_path / "out")
-    assert outcome.failures == 0
+    assert outcome.n_failures == 0
     np.testing.assert_allclose(
-        heats(Run(tmp_path / "out"))[1], GradCAM(model).explain(pictures(2)[1]).heat, rtol=1e-4, atol=1e-6
+        heats(BatchRun(tmp_path / "out"))[1], GradCAM(model).explain(pictures(2)[1]).attribution, rtol=1e-4, atol=1e-6
     )
     dataset.save_to_disk(tmp_path / "disk")
     by_name = run_batch(GradCAM(model), f"hf:{tmp_path / 'disk'}", tmp_path / "named")
-    assert (by_name.images, by_name.failures) == (3, 0)
-    run = Run(tmp_path / "named", fetch=True)
+    assert (by_name.n_processed, by_name.n_failures) == (3, 0)
+    run = BatchRun(tmp_path / "named", fetch=True)
     rows = run.table().to_pylist()
     with pytest.raises(ImageError, match="fetched on request only: pass --fetch"):
-        Run(tmp_path / "named").photo(rows[2])
-    np.testing.assert_array_equal(run.photo(rows[2]), np.asarray(pictures(3)[2]))
+        BatchRun(tmp_path / "named").read_image(rows[2])
+    np.testing.assert_array_equal(run.read_image(rows[2]), np.asarray(pictures(3)[2]))
     with pytest.raises(ImageError, match="Run\\(folder, dataset\\)"):
-        Run(tmp_path / "out").photo(rows[0])
-    np.testing.assert_array_equal(Run(tmp_path / "out", dataset).photo(rows[0]), np.asarray(pictures(1)[0]))
+        BatchRun(tmp_path / "out").read_image(rows[0])
+    np.testing.assert_array_equal(BatchRun(tmp_path / "out", dataset).read_image(rows[0]), np.asarray(pictures(1)[0]))
 
 
 def test_a_dataset_of_several_splits_is_asked_for_one(tmp_path):
@@ -147,23 +147,23 @@ def test_a_dataset_of_several_splits_is_asked_for_one(tmp_path):
     parts = {name: datasets.Dataset.from_dict({"n": [n]}) for n, name in enumerate(("train", "test"))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "disk")
     with pytest.raises(InputError, match=r"has the splits train, test; name one, as hf:.*:train"):
-        dataset_of(f"hf:{tmp_path / 'disk'}")
-    assert dataset_of(f"hf:{tmp_path / 'disk'}:test")["n"] == [1]
+        load_dataset_by_name(f"hf:{tmp_path / 'disk'}")
+    assert load_dataset_by_name(f"hf:{tmp_path / 'disk'}:test")["n"] == [1]
     with pytest.raises(InputError, match="no column of images; its columns are n"):
-        manifest_of(f"hf:{tmp_path / 'disk'}:test")
+        build_manifest(f"hf:{tmp_path / 'disk'}:test")
 
 
 def test_a_dataset_of_torchvision_by_its_name(tmp_path):
     with pytest.raises(InputError, match=r"torchvision has no dataset 'CIFAR11'; there are .*CIFAR10"):
-        dataset_of("torchvision:CIFAR11")
-    assert len(dataset_of("torchvision:FakeData")) == 1000
+        load_dataset_by_name("torchvision:CIFAR11")
+    assert len(load_dataset_by_name("torchvision:FakeData")) == 1000
     with pytest.raises(InputError, match="torchvision:SBU: it cannot be made"):
-        dataset_of("torchvision:SBU:nothing", tmp_path)
+        load_dataset_by_name("torchvision:SBU:nothing", tmp_path)
 
 
 def test_what_is_no_dataset_is_refused():
     with pytest.raises(InputError, match="a generator has no length"):
-        manifest_of(image for image in pictures(1))
+        build_manifest(image for image in pictures(1))
 
 
 # --- reduced decoding
@@ -182,13 +182,15 @@ def photograph(size, orientation=1):
 
 @pytest.mark.parametrize(("wanted", "factor"), [((100, 130), 4), ((101, 130), 2), ((1, 1), 8), ((400, 520), 1)])
 def test_a_photograph_is_decoded_no_smaller_than_is_enough(wanted, factor):
-    pixels, size = read_reduced(photograph((400, 520)), lambda size: wanted)
+    pixels, size = read_reduced_photo(photograph((400, 520)), lambda size: wanted)
     assert (pixels.shape[:2], size) == ((400 // factor, 520 // factor), (400, 520))
 
 
 def test_a_photograph_that_lies_on_its_side_is_reduced_upright():
     asked = []
-    pixels, size = read_reduced(photograph((400, 520), orientation=6), lambda size: asked.append(size) or (130, 100))
+    pixels, size = read_reduced_photo(
+        photograph((400, 520), orientation=6), lambda size: asked.append(size) or (130, 100)
+    )
     assert (asked, size, pixels.shape) == ([(520, 400)], (520, 400), (130, 100, 3))
 
 
@@ -200,7 +202,7 @@ def test_reduced_decoding_reports_the_size_that_whole_decoding_has(kind, orienta
     image, stream = Image.open(io.BytesIO(photograph((96, 160)))), io.BytesIO()
     image.save(stream, kind, exif=exif)
     whole = read_photo(stream.getvalue()).pixels
-    pixels, size = read_reduced(stream.getvalue(), lambda size: (size[0] // 4, size[1] // 4))
+    pixels, size = read_reduced_photo(stream.getvalue(), lambda size: (size[0] // 4, size[1] // 4))
     assert size == whole.shape[:2]
     step = size[0] // pixels.shape[0]  # 4 of a JPEG, 1 of all others
     assert (step, pixels.shape[:2]) == (4 if kind in ("JPEG", "MPO") else 1, (size[0] // step, size[1] // step))
@@ -212,11 +214,11 @@ def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
     (tmp_path / "one.jpg").write_bytes(photograph((1600, 2000)))
     tool = GradCAM(model)
     run_batch(tool, [tmp_path / "one.jpg"], tmp_path / "out", reduced=True, overlays="jpg", overlay_height=100)
-    (one,), whole = Run(tmp_path / "out"), tool.explain(tmp_path / "one.jpg")
+    (one,), whole = BatchRun(tmp_path / "out"), tool.explain(tmp_path / "one.jpg")
     assert one.placement.image_size == (1600, 2000)
     np.testing.assert_allclose(one.placement.matrix, whole.placement.matrix, rtol=1e-6, atol=1e-6)
-    assert not np.array_equal(one.heat, whole.heat)
-    np.testing.assert_allclose(one.heat, whole.heat, atol=0.05 * abs(whole.heat).max())
+    assert not np.array_equal(one.attribution, whole.attribution)
+    np.testing.assert_allclose(one.attribution, whole.attribution, atol=0.05 * abs(whole.attribution).max())
     with pytest.raises(PreprocessError, match="reduced decoding needs to know"):
         run_batch(
             GradCAM(model, preprocess=lambda image: torch.zeros(3, 8, 8)), [tmp_path / "one.jpg"], "x", reduced=True
@@ -225,9 +227,9 @@ def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
 
 def test_a_place_on_the_same_image_at_another_size():
     place = Placement.identity((480, 640)).resized((240, 320)).cropped((8, 48), (224, 224))
-    half = place.on_image_of((240, 320))
+    half = place.on_resized_image((240, 320))
     np.testing.assert_allclose(half.to_image([[112, 112]]), [[120.0, 160.0]])
-    assert half.on_image_of((480, 640)) == place
+    assert half.on_resized_image((480, 640)) == place
 
 
 # --- overlays
@@ -240,12 +242,12 @@ def test_overlays_are_those_of_single_calls(kind, model, tmp_path):
         picture.save(tmp_path / f"Café {n}.png")
     files = [tmp_path / f"Café {n}.png" for n in range(3)]
     run_batch(GradCAM(model), files, tmp_path / "out", ["nodule", "effusion"], overlays=kind)
-    rows = Run(tmp_path / "out").table().to_pylist()
+    rows = BatchRun(tmp_path / "out").table().to_pylist()
     assert len({row["overlay"] for row in rows}) == 6
     for row in rows:
         file = tmp_path / "out" / row["overlay"]
         assert file.name.startswith(f"{row['row']:08d}-{row['sha256'][:8]}-Cafe-{row['row']}-{row['target']}")
-        drawn = GradCAM(model).explain(files[row["row"]], row["target"]).marked()
+        drawn = GradCAM(model).explain(files[row["row"]], row["target"]).annotated_image()
         difference = abs(read_photo(file).pixels.astype(int) - drawn)
         assert difference.max() <= (1 if kind != "jpg" else 60)
         assert difference.mean() < (0.1 if kind != "jpg" else 6)
@@ -260,14 +262,14 @@ def test_a_run_in_the_folder_of_its_images_goes_on_past_its_own_overlays(inside,
     pictures(1)[0].save(tmp_path / "overlays" / "kept.png")
     for before in (0, 4):
         outcome = run_batch(GradCAM(model), f"{tmp_path}{pattern}", tmp_path / inside, overlays="png")
-        assert (outcome.before, outcome.total) == (before, 4)
+        assert (outcome.n_done_before, outcome.n_images) == (before, 4)
 
 
 def test_overlays_of_a_height_and_of_an_image_without_a_place(model, tmp_path):
     pictures(1, (40, 30))[0].save(tmp_path / "one.png")
     tool = GradCAM(model, preprocess=lambda image: torch.rand(1, 64, 64))
     run_batch(tool, [tmp_path / "one.png"], tmp_path / "out", overlays="png", overlay_height=96)
-    (row,) = Run(tmp_path / "out").table().to_pylist()
+    (row,) = BatchRun(tmp_path / "out").table().to_pylist()
     assert row["placement"] is None
     assert read_photo(tmp_path / "out" / row["overlay"]).pixels.shape == (96, 96, 3)
 
@@ -277,8 +279,8 @@ def test_an_overlay_that_its_format_cannot_hold_costs_no_row(model, tmp_path):
     Image.new("RGB", (16_384, 4)).save(tmp_path / "images" / "0.png")
     pictures(1)[0].save(tmp_path / "images" / "1.png")
     outcome = run_batch(GradCAM(model), tmp_path / "images", tmp_path / "out", overlays="webp")
-    wide, usual = Run(tmp_path / "out").table().to_pylist()
-    assert (outcome.failures, wide["overlay"]) == (0, None)
+    wide, usual = BatchRun(tmp_path / "out").table().to_pylist()
+    assert (outcome.n_failures, wide["overlay"]) == (0, None)
     assert "no overlay: " in wide["notes"][-1]
     assert "cannot be written as WEBP" in wide["notes"][-1]
     assert (tmp_path / "out" / usual["overlay"]).is_file()
@@ -304,4 +306,4 @@ def test_without_the_extra_a_name_of_hugging_face_says_what_to_install(monkeypat
 
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"camscope\[hub\]"):
-        dataset_of("hf:beans:test")
+        load_dataset_by_name("hf:beans:test")

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 pytest.importorskip("pydantic")
 
 from camscope.audit import demo
-from camscope.audit.demo import phantom_audit
+from camscope.audit.demo import write_demo_study
 from camscope.cli import app
-from camscope.phantom.shortcut_study import draw_study, train_shortcut_net
+from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
@@ -26,7 +26,7 @@ LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
 def study(tmp_path_factory, one_thread):
     """A folder with a study, its net, and the config that `init` writes, made light."""
     folder = tmp_path_factory.mktemp("study")
-    config = phantom_audit(folder, 0.95, images=48)
+    config = write_demo_study(folder, 0.95, n_images=48)
     weights = config.model.weights
     args = ["init", "manifest.csv", "--model", config.model.source, "--weights", weights, "--modality", "xray"]
     with pytest.MonkeyPatch.context() as patch:
@@ -220,11 +220,11 @@ def test_help_has_examples():
 
 def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
     def small(folder, p, *, seed, overwrite=False):
-        made = phantom_audit(folder, p, images=24, seed=seed, overwrite=overwrite)
+        made = write_demo_study(folder, p, n_images=24, seed=seed, overwrite=overwrite)
         return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "phantom_audit", small)
-    monkeypatch.setattr(demo, "_learnt", lambda p, seed: train_shortcut_net(draw_study(64, 1, p), epochs=1))
+    monkeypatch.setattr(demo, "_learnt", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1))
     runner = CliRunner(env={"COLUMNS": "200"})
     told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
     assert told.exit_code == 0, told.output

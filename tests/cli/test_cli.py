@@ -21,12 +21,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
-from camscope.cli.ascii_fallback import print_anywhere
-from camscope.cli.options import settable, settings
-from camscope.cli.output_paths import images_of, stem_of
+from camscope.cli.ascii_fallback import install_ascii_fallback
+from camscope.cli.options import list_settings, parse_settings
+from camscope.cli.output_paths import build_file_stem, list_images
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 from camscope.safe_files import slug
 from tests.refusals import ATTENTION
 
@@ -62,7 +62,7 @@ PREPROCESSING = {"exploding": ((32, 32), (0.5,) * 3, (0.5,) * 3)}
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, with a picture of a nodule, and what the files in it are later compared with."""
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(draw(7, "nodule").image).save("nodule.png")
+    Image.fromarray(draw_radiograph(7, "nodule").image).save("nodule.png")
     Path("model.py").write_text(EXPLODING)
     return tmp_path
 
@@ -123,23 +123,23 @@ def test_demo_draws_explains_and_judges(here):
 def test_the_two_numbers_of_the_demo_by_hand():
     heat = np.array([[1.0, 0.0], [-5.0, 3.0]])
     right, left = np.array([[False, False], [False, True]]), np.array([[True, False], [True, False]])
-    assert demo.energy_inside(heat, right) == 0.75
-    assert demo.energy_inside(heat, left) == 0.25  # negative values are no energy
-    assert demo.pointing_hit(heat, right)
-    assert not demo.pointing_hit(heat, left)
+    assert demo.compute_energy_inside(heat, right) == 0.75
+    assert demo.compute_energy_inside(heat, left) == 0.25  # negative values are no energy
+    assert demo.is_pointing_hit(heat, right)
+    assert not demo.is_pointing_hit(heat, left)
     nothing = np.zeros((2, 2))
-    assert demo.energy_inside(nothing, right) is None
-    assert not demo.pointing_hit(nothing, np.ones((2, 2), bool))
+    assert demo.compute_energy_inside(nothing, right) is None
+    assert not demo.is_pointing_hit(nothing, np.ones((2, 2), bool))
 
 
 def test_a_constant_map_has_the_energy_of_the_area():
-    mask = draw(3, "effusion").mask
-    assert demo.energy_inside(np.ones(mask.shape), mask) == pytest.approx(mask.mean())
+    mask = draw_radiograph(3, "effusion").mask
+    assert demo.compute_energy_inside(np.ones(mask.shape), mask) == pytest.approx(mask.mean())
 
 
 def test_explain_says_and_writes_the_answer(here):
     result = run("explain", "nodule.png")
-    assert written() == [stem_of(1, Path("nodule.png")) + ".png"]
+    assert written() == [build_file_stem(1, Path("nodule.png")) + ".png"]
     for words in ("nodule.png", "top", "1 nodule", "score", "probability", "layer4", "gradcam", "ok", *written()):
         assert words in result.stdout
 
@@ -161,7 +161,7 @@ def test_explain_says_what_is_odd_about_a_file(here):
 
 
 def test_the_hottest_pixel_that_is_written_lies_in_the_finding(here):
-    mask = draw(7, "nodule").mask
+    mask = draw_radiograph(7, "nodule").mask
     run("explain", "nodule.png", "-t", "nodule", "-o", "x.png", "--alpha", "1")
     rgb = np.asarray(Image.open("x.png").convert("RGB"))
     top, left, side = _second_square(rgb)
@@ -187,7 +187,7 @@ def _runs(flags):
 
 def test_several_methods_and_classes_give_one_figure_and_raw_files(here):
     run("explain", "nodule.png", "--method", "gradcam,hirescam", "--classes", "effusion,1", "--format", "png,npz,json")
-    stem = stem_of(1, Path("nodule.png"))
+    stem = build_file_stem(1, Path("nodule.png"))
     tails = [f"-{m}-q{q}" for m in ("gradcam", "hirescam") for q in (1, 2)]
     raw = [f"{stem}{tail}.{kind}" for tail in tails for kind in ("json", "npz")]
     assert written() == sorted([f"{stem}.png", *raw])
@@ -292,7 +292,7 @@ def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
     names = [line.split()[0] for line in run("methods").stdout.splitlines() if line[1:2].strip()]
     layered = [name for name in names if name in METHODS]
     layered = layered[: min(map(layered.index, ATTENTION))]
-    passes = [(METHODS[name].backwards, METHODS[name].forwards) for name in layered]
+    passes = [(METHODS[name].backward_passes, METHODS[name].forward_passes) for name in layered]
     known = [all(map(str.isdecimal, each)) for each in passes]
     assert known == sorted(known, reverse=True)
     assert any(known)
@@ -301,7 +301,7 @@ def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
     assert layered.index("gradcam") < min(map(layered.index, ("gradcam++", "bagcam", "finercam", "refinecam")))
     words = [name for name, plain in zip(layered, known, strict=True) if not plain]
     assert words.index("scorecam") < words.index("sscam")
-    assert [name for name in base.methods_of("all") if name in layered] == layered
+    assert [name for name in base.parse_methods("all") if name in layered] == layered
 
 
 def test_methods_that_read_attention_are_a_family():
@@ -473,9 +473,9 @@ def test_warnings_are_notes(here):
     """An exploded weight file: a net of zeros has no evidence for anything."""
     import torch
 
-    from camscope.phantom import load_phantom_net
+    from camscope.phantom import load_phantom_model
 
-    torch.save({k: torch.zeros_like(v) for k, v in load_phantom_net().state_dict().items()}, "zeros.pt")
+    torch.save({k: torch.zeros_like(v) for k, v in load_phantom_model().state_dict().items()}, "zeros.pt")
     result = run("explain", "nodule.png", "--weights", "zeros.pt")
     assert "note: gradcam: " in result.stdout
     assert "zero gradient" in result.stdout
@@ -518,7 +518,7 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
     for errors, expected in (("backslashreplace", b"\\u2713"), ("strict", b"+")):
         stream = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, "ascii", errors))
-        print_anywhere()
+        install_ascii_fallback()
         sys.stdout.write("✓")
         sys.stdout.flush()
         assert stream.getvalue().strip() == expected
@@ -527,7 +527,7 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
 def test_a_spinner_shows_brackets_as_they_are(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, markup=False)
     monkeypatch.setattr(base, "out", lambda: console)
-    with base.working("loading a[/b].py [bold]net"):
+    with base.spinner("loading a[/b].py [bold]net"):
         pass
     assert "loading a[/b].py [bold]net" in console.file.getvalue()
 
@@ -543,18 +543,20 @@ def test_slugs_are_plain_and_never_empty():
 
 
 def test_an_image_is_meant_once(here):
-    assert images_of(["nodule.png", "*.png", "."]) == [Path("nodule.png")]
+    assert list_images(["nodule.png", "*.png", "."]) == [Path("nodule.png")]
 
 
 def test_settings_are_read_by_the_signature():
     class Method:
         def __init__(self, model, n: int = 3, share: float = 0.5, fast: bool = False, kind: str = "a") -> None: ...
 
-    assert set(settable(Method)) == {"n", "share", "fast", "kind"}
-    chosen = settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
+    assert set(list_settings(Method)) == {"n", "share", "fast", "kind"}
+    chosen = parse_settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
     assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
     assert [type(value) for value in chosen.values()] == [int, float, bool, str]
-    assert settings(["mode=as_is", "call=none"], {"gradcam": GradCAM}) == {"gradcam": {"mode": "as_is", "call": None}}
+    assert parse_settings(["mode=as_is", "call=none"], {"gradcam": GradCAM}) == {
+        "gradcam": {"mode": "as_is", "call": None}
+    }
 
 
 def test_settings_that_take_lists_are_said_with_commas():
@@ -564,7 +566,7 @@ def test_settings_that_take_lists_are_said_with_commas():
         ) -> None: ...
 
     def read(*pairs, methods=None):
-        return settings(pairs, methods or {"m": Method})["m"]
+        return parse_settings(pairs, methods or {"m": Method})["m"]
 
     assert read("several=12, 8", "shares=0.5") == {"several": [12, 8], "shares": [0.5]}
     assert read("several=12") == {"several": 12}

@@ -8,11 +8,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope.cli import app, base
-from camscope.cli.output_paths import stem_of
+from camscope.cli.output_paths import build_file_stem
 from camscope.errors import LayerError
-from camscope.explainers import CAM, METHODS
+from camscope.explainers import METHODS, BaseCAM
 from camscope.explanation import Explanation
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 COUNTED = """
@@ -47,8 +47,8 @@ TARGET_LAYER = {"counted": "features"}
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(draw(7, "nodule").image).save("nodule.png")
-    Image.fromarray(draw(8, "effusion").image).save("effusion.png")
+    Image.fromarray(draw_radiograph(7, "nodule").image).save("nodule.png")
+    Image.fromarray(draw_radiograph(8, "effusion").image).save("effusion.png")
     Path("model.py").write_text(COUNTED)
     return tmp_path
 
@@ -90,7 +90,7 @@ def row(result, method, label=""):
 
 def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     result = run("compare", "nodule.png", "--methods", "gradcam,hirescam,layercam", "--classes", "nodule,2")
-    name = f"camscope-compare/{stem_of(1, Path('nodule.png'))}.png"
+    name = f"camscope-compare/{build_file_stem(1, Path('nodule.png'))}.png"
     assert f"figure  {name}" in result.stdout
     words = row(result, "hirescam", "1 nodule")
     assert words[1:4] == ["layer4", "1", "nodule"]
@@ -169,7 +169,7 @@ def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_method
 
 
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
-    class Unsuited(CAM):
+    class Unsuited(BaseCAM):
         name, paper = "unsuited", "arXiv:0000.00000"
 
         def weights(self, activation, gradient):
@@ -183,7 +183,7 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
     assert "no linear head" in errors(run("compare", "nodule.png", "-o", "b.png", "--methods", "unsuited", code=2))[0]
     result = run("explain", "nodule.png", "--method", "all", "--format", "png,npz")
     assert "note: unsuited is left out" in result.stdout
-    stem = stem_of(1, Path("nodule.png"))
+    stem = build_file_stem(1, Path("nodule.png"))
     written = sorted(path.name for path in Path("camscope-explain").iterdir())
     assert written == [f"{stem}-gradcam.npz", f"{stem}-layercam.npz", f"{stem}.png"]
 
@@ -224,7 +224,7 @@ def test_an_image_that_is_not_there_is_noticed_before_the_model_is_loaded(here, 
 def test_a_rerun_says_once_what_is_there_already_and_goes_on_with_the_rest(here):
     run("explain", "nodule.png", "effusion.png")
     before = {path: path.read_bytes() for path in Path("camscope-explain").iterdir()}
-    Image.fromarray(draw(9, "nodule").image).save("new.png")
+    Image.fromarray(draw_radiograph(9, "nodule").image).save("new.png")
     result = run("explain", "nodule.png", "effusion.png", "new.png", "none.png", code=1)
     assert errors(result) == [
         "error: none.png: there is no such file",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from camscope.cli import app, base, options, progress
 from camscope.explainers import METHODS, RISE, GradCAM
 from camscope.models import load_model
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor: hidden as long as a bar is on the screen
@@ -23,7 +23,7 @@ HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor: hidden as long as a bar 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(draw(7, "nodule").image).save("nodule.png")
+    Image.fromarray(draw_radiograph(7, "nodule").image).save("nodule.png")
     return tmp_path
 
 
@@ -82,25 +82,25 @@ def test_every_method_with_a_bar_has_it_where_it_is_seen_unless_it_is_told_other
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     model = load_model("phantom")
     for name, kind in METHODS.items():
-        (tool,) = options.explainers({name: kind}, model, None, None, {name: {}})
+        (tool,) = options.build_explainers({name: kind}, model, None, None, {name: {}})
         assert getattr(tool, "progress", None) in (True, None), name
-    (tool,) = options.explainers({"rise": RISE}, model, None, None, {"rise": {"progress": False}})
+    (tool,) = options.build_explainers({"rise": RISE}, model, None, None, {"rise": {"progress": False}})
     assert tool.progress is False
 
 
 def test_without_anybody_to_see_it_no_method_has_a_bar():
-    (tool,) = options.explainers({"rise": RISE}, load_model("phantom"), None, None, {"rise": {}})
+    (tool,) = options.build_explainers({"rise": RISE}, load_model("phantom"), None, None, {"rise": {}})
     assert tool.progress is False
 
 
 def test_the_console_of_others_is_what_it_was_afterwards():
     console = rich.get_console()
     before = console.__dict__
-    shown = progress.bar("explaining", 2, base.out())
+    shown = progress.progress_bar("explaining", 2, base.stdout_console())
     bar = shown.__enter__()
     assert console.stderr
-    bar.make_room([RISE(load_model("phantom"), progress=True)])
-    bar.make_room([GradCAM(load_model("phantom"))])
+    bar.pause_for_methods([RISE(load_model("phantom"), progress=True)])
+    bar.pause_for_methods([GradCAM(load_model("phantom"))])
     assert not shown.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert console.__dict__ is before
 
@@ -113,5 +113,5 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
 
     monkeypatch.setattr("camscope.cli.explain.Answers.write", interrupted)
     result = CliRunner().invoke(app, ["explain", "nodule.png", "--method", "rise"])
-    assert result.exit_code == base.INTERRUPTED
+    assert result.exit_code == base.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr

@@ -45,7 +45,7 @@ def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_ask
 
 def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(progress.Bar, "beside", beside := Beside(told))
+    monkeypatch.setattr(progress.ProgressBar, "beside", beside := Beside(told))
     run("explain", series(tmp_path / "in", 4), "--series", "--slices", 0, "--format", "gif", "-o", "out")
     assert beside.names == ["drawing slices"]
     assert told[0][0] == 1
@@ -54,14 +54,14 @@ def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
 
 
 def test_bars_of_one_terminal_stand_below_one_another():
-    with progress.bar("explaining", 1, base.err()) as bar:
-        with bar.beside("drawing") as watch:
+    with progress.progress_bar("explaining", 1, base.stderr_console()) as bar:
+        with bar.nested_bar("drawing") as watch:
             watch(2, 5)
-            assert [(task.description, task.completed, task.total) for task in bar._bar.tasks] == [
+            assert [(task.description, task.completed, task.total) for task in bar._progress.tasks] == [
                 ("explaining", 0, 1),
                 ("drawing", 2, 5),
             ]
-        assert len(bar._bar.tasks) == 1
+        assert len(bar._progress.tasks) == 1
 
 
 class Beside:

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from camscope.audit.core.config import Config
 from camscope.cli import app
-from camscope.cli.scan_options import masks_of
+from camscope.cli.scan_options import read_named_masks
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
-from camscope.evaluation import evidence_of
-from camscope.evaluation.map_generation import expect_evidence
-from camscope.images.mask_files import read_labels
+from camscope.evaluation import load_ground_truth
+from camscope.evaluation.map_generation import check_ground_truth
+from camscope.images.mask_files import read_label_image
 from camscope.mask_labels import LabelImage
-from camscope.render import outlines
+from camscope.render import prepare_outlines
 from camscope.targets import Region
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -65,23 +65,23 @@ def label_image(folder, name="a.png", kind="gray"):
 def test_a_coco_file_of_several_categories_needs_a_choice(tmp_path):
     file = coco(tmp_path)
     with pytest.raises(CategoryError, match=r"2 categories \(cell, platelet\) and none was chosen") as told:
-        evidence_of(file, [], tmp_path)
+        load_ground_truth(file, [], tmp_path)
     for way in ('category = "cell"', "--category cell", 'categories=["cell"]'):
         assert way in str(told.value)
     # each category's own box: n x n pixels; together 1 + 4
     for categories, pixels in (("cell", 1), (["platelet"], 4), (["cell", "platelet"], 5), ("all", 5)):
-        assert evidence_of(file, [], tmp_path, categories).mask(ROW, SIZE).sum() == pixels
+        assert load_ground_truth(file, [], tmp_path, categories).load_mask(ROW, SIZE).sum() == pixels
     with pytest.raises(CategoryError, match="no category 'nucleus'; there are cell, platelet"):
-        evidence_of(file, [], tmp_path, "nucleus")
+        load_ground_truth(file, [], tmp_path, "nucleus")
     with pytest.raises(CategoryError, match="no annotation of dust; there are some of cell, platelet"):
-        evidence_of(file, [], tmp_path, "dust")
+        load_ground_truth(file, [], tmp_path, "dust")
 
 
 def test_a_coco_file_says_what_is_counted_and_what_is_not(tmp_path):
-    chosen = evidence_of(coco(tmp_path), [], tmp_path, "platelet")
-    assert (chosen.categories, chosen.left_out) == (("platelet",), ("cell",))
+    chosen = load_ground_truth(coco(tmp_path), [], tmp_path, "platelet")
+    assert (chosen.categories, chosen.excluded_categories) == (("platelet",), ("cell",))
     assert str(chosen) == "platelet of a COCO file (not counted: cell)"
-    assert evidence_of(coco(tmp_path), [], tmp_path, "cell").digest != chosen.digest
+    assert load_ground_truth(coco(tmp_path), [], tmp_path, "cell").digest != chosen.digest
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_coco_file_says_what_is_counted_and_what_is_not(tmp_path):
 def test_what_counts_as_several_categories(tmp_path, annotated, named, error):
     file = coco(tmp_path, annotated, named)
     if error is None:
-        assert evidence_of(file, [], tmp_path).mask(ROW, SIZE).any()
+        assert load_ground_truth(file, [], tmp_path).load_mask(ROW, SIZE).any()
     else:
         with pytest.raises(CategoryError, match=error):
-            evidence_of(file, [], tmp_path)
+            load_ground_truth(file, [], tmp_path)
 
 
 # --- masks
@@ -114,44 +114,44 @@ def test_a_mask_of_several_labels_needs_a_choice(tmp_path, kind, one, two):
     # of two colors the order is that of their numbers: blue is the smaller one
     names = sorted((one, two)) if kind != "color" else (two, one)
     with pytest.raises(CategoryError, match=rf"the mask holds 2 labels \({', '.join(names)}\) and no label was chosen"):
-        evidence_of(folder, [], tmp_path).mask(ROW, SIZE)
+        load_ground_truth(folder, [], tmp_path).load_mask(ROW, SIZE)
     for categories, pixels in ((one, 1), ([two], 2), ([one, two], 3), ("all", 3)):
-        assert evidence_of(folder, [], tmp_path, categories).mask(ROW, SIZE).sum() == pixels
-        column = evidence_of("mask", ["mask"], tmp_path, categories)
-        assert column.mask({**ROW, "mask": "masks/a.png"}, SIZE).sum() == pixels
-    assert evidence_of(folder, [], tmp_path, "7").mask(ROW, SIZE).sum() == 0
+        assert load_ground_truth(folder, [], tmp_path, categories).load_mask(ROW, SIZE).sum() == pixels
+        column = load_ground_truth("mask", ["mask"], tmp_path, categories)
+        assert column.load_mask({**ROW, "mask": "masks/a.png"}, SIZE).sum() == pixels
+    assert load_ground_truth(folder, [], tmp_path, "7").load_mask(ROW, SIZE).sum() == 0
     with pytest.raises(CategoryError, match="'cell' of a mask; expected one of its labels"):
-        evidence_of(folder, [], tmp_path, "cell").mask(ROW, SIZE)
+        load_ground_truth(folder, [], tmp_path, "cell").load_mask(ROW, SIZE)
 
 
 def test_masks_of_one_label_each_need_no_choice_unless_the_labels_differ(tmp_path):
     (tmp_path / "masks").mkdir()
     for name, label in (("a.png", 255), ("b.png", 255), ("c.png", 7), ("d.png", 0)):
         Image.fromarray(np.full(SIZE, label, np.uint8) * np.eye(*SIZE, dtype=np.uint8)).save(tmp_path / "masks" / name)
-    known = evidence_of(tmp_path / "masks", [], tmp_path)
-    sums = [known.mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "d.png", "b.png")]
+    known = load_ground_truth(tmp_path / "masks", [], tmp_path)
+    sums = [known.load_mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "d.png", "b.png")]
     assert sums == [4, 0, 4]
     with pytest.raises(CategoryError, match="masks hold different labels, 255 and 7"):
-        known.mask({"row": 0, "path": "c.png"}, SIZE)
-    every = evidence_of(tmp_path / "masks", [], tmp_path, "all")
-    assert [every.mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "c.png")] == [4, 4]
+        known.load_mask({"row": 0, "path": "c.png"}, SIZE)
+    every = load_ground_truth(tmp_path / "masks", [], tmp_path, "all")
+    assert [every.load_mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "c.png")] == [4, 4]
 
 
 def test_boxes_in_a_column_have_no_category(tmp_path):
     row = {**ROW, "boxes": "[[0, 0, 2, 2]]"}
-    assert evidence_of("boxes", ["boxes"], tmp_path).mask(row, SIZE).sum() == 4
+    assert load_ground_truth("boxes", ["boxes"], tmp_path).load_mask(row, SIZE).sum() == 4
     with pytest.raises(CategoryError, match="which holds boxes or points: these have none"):
-        evidence_of("boxes", ["boxes"], tmp_path, "cell").mask(row, SIZE)
+        load_ground_truth("boxes", ["boxes"], tmp_path, "cell").load_mask(row, SIZE)
 
 
 def test_it_is_told_before_any_map_is_made(tmp_path):
-    from camscope.batch import manifest_of
+    from camscope.batch import build_manifest
 
     folder = label_image(tmp_path / "masks")
     (tmp_path / "photos").mkdir()
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
     with pytest.raises(CategoryError, match="2 labels"):
-        expect_evidence(folder, manifest_of(tmp_path / "photos"))
+        check_ground_truth(folder, build_manifest(tmp_path / "photos"))
     done = CliRunner().invoke(app, ["measure", str(tmp_path / "photos"), "--masks", str(folder)])
     assert done.exit_code != 0
     assert "2 labels" in done.output + str(done.exception)
@@ -160,8 +160,8 @@ def test_it_is_told_before_any_map_is_made(tmp_path):
 def test_outlines_of_a_mask_name_its_labels(tmp_path):
     file = label_image(tmp_path / "masks") / "a.png"
     with pytest.raises(CategoryError, match=r"the mask lungs holds 2 labels \(1, 2\).*--mask NAME=FILE:1"):
-        masks_of([f"lungs={file}"], SIZE)
-    found = masks_of([f"left={file}:1", f"right={file}:2", f"both={file}:1,2", f"every={file}:all"], SIZE)
+        read_named_masks([f"lungs={file}"], SIZE)
+    found = read_named_masks([f"left={file}:1", f"right={file}:2", f"both={file}:1,2", f"every={file}:all"], SIZE)
     assert {name: int(mask.sum()) for name, mask in found.items()} == {"left": 1, "right": 2, "both": 3, "every": 3}
 
 
@@ -173,18 +173,18 @@ def test_an_array_of_several_labels_is_no_region():
     with pytest.raises(TargetError, match=r"2 labels \(1, 2\); expected one region: pass mask == 1"):
         Region(1, mask=labels)
     with pytest.raises(InputError, match=r"2 labels \(1, 2\)"):
-        outlines(labels, (2, 2))
+        prepare_outlines(labels, (2, 2))
     for fine in (labels == 1, labels.clip(max=1), labels.clip(max=1) * 255.0, np.array([[0, -1], [0, -1]])):
         Region(1, mask=fine)
-        assert len(outlines(fine, (2, 2))) == 1
+        assert len(prepare_outlines(fine, (2, 2))) == 1
 
 
 def test_labels_have_names():
-    assert LabelImage(np.array([0, 3, 1, 3])).names() == ("1", "3")
-    assert LabelImage(np.array([0, np.nan, 0.5])).names() == ("0.5",)
-    assert LabelImage(np.zeros(3)).names() == ()
+    assert LabelImage(np.array([0, 3, 1, 3])).label_names() == ("1", "3")
+    assert LabelImage(np.array([0, np.nan, 0.5])).label_names() == ("0.5",)
+    assert LabelImage(np.zeros(3)).label_names() == ()
     gray = LabelImage.from_colors(np.full((1, 1, 3), 9, np.uint8))
-    assert (gray.is_color, gray.names()) == (False, ("9",))
+    assert (gray.is_color, gray.label_names()) == (False, ("9",))
 
 
 # --- the config of an audit
@@ -192,11 +192,11 @@ def test_labels_have_names():
 
 def config(**parts):
     data = {"manifest": "list.csv", "label": "label", **parts.pop("data", {})}
-    return Config.of({"data": data, "model": {"source": "m.py:net"}, "explain": {"findings": ["a"]}, **parts})
+    return Config.from_source({"data": data, "model": {"source": "m.py:net"}, "explain": {"findings": ["a"]}, **parts})
 
 
 def test_a_config_chooses_categories():
-    one = config(data={"evidence": {"file": "boxes/coco.json", "category": "WBC"}}).data.evidence
+    one = config(data={"evidence": {"file": "boxes/coco.json", "category": "WBC"}}).data.ground_truth
     assert (one.file, one.category) == ("boxes/coco.json", ("WBC",))
     several = config(
         data={"evidence": {"a": {"column": "mask", "category": [1, 2]}, "b": "mask"}},
@@ -205,10 +205,10 @@ def test_a_config_chooses_categories():
             "columns": {"wire": {"column": "w", "category": 3}},
         },
     )
-    assert several.data.evidence["a"].category == ("1", "2")
-    assert several.data.evidence["b"] == "mask"
+    assert several.data.ground_truth["a"].category == ("1", "2")
+    assert several.data.ground_truth["b"] == "mask"
     assert several.regions.columns["wire"].category == ("3",)
-    plain = several.placeless()
+    plain = several.to_redacted_dict()
     assert plain["regions"]["organ"] == {"file": "files", "column": None, "category": ["lungs"]}
     assert plain["data"]["evidence"]["b"] == "mask"
     with pytest.raises(InputError, match="name either file"):
@@ -232,9 +232,9 @@ def test_the_cells_of_a_blood_smear_are_not_mixed():
     image = known["images"][0]
     row, size = {"row": 0, "path": image["file_name"]}, (image["height"], image["width"])
     with pytest.raises(CategoryError, match=r"3 categories \(WBC, RBC, Platelets\)"):
-        evidence_of(CELLS, [], DATA)
+        load_ground_truth(CELLS, [], DATA)
     box = next(one["bbox"] for one in known["annotations"] if (one["image_id"], one["category_id"]) == (image["id"], 1))
-    white, every = (evidence_of(CELLS, [], DATA, name).mask(row, size).sum() for name in ("WBC", "all"))
+    white, every = (load_ground_truth(CELLS, [], DATA, name).load_mask(row, size).sum() for name in ("WBC", "all"))
     assert white == box[2] * box[3]
     assert every > 1.5 * white
 
@@ -245,20 +245,20 @@ def test_the_parts_of_a_hippocampus_are_not_mixed():
     file = sorted(HIPPOCAMPUS.iterdir())[0]
     labels = np.asarray(nibabel.load(file).dataobj)
     row = {"row": 0, "path": file.name}
-    size = evidence_of(HIPPOCAMPUS, [], DATA, "all")
+    size = load_ground_truth(HIPPOCAMPUS, [], DATA, "all")
     shape = labels.shape[::-1]
     with pytest.raises(CategoryError, match=r"2 labels \(1, 2\)"):
-        evidence_of(HIPPOCAMPUS, [], DATA).mask(row, shape)
+        load_ground_truth(HIPPOCAMPUS, [], DATA).load_mask(row, shape)
     for name, count in (("1", (labels == 1).sum()), ("2", (labels == 2).sum()), ("all", (labels != 0).sum())):
-        assert evidence_of(HIPPOCAMPUS, [], DATA, name).mask(row, shape).sum() == count
+        assert load_ground_truth(HIPPOCAMPUS, [], DATA, name).load_mask(row, shape).sum() == count
     assert size.categories == ("all",)
 
 
 @on_real_data
 def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
-    from camscope.audit.core.context import Subject
-    from camscope.audit.runner import expect_askable
-    from camscope.audit.stages.data_and_model import _marked
+    from camscope.audit.core.context import AuditContext
+    from camscope.audit.runner import validate_config
+    from camscope.audit.stages.data_and_model import _list_annotation_sources
 
     images = json.loads(CELLS.read_bytes())["images"][:24]
     with (tmp_path / "list.csv").open("w", newline="") as file:
@@ -273,13 +273,13 @@ def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
             "explain": {"findings": ["0"], "methods": ["gradcam"]},
             "regions": {"organ": {"file": str(CELLS), "category": ["WBC", "RBC", "Platelets"]}},
         }
-        return Subject(Config.of(plain), tmp_path)
+        return AuditContext(Config.from_source(plain), tmp_path)
 
     with pytest.raises(CategoryError, match=r"3 categories \(WBC, RBC, Platelets\) and none was chosen"):
-        expect_askable(subject(str(CELLS)))
+        validate_config(subject(str(CELLS)))
     chosen = subject({"file": str(CELLS), "category": "WBC"})
-    expect_askable(chosen)
-    told = {one.name: (one.source, one.categories, one.left_out) for one in _marked(chosen)}
+    validate_config(chosen)
+    told = {one.name: (one.source, one.categories, one.excluded_categories) for one in _list_annotation_sources(chosen)}
     assert told["0"] == ("a COCO file", ("WBC",), ("RBC", "Platelets"))
     assert told["the organ"] == ("a COCO file", ("WBC", "RBC", "Platelets"), ())
 
@@ -323,11 +323,14 @@ def segmentations(tmp_path):
 def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations, name):
     file = segmentations / name / "a.dcm"
     size, row = (128, 128), {"row": 0, "path": "a.dcm", "mask": f"{name}/a.dcm"}
-    for known in (evidence_of(segmentations / name, [], segmentations), evidence_of("mask", ["mask"], segmentations)):
+    for known in (
+        load_ground_truth(segmentations / name, [], segmentations),
+        load_ground_truth("mask", ["mask"], segmentations),
+    ):
         with pytest.raises(InputError, match=r"DICOM segmentation object .* convert it to NIfTI"):
-            known.mask(row, size)
+            known.load_mask(row, size)
     with pytest.raises(ImageError, match="DICOM segmentation object"):
-        read_labels(file.read_bytes())
+        read_label_image(file.read_bytes())
     done = CliRunner().invoke(
         app, ["explain", str(segmentations / "a.dcm"), "--mask", str(file), "-o", str(segmentations / "out.png")]
     )

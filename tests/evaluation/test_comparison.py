@@ -13,20 +13,20 @@ from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model
 from camscope.cli import app, base
 from camscope.cli import metric_tables as cli_lines
 from camscope.errors import InputError, OutputError, RunError
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
 
-from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.evaluation import Measures, compared, make_maps  # noqa: E402
+from camscope.batch import BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.evaluation import EvaluationResult, compare_methods, generate_maps  # noqa: E402
 from camscope.evaluation import map_agreement as agreements  # noqa: E402
-from camscope.evaluation.comparison_statements import listed, sentences  # noqa: E402
-from camscope.evaluation.map_agreement import Agreement, summed_up  # noqa: E402
-from camscope.evaluation.map_generation import expect_evidence, some_of  # noqa: E402
-from camscope.evaluation.summary import Line, summarised  # noqa: E402
+from camscope.evaluation.comparison_statements import iter_statements, join_names  # noqa: E402
+from camscope.evaluation.map_agreement import MapAgreement, summarize_agreement  # noqa: E402
+from camscope.evaluation.map_generation import check_ground_truth, sample_manifest  # noqa: E402
+from camscope.evaluation.summary import MethodSummary, summarize_values  # noqa: E402
 from camscope.geometry import Placement  # noqa: E402
 from camscope.metrics import METRICS, Estimate  # noqa: E402
 
@@ -43,7 +43,7 @@ def place(tmp_path_factory):
     (root / "masks").mkdir()
     (root / "images").mkdir()
     for n in range(COUNT):
-        scan = draw(seed=n, finding="nodule")
+        scan = draw_radiograph(seed=n, finding="nodule")
         image, mask = Image.fromarray(scan.image), Image.fromarray((scan.mask * 255).astype(np.uint8))
         if n % 2:
             image, mask = (one.resize((160, 192), Image.Resampling.NEAREST) for one in (image, mask))
@@ -60,14 +60,16 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(place):
     model = load_model("phantom")
-    outcome = make_maps([kind(model) for kind in METHODS], place / "list.parquet", place / "out" / "run", masks="mask")
-    assert (outcome.images, outcome.failures) == (COUNT, 1)
-    return compared(place / "out" / "run", place / "out", "mask")
+    outcome = generate_maps(
+        [kind(model) for kind in METHODS], place / "list.parquet", place / "out" / "run", masks="mask"
+    )
+    assert (outcome.n_processed, outcome.n_failures) == (COUNT, 1)
+    return compare_methods(place / "out" / "run", place / "out", "mask")
 
 
 def by_hand(place, metric, method):
     """[row]: the value of a map, from the run's own explanations."""
-    run, values = Run(place / "out" / "run"), {}
+    run, values = BatchRun(place / "out" / "run"), {}
     for row in run.table().to_pylist():
         if row["heat"] is not None and row["method"] == method:
             one = run.explanation(row)
@@ -141,29 +143,29 @@ def test_one_image_of_difference_parts_two_methods():
 
     def pairs(same):
         rows = [
-            dict(zip((*agreements.KEY, *agreements.OTHER), (*a, *b), strict=True))
+            dict(zip((*agreements.METHOD_KEY_COLUMNS, *agreements.OTHER_METHOD_KEY_COLUMNS), (*a, *b), strict=True))
             | {"row": n, "id": str(n), "target": "0", "spearman": 0.5, "reason": None, "same": each}
             for n, each in enumerate(same)
         ]
         return pa.Table.from_pylist(rows)
 
-    assert summed_up(pairs([True, None, True]), [a, b]).groups == [[a, b]]
-    assert summed_up(pairs([True, False, True]), [a, b]).groups == []
-    assert summed_up(pairs([None, None]), [a, b]).groups == []
-    assert summed_up(pairs([True]), [a, b], {0: "x"}).of(b, a).mean == 0.5
+    assert summarize_agreement(pairs([True, None, True]), [a, b]).equivalent_groups == [[a, b]]
+    assert summarize_agreement(pairs([True, False, True]), [a, b]).equivalent_groups == []
+    assert summarize_agreement(pairs([None, None]), [a, b]).equivalent_groups == []
+    assert summarize_agreement(pairs([True]), [a, b], {0: "x"}).get_correlation(b, a).mean == 0.5
 
 
 def test_layers_and_settings_are_named_where_they_tell_methods_apart(place, tmp_path):
     model = load_model("phantom")
     tools = [GradCAM(model, "layer4"), GradCAM(model, "layer3"), LayerCAM(model, "layer4")]
     run_batch(tools, place / "images" / "00.png", tmp_path / "run")
-    made = compared(tmp_path / "run", tmp_path / "out")
-    assert made.methods == ["gradcam · layer4", "gradcam · layer3", "layercam"]
+    made = compare_methods(tmp_path / "run", tmp_path / "out")
+    assert made.method_names == ["gradcam · layer4", "gradcam · layer3", "layercam"]
     assert made.title == "phantom · 1 image"
-    assert list(made.lines) == ["sparseness", "effective-area"]
-    assert made.lines["sparseness"][0].estimate.n == 1
+    assert list(made.summaries) == ["sparseness", "effective-area"]
+    assert made.summaries["sparseness"][0].estimate.n_values == 1
     # 2^(1 - n) times three pairs in each of two metrics has to be below 0.05
-    assert made.sentences == (
+    assert made.statements == (
         "1 image cannot tell 3 methods apart in 2 metrics, whatever they show: at least 8 are needed",
     )
     make_it_legible(made)
@@ -176,13 +178,15 @@ def line(method, mean, p=None, over=None, metric="enrichment", groups=30, contro
     gap = None if p is None else Estimate(-1.0, -2.0, -0.5, groups, groups, 0, p)
     pairs = 3
     beats = None if over is None else Estimate(over[0], 0.0, 1.0, groups, groups, 0, over[1])
-    return Line(metric, method, None, control, Estimate(mean, mean, mean, groups, groups), beats, gap, pairs=pairs)
+    return MethodSummary(
+        metric, method, None, control, Estimate(mean, mean, mean, groups, groups), beats, gap, n_comparisons=pairs
+    )
 
 
 def said(lines):
     every = [one for own in lines.values() for one in own]
     names = {((one.method, one.layer, one.parameters), one.control): one.method for one in every}
-    return list(sentences(lines, Agreement([], {}, []), names))
+    return list(iter_statements(lines, MapAgreement([], {}, []), names))
 
 
 def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_control():
@@ -204,8 +208,8 @@ def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_contro
     assert few == ["3 images cannot tell 3 methods apart in 1 metric, whatever they show: at least 7 are needed"]
     for name in ("sparseness", "stability", "max-sensitivity"):  # in which a map wins that does not look
         assert said({name: [line("a", 3, over=none, metric=name), centre]}) == []
-    assert listed(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
-    assert listed(["a"]) == "a"
+    assert join_names(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert join_names(["a"]) == "a"
 
 
 def values_of(**metrics):
@@ -225,21 +229,26 @@ def test_differences_are_corrected_for_all_pairs_and_all_metrics():
         name: 2 + images + gain + 0.5 * random.normal(size=20) for name, gain in zip("abc", (0.6, 0.1, 0), strict=True)
     }
     own["CENTRE"] = 2 + images
-    one = {line.method: line for line in summarised(values_of(enrichment=own))["enrichment"]}
-    two = summarised(values_of(enrichment=own, peak_distance={name: -some for name, some in own.items()}))
+    one = {line.method: line for line in summarize_values(values_of(enrichment=own))["enrichment"]}
+    two = summarize_values(values_of(enrichment=own, peak_distance={name: -some for name, some in own.items()}))
     for lines, metrics in ((one, 1), ({line.method: line for line in two["enrichment"]}, 2)):
         for name in "bc":
-            gap, known = lines[name].under_best, stats.ttest_rel(own[name], own["a"])
-            assert gap.p == pytest.approx(min(1, 3 * metrics * known.pvalue))  # a and b, a and c, b and c
+            gap, known = lines[name].difference_to_best, stats.ttest_rel(own[name], own["a"])
+            assert gap.p_value == pytest.approx(min(1, 3 * metrics * known.pvalue))  # a and b, a and c, b and c
             assert gap.low == pytest.approx(known.confidence_interval(1 - 0.05 / (3 * metrics)).low)
-        gap, known = lines["b"].over_control, stats.ttest_rel(own["b"], own["CENTRE"])
-        assert gap.p == pytest.approx(min(1, 3 * metrics * known.pvalue))  # a, b and c
-        assert (gap.p < 0.05) == (gap.low > 0 or gap.high < 0)
-    assert one["a"].pairs == 3
-    assert two["peak-distance"][0].pairs == 6
-    assert list(summarised(values_of(enrichment=own, peak_distance=own), metrics=["enrichment"])) == ["enrichment"]
-    each = {line.method: line for line in summarised(values_of(enrichment=own), corrected=False)["enrichment"]}
-    assert each["b"].under_best.p == pytest.approx(stats.ttest_rel(own["b"], own["a"]).pvalue)
+        gap, known = lines["b"].difference_to_control, stats.ttest_rel(own["b"], own["CENTRE"])
+        assert gap.p_value == pytest.approx(min(1, 3 * metrics * known.pvalue))  # a, b and c
+        assert (gap.p_value < 0.05) == (gap.low > 0 or gap.high < 0)
+    assert one["a"].n_comparisons == 3
+    assert two["peak-distance"][0].n_comparisons == 6
+    assert list(summarize_values(values_of(enrichment=own, peak_distance=own), metrics=["enrichment"])) == [
+        "enrichment"
+    ]
+    each = {
+        line.method: line
+        for line in summarize_values(values_of(enrichment=own), correct_multiple_comparisons=False)["enrichment"]
+    }
+    assert each["b"].difference_to_best.p_value == pytest.approx(stats.ttest_rel(own["b"], own["a"]).pvalue)
 
 
 def test_methods_that_are_alike_are_seldom_told_from_the_first():
@@ -249,23 +258,25 @@ def test_methods_that_are_alike_are_seldom_told_from_the_first():
         for name in ("enrichment", "pointing_game", "average_precision", "sparseness"):
             images = random.normal(size=20)
             metrics[name] = {f"m{k}": 2 + images + random.normal(size=20) for k in range(5)}
-        found = summarised(values_of(**metrics), replicates=20)
-        wrong += any(line.is_behind for own in found.values() for line in own)
+        found = summarize_values(values_of(**metrics), n_resamples=20)
+        wrong += any(line.is_worse_than_best for own in found.values() for line in own)
     assert wrong <= 5  # one in twenty; uncorrected for pairs and metrics it is one in three
 
 
 def test_methods_with_the_same_maps_are_one_and_never_told_apart():
     a = 1 + np.random.default_rng(0).random(20)
     table = values_of(enrichment={"a": a, "b": a - 1e-3, "c": a - 0.5})
-    told = {line.method: line for line in summarised(table)["enrichment"]}
-    assert told["b"].is_behind
+    told = {line.method: line for line in summarize_values(table)["enrichment"]}
+    assert told["b"].is_worse_than_best
     alike = [[("a", None, None), ("b", None, None)]]
-    told = {line.method: line for line in summarised(table, same=alike)["enrichment"]}
-    assert told["b"].under_best is None
-    assert told["c"].is_behind
-    assert told["c"].pairs == 1
-    rounding = {line.method: line for line in summarised(values_of(enrichment={"a": a, "b": a - 1e-12}))["enrichment"]}
-    assert (rounding["b"].under_best.mean, rounding["b"].is_behind) == (0.0, False)
+    told = {line.method: line for line in summarize_values(table, equivalent_groups=alike)["enrichment"]}
+    assert told["b"].difference_to_best is None
+    assert told["c"].is_worse_than_best
+    assert told["c"].n_comparisons == 1
+    rounding = {
+        line.method: line for line in summarize_values(values_of(enrichment={"a": a, "b": a - 1e-12}))["enrichment"]
+    }
+    assert (rounding["b"].difference_to_best.mean, rounding["b"].is_worse_than_best) == (0.0, False)
 
 
 def test_a_group_with_most_of_the_images_is_the_reason_for_no_interval():
@@ -274,22 +285,24 @@ def test_a_group_with_most_of_the_images_is_the_reason_for_no_interval():
     table = values_of(enrichment={"a": a, "b": a - 1 + 0.1 * random.random(60), "CENTRE": a - 2})
     for share, words in ((54, "one group has 90 % of the images"), (4, "")):
         column = pa.array([0 if row < share else row for row in table["row"].to_pylist()])
-        lines = summarised(table.append_column("patient", column), "patient")
-        names = {(line.key, line.control): line.method for line in lines["enrichment"]}
-        said = list(sentences(lines, Agreement([], {}, []), names))
+        lines = summarize_values(table.append_column("patient", column), "patient")
+        names = {(line.key, line.is_control): line.method for line in lines["enrichment"]}
+        said = list(iter_statements(lines, MapAgreement([], {}, []), names))
         assert any(words and words in one for one in said) is bool(words)
         assert any(" is first" in one for one in said) is not bool(words)
-        printed = [text.plain for text in cli_lines.unequal(lines["enrichment"])]
+        printed = [text.plain for text in cli_lines.format_missing_interval(lines["enrichment"])]
         assert ["no interval" in one and words in one for one in printed] == [True] * bool(words)
     known = {line.method: line for line in lines["enrichment"]}
-    assert known["b"].is_behind
+    assert known["b"].is_worse_than_best
 
 
 def test_a_share_of_few_images_is_printed_without_an_interval_and_of_many_with_one_that_has_a_width():
-    few, many = (summarised(values_of(pointing_game={"a": [1.0] * n}))["pointing-game"][0].estimate for n in (3, 20))
+    few, many = (
+        summarize_values(values_of(pointing_game={"a": [1.0] * n}))["pointing-game"][0].estimate for n in (3, 20)
+    )
     assert str(few) == "1.000"
     assert str(many) == f"1.000 [{0.025 ** (1 / 20):.3f}, 1.000]"
-    score = summarised(values_of(deletion={"a": np.arange(20.0)}))["deletion"][
+    score = summarize_values(values_of(deletion={"a": np.arange(20.0)}))["deletion"][
         0
     ].estimate  # of a score, not a probability
     assert score.low < 9.5 < score.high
@@ -353,13 +366,13 @@ def test_no_text_of_the_figure_is_read_as_a_formula(found):
 
 
 def test_images_are_drawn_by_seed_and_keep_their_numbers(place):
-    manifest = manifest_of(place / "list.parquet")
-    rows = [some_of(manifest, 3, seed).table["row"].to_pylist() for seed in (0, 0, 1, 2)]
+    manifest = build_manifest(place / "list.parquet")
+    rows = [sample_manifest(manifest, 3, seed).table["row"].to_pylist() for seed in (0, 0, 1, 2)]
     assert rows[0] == rows[1] == sorted(rows[0])
     assert len({tuple(own) for own in rows}) > 1
-    assert some_of(manifest, 99) is some_of(manifest, None) is manifest
+    assert sample_manifest(manifest, 99) is sample_manifest(manifest, None) is manifest
     with pytest.raises(InputError, match="images=0"):
-        some_of(manifest, 0)
+        sample_manifest(manifest, 0)
 
 
 def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
@@ -367,15 +380,15 @@ def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
     (tmp_path / "other").mkdir()
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "cat.png")
     with pytest.raises(InputError, match=r"no image has evidence: there is no mask of its name \(8 x\)"):
-        make_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
+        generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "00.png")
     with pytest.raises(InputError, match="expected the same size"):
-        make_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
+        generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     assert not (tmp_path / "run").exists()
-    expect_evidence("mask", manifest_of(source))
+    check_ground_truth("mask", build_manifest(source))
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(RunError, match=r"no image has a map: .*not an image"):
-        make_maps(GradCAM(model), tmp_path / "bad.png", tmp_path / "run")
+        generate_maps(GradCAM(model), tmp_path / "bad.png", tmp_path / "run")
 
 
 # --- commands
@@ -436,14 +449,14 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
     )
     result = run(*words)
     assert "layercam" in result.stdout
-    values = Measures("out").table("metric = 'enrichment' and method = 'gradcam'")["value"].to_pylist()
-    every = by_hand_of(place, Run("out/run"))
+    values = EvaluationResult("out").table("metric = 'enrichment' and method = 'gradcam'")["value"].to_pylist()
+    every = by_hand_of(place, BatchRun("out/run"))
     np.testing.assert_allclose(values, every, rtol=1e-6)
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     run(*words)
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")} == parts
     run("measure", "out/run", "--masks", place / "masks", "-o", "of-run")
-    assert Measures("of-run").table().num_rows == Measures("out").table().num_rows
+    assert EvaluationResult("of-run").table().num_rows == EvaluationResult("out").table().num_rows
 
 
 def by_hand_of(place, made):
@@ -498,7 +511,7 @@ def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path
 def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "compare", place / "images" / "0[0-3].png", "--methods", "gradcam,layercam", "-o", "out"
-    pairs, seen = agreements.pairs, []
+    pairs, seen = agreements.iter_map_pairs, []
 
     def interrupted(*args):
         seen.append(args)
@@ -507,7 +520,7 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
         return pairs(*args)
 
     monkeypatch.setattr(agreements, "pairs", interrupted)
-    told = error(run(*words, code=base.INTERRUPTED))
+    told = error(run(*words, code=base.EXIT_INTERRUPTED))
     assert told == "error: interrupted; what is done is in out: start the same command again, and it goes on"
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(parts) == 2  # the maps, and the metrics
@@ -534,5 +547,5 @@ def test_the_summary_of_a_method_without_any_map_stays():
         {"row": 0, "method": "a", "layer": None, "parameters": None, "target": "0", "control": False, "metric": "sparseness",
          "value": None},
     ])  # fmt: skip
-    (lines,) = summarised(table).values()
+    (lines,) = summarize_values(table).values()
     assert [one.title for one in lines] == ["a"]

@@ -14,20 +14,26 @@ from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
 from camscope.errors import InputError, OutputError, UndefinedError
 from camscope.geometry import Placement
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.path_resolver import Locations  # noqa: E402
-from camscope.evaluation import Measures, evidence_of, measure  # noqa: E402
-from camscope.evaluation.comparison_statements import sentences  # noqa: E402
-from camscope.evaluation.ground_truth import Column, Files, of_boxes, of_points, of_polygons  # noqa: E402
-from camscope.evaluation.map_agreement import Agreement  # noqa: E402
-from camscope.evaluation.map_metrics import shown  # noqa: E402
-from camscope.evaluation.metric_plots import drawn  # noqa: E402
-from camscope.evaluation.summary import summarised  # noqa: E402
+from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.path_resolver import PathResolver  # noqa: E402
+from camscope.evaluation import EvaluationResult, evaluate, load_ground_truth  # noqa: E402
+from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402
+from camscope.evaluation.ground_truth import (  # noqa: E402
+    AnnotationColumn,
+    MaskFolder,
+    mask_from_boxes,
+    mask_from_points,
+    mask_from_polygons,
+)
+from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402
+from camscope.evaluation.map_metrics import crop_to_model_input  # noqa: E402
+from camscope.evaluation.metric_plots import draw_summary_figure  # noqa: E402
+from camscope.evaluation.summary import summarize_values  # noqa: E402
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.metrics import METRICS  # noqa: E402
 
@@ -41,7 +47,7 @@ def place(tmp_path_factory):
     rows = {"path": [], "target": [], "patient": [], "boxes": [], "mask": []}
     (root / "masks").mkdir()
     for n in range(12):
-        scan = draw(seed=n, finding="nodule")
+        scan = draw_radiograph(seed=n, finding="nodule")
         name = f"{n:02d}.png"
         Image.fromarray(scan.image).save(root / name)
         Image.fromarray((scan.mask * 255).astype(np.uint8)).save(root / "masks" / name)
@@ -64,19 +70,19 @@ def rows_of(measures, **wanted):
 
 
 def test_boxes_cover_the_pixels_whose_middle_they_cover():
-    assert np.argwhere(of_boxes(np.array([[1.0, 0.0, 2.0, 1.0]]), (3, 4))).tolist() == [[0, 1], [0, 2]]
-    assert np.argwhere(of_boxes(np.array([[0.6, 1.4, 1.0, 1.0]]), (3, 4))).tolist() == [[1, 1]]
-    assert np.argwhere(of_points(np.array([[3.2, 1.9], [9.0, 0.0]]), (3, 4))).tolist() == [[1, 3]]
-    assert of_polygons([[0, 0, 2, 0, 2, 2, 0, 2]], (4, 4)).sum() == 9
+    assert np.argwhere(mask_from_boxes(np.array([[1.0, 0.0, 2.0, 1.0]]), (3, 4))).tolist() == [[0, 1], [0, 2]]
+    assert np.argwhere(mask_from_boxes(np.array([[0.6, 1.4, 1.0, 1.0]]), (3, 4))).tolist() == [[1, 1]]
+    assert np.argwhere(mask_from_points(np.array([[3.2, 1.9], [9.0, 0.0]]), (3, 4))).tolist() == [[1, 3]]
+    assert mask_from_polygons([[0, 0, 2, 0, 2, 2, 0, 2]], (4, 4)).sum() == 9
 
 
 def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeypatch):
-    run = Run(place / "run")
+    run = BatchRun(place / "run")
     row = run.table().to_pylist()[0]
-    mask = draw(seed=0, finding="nodule").mask
+    mask = draw_radiograph(seed=0, finding="nodule").mask
     columns = run.dataset.schema.names
     for source in (place / "masks", "mask"):
-        np.testing.assert_array_equal(evidence_of(source, columns, place).mask(row, mask.shape), mask)
+        np.testing.assert_array_equal(load_ground_truth(source, columns, place).load_mask(row, mask.shape), mask)
     box = json.loads(row["boxes"])[0]
     coco = {
         "images": [{"id": 7, "file_name": "sub/00.png", "width": 128, "height": 128}],
@@ -87,25 +93,25 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
         ],
     }
     (tmp_path / "coco.json").write_text(json.dumps(coco))
-    boxed = evidence_of("boxes", columns, place).mask(row, mask.shape)
-    read = evidence_of(tmp_path / "coco.json", columns, place, ["nodule"])
-    np.testing.assert_array_equal(read.mask(row, mask.shape), boxed)
-    both = evidence_of(tmp_path / "coco.json", columns, place, "all").mask(row, mask.shape)
+    boxed = load_ground_truth("boxes", columns, place).load_mask(row, mask.shape)
+    read = load_ground_truth(tmp_path / "coco.json", columns, place, ["nodule"])
+    np.testing.assert_array_equal(read.load_mask(row, mask.shape), boxed)
+    both = load_ground_truth(tmp_path / "coco.json", columns, place, "all").load_mask(row, mask.shape)
     assert both.sum() == boxed.sum() + 9
     with pytest.raises(UndefinedError, match="no annotation of its name"):
-        read.mask({**row, "path": "other.png"}, mask.shape)
+        read.load_mask({**row, "path": "other.png"}, mask.shape)
     with pytest.raises(InputError, match="annotated at"):
-        read.mask(row, (64, 64))
+        read.load_mask(row, (64, 64))
     with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
-        evidence_of(tmp_path / "coco.json", columns, place, ["tulip"])
-    assert isinstance(evidence_of("mask", ["mask"], tmp_path), Column)
+        load_ground_truth(tmp_path / "coco.json", columns, place, ["tulip"])
+    assert isinstance(load_ground_truth("mask", ["mask"], tmp_path), AnnotationColumn)
     (tmp_path / "mask").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert isinstance(evidence_of("mask", ["mask"], tmp_path), Column)
-    assert isinstance(evidence_of("./mask", ["mask"], tmp_path), Files)
-    assert isinstance(evidence_of(Path("mask"), ["mask"], tmp_path), Files)
+    assert isinstance(load_ground_truth("mask", ["mask"], tmp_path), AnnotationColumn)
+    assert isinstance(load_ground_truth("./mask", ["mask"], tmp_path), MaskFolder)
+    assert isinstance(load_ground_truth(Path("mask"), ["mask"], tmp_path), MaskFolder)
     with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
-        evidence_of("nowhere", columns, place)
+        load_ground_truth("nowhere", columns, place)
 
 
 def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
@@ -115,7 +121,9 @@ def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
     write_study(study, tmp_path)
     n = int(np.flatnonzero(study.labels == 1)[0])
     row = {"row": n, "mask": f"mask/{n:05d}.tiff"}
-    assert (Column("mask", Locations(tmp_path)).mask(row, (32, 32, 32)) == study.lesion_masks[n]).all()
+    assert (
+        AnnotationColumn("mask", PathResolver(tmp_path)).load_mask(row, (32, 32, 32)) == study.lesion_masks[n]
+    ).all()
 
 
 def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):
@@ -129,12 +137,12 @@ def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path)
     }  # fmt: skip
     (tmp_path / "coco.json").write_text(json.dumps(coco))
     for source, sums in ((tmp_path / "masks", (6, 0)), (tmp_path / "coco.json", (6, 1))):
-        known = evidence_of(source, [], tmp_path)
-        found = [known.mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
+        known = load_ground_truth(source, [], tmp_path)
+        found = [known.load_mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
         assert tuple(found) == sums
-        assert known.mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
+        assert known.load_mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
         with pytest.raises(UndefinedError, match="2 of its name, and no folder tells which"):
-            known.mask({"path": "photos/c/1.jpg"}, (3, 2))
+            known.load_mask({"path": "photos/c/1.jpg"}, (3, 2))
 
 
 def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
@@ -144,32 +152,32 @@ def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
                          "segmentation": {"size": [3, 2], "counts": [1, 3, 2]}}],
     }  # fmt: skip
     (tmp_path / "coco.json").write_text(json.dumps(coco))
-    made = evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
+    made = load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
     assert made.tolist() == [[False, True], [True, False], [True, False]]
     coco["annotations"][0]["segmentation"]["counts"] = "02203"
     (tmp_path / "coco.json").write_text(json.dumps(coco))
     with pytest.raises(InputError, match="expected counts as a list of numbers"):
-        evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
+        load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
 
 
 # --- values
 
 
 def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
-    made = measure(place / "run", tmp_path / "out", place / "masks")
-    names = {one.name for one in METRICS.values() if one.needs in ("map", "mask")}
+    made = evaluate(place / "run", tmp_path / "out", place / "masks")
+    names = {one.name for one in METRICS.values() if one.input_kind in ("map", "mask")}
     table = made.table()
     assert set(table["metric"].to_pylist()) == names
     assert len(rows_of(made, metric="enrichment", method="gradcam")) == 12
     (failed,) = rows_of(made, metric="enrichment", method="gradcam", value=None)
     assert failed["row"] == 5
     assert "not an image of a format" in failed["reason"]
-    run = Run(place / "run")
+    run = BatchRun(place / "run")
     row = run.table().to_pylist()[0]
     heat = run.explanation(row).heatmap(scale=None)
-    mask = draw(seed=0, finding="nodule").mask
+    mask = draw_radiograph(seed=0, finding="nodule").mask
     for name in names:
-        if METRICS[name].needs != "mask":
+        if METRICS[name].input_kind != "mask":
             continue
         (found,) = rows_of(made, metric=name, row=0, method="gradcam")
         assert found["value"] == pytest.approx(METRICS[name](heat, mask), rel=1e-6), name
@@ -180,24 +188,24 @@ def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
 
 
 def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
-    whole = measure(place / "run", tmp_path / "out", place / "masks", ["enrichment"]).table()
+    whole = evaluate(place / "run", tmp_path / "out", place / "masks", ["enrichment"]).table()
     (tmp_path / "out" / "parts" / "part-00000001.parquet").unlink()
     seen = []
-    again = measure(
+    again = evaluate(
         place / "run", tmp_path / "out", place / "masks", ["enrichment"], told=lambda *at: seen.append(at)
     ).table()
     assert again.equals(whole)
     assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]
     with pytest.raises(InputError, match="no metrics of a run"):
-        Measures(place / "run")
+        EvaluationResult(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
-        measure(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
+        evaluate(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
     with pytest.raises(InputError, match="needs to know where the evidence is"):
-        measure(place / "run", tmp_path / "new", None, ["enrichment"])
+        evaluate(place / "run", tmp_path / "new", None, ["enrichment"])
     with pytest.raises(InputError, match="stability asks the model: pass the one that the run is of"):
-        measure(place / "run", tmp_path / "out", metrics=["sparseness", "stability"])
+        evaluate(place / "run", tmp_path / "out", metrics=["sparseness", "stability"])
     with pytest.raises(InputError, match="no metric 'hit'; there are"):
-        measure(place / "run", tmp_path / "new", place / "masks", ["hit"])
+        evaluate(place / "run", tmp_path / "new", place / "masks", ["hit"])
 
 
 def test_what_was_cropped_away_is_no_background():
@@ -208,17 +216,17 @@ def test_what_was_cropped_away_is_no_background():
     )  # fmt: skip
     mask = np.zeros((4, 8), bool)
     mask[0, :4] = True
-    heat, inside, window = shown(one, mask)
+    heat, inside, window = crop_to_model_input(one, mask)
     assert heat.shape == inside.shape == (4, 4)
     assert window == (slice(0, 4), slice(2, 6))
     assert np.argwhere(inside).tolist() == [[0, 0], [0, 1]]
     mask[:, 2:] = False
     with pytest.raises(UndefinedError, match="none of the evidence was shown"):
-        shown(one, mask)
+        crop_to_model_input(one, mask)
 
 
 def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tmp_path):
-    made = measure(place / "run", tmp_path / "out", metrics=["effective-area"])
+    made = evaluate(place / "run", tmp_path / "out", metrics=["effective-area"])
     flat = rows_of(made, method="uniform")
     assert len(flat) == 11  # of all images but the broken one
     assert [one["value"] for one in flat] == [pytest.approx(0.9)] * 11
@@ -242,21 +250,21 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
         *rows("centre", [1.0, 1.2, 0.8, 1.0, 1.1, 0.9, 1.0, 1.0], control=True),
         *rows("uniform", [0.5] * 8, control=True),
     ]
-    (lines,) = summarised(pa.Table.from_pylist(made)).values()
+    (lines,) = summarize_values(pa.Table.from_pylist(made)).values()
     assert [line.title for line in lines] == ["good · l", "weak · l", "centre", "uniform"]
     good, weak, centre, _ = lines
-    assert (good.estimate.n, good.estimate.undefined) == (7, 1)
+    assert (good.estimate.n_values, good.estimate.n_undefined) == (7, 1)
     assert good.estimate.mean == pytest.approx(23 / 7)
-    assert good.over_control.mean == pytest.approx(np.mean([2.0, 2.8, 2.7, 2.2, 2.0, 2.0, 2.3]))
+    assert good.difference_to_control.mean == pytest.approx(np.mean([2.0, 2.8, 2.7, 2.2, 2.0, 2.0, 2.3]))
     assert good.beats_control
     assert not weak.beats_control
-    assert weak.under_best.mean < 0
-    assert good.under_best is centre.over_control is None
-    assert drawn({"enrichment": lines}).startswith(b"\x89PNG")
-    (by_site,) = summarised(pa.Table.from_pylist(made), "site").values()
-    assert by_site[0].estimate.groups == 2
+    assert weak.difference_to_best.mean < 0
+    assert good.difference_to_best is centre.difference_to_control is None
+    assert draw_summary_figure({"enrichment": lines}).startswith(b"\x89PNG")
+    (by_site,) = summarize_values(pa.Table.from_pylist(made), "site").values()
+    assert by_site[0].estimate.n_groups == 2
     with pytest.raises(InputError, match="no column 'patient' to group by"):
-        summarised(pa.Table.from_pylist(made), "patient")
+        summarize_values(pa.Table.from_pylist(made), "patient")
 
 
 @pytest.mark.parametrize("name", [r"\$5 $\\frac{", "$x_1$", "a_b^c {", r"$\undefined$ 100 %"])
@@ -266,9 +274,9 @@ def test_a_class_name_is_drawn_as_it_is_not_as_a_formula(name):
         {"row": n, "method": name, "layer": name, "parameters": None, "target": "0", "control": False,
          "metric": "enrichment", "value": 1.0 + n} for n in range(6)
     ]  # fmt: skip
-    (lines,) = summarised(pa.Table.from_pylist(rows)).values()
+    (lines,) = summarize_values(pa.Table.from_pylist(rows)).values()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters stay letters
-        svg = drawn({"enrichment": lines}, ".svg", title=name).decode()
+        svg = draw_summary_figure({"enrichment": lines}, ".svg", title=name).decode()
     root = ElementTree.fromstring(svg)
     texts = ["".join(one.itertext()).strip() for one in root.iter() if one.tag.endswith("text")]
     assert texts.count(name) == 2  # the title, and the row of the method
@@ -284,12 +292,14 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
     controls = [*rows("centre", [2.0] * 12, control=True), *rows("edges", [1.0] * 12, control=True)]
     alone = [*rows("good", 2 + gain), *rows("weak", 2 - gain), *controls]
     beside = [*alone, *rows("centre", [2.00001] * 12), *rows("edges", [1.00001] * 12)]  # made on other pixels
-    found = [summarised(pa.Table.from_pylist(each))["enrichment"] for each in (alone, beside)]
-    p, q = ({one.method: one.over_control.p for one in lines if one.over_control} for lines in found)
+    found = [summarize_values(pa.Table.from_pylist(each))["enrichment"] for each in (alone, beside)]
+    p, q = (
+        {one.method: one.difference_to_control.p_value for one in lines if one.difference_to_control} for lines in found
+    )
     assert set(q) == {"good", "weak"}
     assert p == q
-    names = {((one.method, None, None), one.control): one.method for one in found[1]}
-    said = list(sentences({"enrichment": found[1]}, Agreement([], {}, []), names))
+    names = {((one.method, None, None), one.is_control): one.method for one in found[1]}
+    said = list(iter_statements({"enrichment": found[1]}, MapAgreement([], {}, []), names))
     assert said[-1] == "only good is better than the control centre in enrichment"
 
 
@@ -340,8 +350,8 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
 
 def test_a_method_without_any_value_says_of_how_many_rows():
     row = {"method": "a", "layer": "l", "parameters": None, "control": False, "metric": "sparseness", "value": None}
-    (lines,) = summarised(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
-    assert [(one.n, one.undefined) for one in lines] == [(0, 3)]
+    (lines,) = summarize_values(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
+    assert [(one.n_values, one.n_undefined) for one in lines] == [(0, 3)]
 
 
 def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
@@ -350,11 +360,14 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
     weak = [{**row, "row": n, "target": t, "method": "weak", "control": False, "value": v} for n in range(6)
             for t, v in (("0", 8.0), ("1", 1.0))]  # fmt: skip
     blind = [{**row, "row": n, "target": "0", "method": "centre", "control": True, "value": 0.5} for n in range(6)]
-    (lines,) = summarised(pa.Table.from_pylist([*good, *weak, *blind])).values()
+    (lines,) = summarize_values(pa.Table.from_pylist([*good, *weak, *blind])).values()
     (first, second, _) = lines
-    assert (second.under_best.mean, second.under_best.n) == (-1.0, 6)  # the other was not asked target 1: no pair
-    assert (second.over_control.mean, second.over_control.n) == (4.0, 12)
-    assert (first.over_control.mean, first.over_control.n) == (8.5, 6)
+    assert (second.difference_to_best.mean, second.difference_to_best.n_values) == (
+        -1.0,
+        6,
+    )  # the other was not asked target 1: no pair
+    assert (second.difference_to_control.mean, second.difference_to_control.n_values) == (4.0, 12)
+    assert (first.difference_to_control.mean, first.difference_to_control.n_values) == (8.5, 6)
 
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
@@ -364,7 +377,7 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
     assert first.exit_code == 0, first.output
     assert "gradcam · layer4" in first.stdout
     assert "edges (control)" in first.stdout
-    table = Measures("out/measures").table(where="metric = 'enrichment' and not control")
+    table = EvaluationResult("out/measures").table(where="metric = 'enrichment' and not control")
     assert set(table["method"].to_pylist()) == {"gradcam", "saliency"}
     assert min(table["value"].to_pylist()) > 1
     parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")}
@@ -396,30 +409,30 @@ def test_evidence_that_has_changed_is_another(place, tmp_path):
     coco = {"images": [{"id": 0, "file_name": "00.png", "width": 128, "height": 128}], "categories": []}
     one = {"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 9, 9]}
     file.write_text(json.dumps({**coco, "annotations": [one]}))
-    measure(run, tmp_path / "out", file, ["enrichment"])
-    measure(run, tmp_path / "out", file, ["enrichment"])
+    evaluate(run, tmp_path / "out", file, ["enrichment"])
+    evaluate(run, tmp_path / "out", file, ["enrichment"])
     file.write_text(json.dumps({**coco, "annotations": [{**one, "bbox": [0, 0, 9, 8]}]}))
     with pytest.raises(OutputError, match=r"masks: .*coco\.json [0-9a-f]{8} there"):
-        measure(run, tmp_path / "out", file, ["enrichment"])
+        evaluate(run, tmp_path / "out", file, ["enrichment"])
     (tmp_path / "masks").mkdir()
     Image.new("L", (128, 128), 255).save(tmp_path / "masks" / "00.png")
-    before = evidence_of(tmp_path / "masks", [], place).digest
+    before = load_ground_truth(tmp_path / "masks", [], place).digest
     Image.new("L", (128, 128), 0).save(tmp_path / "masks" / "00.png")
-    assert evidence_of(tmp_path / "masks", [], place).digest != before
+    assert load_ground_truth(tmp_path / "masks", [], place).digest != before
 
 
 def test_a_map_with_nan_has_no_number():
     heat = np.array([[1.0, np.nan], [0.0, 0.0]])
     one = Explanation(heat, "gradcam", 0, "a", 1.0, input_size=(4, 4), placement=Placement.identity((4, 4)))
     with pytest.raises(UndefinedError, match="NaN or infinity"):
-        shown(one, np.eye(4, dtype=bool))
+        crop_to_model_input(one, np.eye(4, dtype=bool))
 
 
 def test_the_columns_of_a_run_are_read_once_not_for_each_row(place, tmp_path, monkeypatch):
     asked = []
-    dataset = Run.dataset.fget
-    monkeypatch.setattr(Run, "dataset", property(lambda run: asked.append(run) or dataset(run)))
-    measure(place / "run", tmp_path / "out", place / "masks", ["enrichment", "energy-inside"])
+    dataset = BatchRun.dataset.fget
+    monkeypatch.setattr(BatchRun, "dataset", property(lambda run: asked.append(run) or dataset(run)))
+    evaluate(place / "run", tmp_path / "out", place / "masks", ["enrichment", "energy-inside"])
     assert len(asked) <= 4
 
 
@@ -432,5 +445,5 @@ def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch
         words = ["measure", source, "--masks", str(place / "masks"), "--metric", "enrichment", "-o", out]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-        values.append(Measures(out).table()["value"].to_pylist())
+        values.append(EvaluationResult(out).table()["value"].to_pylist())
     assert values[0] == values[1]

@@ -12,22 +12,22 @@ from typer.testing import CliRunner
 from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
 from camscope.errors import ImageError, InputError, OutputError, PreprocessError
-from camscope.explainers.controls import centre_gaussian
+from camscope.explainers.controls import compute_center_gaussian
 from camscope.explainers.ensemble.wrappers import Augmented
 from camscope.images.preprocess import Preprocess
-from camscope.metrics import METRICS, Trial, scoring
-from camscope.phantom import CATEGORIES, draw
+from camscope.metrics import METRICS, PerturbationTest, scoring_scope
+from camscope.phantom import CATEGORIES, draw_radiograph
 from tests.nets import conv
 from tests.untouched import untouched
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.evaluation import Evidence, measure  # noqa: E402
+from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
-from camscope.evaluation.metric_evaluation import CHEAP  # noqa: E402
-from camscope.evaluation.run_replay import Again  # noqa: E402
-from camscope.evaluation.summary import summarised  # noqa: E402
+from camscope.evaluation.metric_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
+from camscope.evaluation.run_replay import RunReplay  # noqa: E402
+from camscope.evaluation.summary import summarize_values  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
@@ -57,7 +57,7 @@ def place(tmp_path_factory, net):
     """Two methods asked two questions of four phantoms, one of them broken, in parts of two."""
     root = tmp_path_factory.mktemp("model")
     for n in range(4):
-        Image.fromarray(draw(seed=n, finding="nodule").image).save(root / f"{n}.png")
+        Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
     run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk=2)
     return root
@@ -68,8 +68,8 @@ def parts(folder):
 
 
 def by_hand(net, x, heat, question, names, fill, **settings):
-    with scoring(net, x[None], question, categories=CATEGORIES) as scores:
-        trial = Trial(heat[None], scores, fill, **settings)
+    with scoring_scope(net, x[None], question, categories=CATEGORIES) as scores:
+        trial = PerturbationTest(heat[None], scores, fill, **settings)
         return [METRICS[name](trial)[0] for name in names]
 
 
@@ -77,7 +77,7 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"steps": 3, "region": 16}
     seen = []
     with untouched(net):
-        made = measure(
+        made = evaluate(
             place / "run", tmp_path / "out", metrics=names, model=net, fills=("mean", "zero"), **settings,
             told=lambda *at: seen.append(at),
         )  # fmt: skip
@@ -91,15 +91,15 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     said = {tuple(row[key] for key in ("row", "method", "target", "metric", "fill")): row["value"] for row in rows}
     assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
     for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
-        x = tool.read(place / f"{n}.png").x
+        x = tool.prepare_input(place / f"{n}.png").x
         heat = tool.explain(place / f"{n}.png", target).heatmap("input", scale=None)
         for fill in ("mean", "zero"):
             for name, value in zip(
                 names, by_hand(net, x, heat, target, names, fill, ties=[n], **settings), strict=True
             ):
-                key = (n, tool.name, target, name, fill if METRICS[name].filled else None)
+                key = (n, tool.name, target, name, fill if METRICS[name].uses_imputation else None)
                 assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
-        centre = centre_gaussian(x[None].double())[0].numpy()
+        centre = compute_center_gaussian(x[None].double())[0].numpy()
         (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", ties=[n], **settings)
         assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
     for row in rows:
@@ -110,41 +110,41 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     """Of an image and a question: itself, and of each map and control a curve up and down for each fill, and one more."""
     passes = []
     counting = net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
-    names = [*CHEAP, "sparseness"]
-    measure(place / "run", tmp_path / "out", metrics=names, model=net, steps=3, region=32)
+    names = [*DEFAULT_MODEL_METRICS, "sparseness"]
+    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, steps=3, region=32)
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
-    assert all(METRICS[name].needs in ("trial", "again") for name in CHEAP)
+    assert all(METRICS[name].input_kind in ("trial", "again") for name in DEFAULT_MODEL_METRICS)
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
     settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
-    whole = measure(place / "run", tmp_path / "out", **settings)
+    whole = evaluate(place / "run", tmp_path / "out", **settings)
 
     def killed(done, total):
         if done >= 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(place / "run", tmp_path / "again", told=killed, **settings)
+        evaluate(place / "run", tmp_path / "again", told=killed, **settings)
     assert len(parts(tmp_path / "again")) == 1
-    again = measure(place / "run", tmp_path / "again", **settings)
+    again = evaluate(place / "run", tmp_path / "again", **settings)
     assert again.table().equals(whole.table())
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
     with pytest.raises(OutputError, match="steps: 2 there, 3 here"):
-        measure(place / "run", tmp_path / "out", **settings | {"steps": 3})
+        evaluate(place / "run", tmp_path / "out", **settings | {"steps": 3})
     with pytest.raises(OutputError, match=r"fills: \['mean', 'blur'\] there, None here"):
-        measure(place / "run", tmp_path / "out", metrics=["sparseness"])
+        evaluate(place / "run", tmp_path / "out", metrics=["sparseness"])
 
 
 def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
     run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
     settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
-    whole = measure(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
+    whole = evaluate(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
     assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
     assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
-    at_once = measure(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
+    at_once = evaluate(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
     order = [(name, "ascending") for name in ("row", "method", "target", "metric", "fill")]
     one, other = (table.sort_by(order).drop_columns("value") for table in (at_once, whole.table()))
     assert one.equals(other)
@@ -155,10 +155,10 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=killed, **settings)
+        evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, told=killed, **settings)
     assert len(parts(tmp_path / "again")) == 2
     seen = []
-    measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=lambda done, _: seen.append(done), **settings)
+    evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, told=lambda done, _: seen.append(done), **settings)
     assert seen == [1, 2, 3, 4]
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
 
@@ -166,38 +166,38 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
 def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
     run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
     settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32, "batch_size": 1}
-    whole = measure(tmp_path / "run", tmp_path / "out", **settings).table()
+    whole = evaluate(tmp_path / "run", tmp_path / "out", **settings).table()
 
     def gone(done, total):
         (tmp_path / "run" / "parts" / "part-00000000.parquet").unlink(missing_ok=True)
 
-    assert measure(tmp_path / "run", tmp_path / "again", told=gone, **settings).table().equals(whole)
+    assert evaluate(tmp_path / "run", tmp_path / "again", told=gone, **settings).table().equals(whole)
 
 
 def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
     settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
-    measure(place / "run", tmp_path / "out", **settings)
+    evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
     del facts["made_with"]["parts"]
     file.write_text(json.dumps(facts))
     with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
-        measure(place / "run", tmp_path / "out", **settings)
-    plain = measure(place / "run", tmp_path / "plain", metrics=["sparseness"])
+        evaluate(place / "run", tmp_path / "out", **settings)
+    plain = evaluate(place / "run", tmp_path / "plain", metrics=["sparseness"])
     assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
     settings = {"metrics": ["deletion"], "model": net, "steps": 2, "region": 32}
-    whole = measure(place / "run", tmp_path / "out", **settings).table()
+    whole = evaluate(place / "run", tmp_path / "out", **settings).table()
 
     def small(model, x, *rest, **settings):
         if len(x) > 1:
             raise torch.OutOfMemoryError("no more")
-        return scoring(model, x, *rest, **settings)
+        return scoring_scope(model, x, *rest, **settings)
 
     monkeypatch.setattr(module, "scoring", small)
-    alone = measure(place / "run", tmp_path / "alone", **settings).table()
+    alone = evaluate(place / "run", tmp_path / "alone", **settings).table()
     order = [(name, "ascending") for name in ("row", "method", "target", "fill")]
     one, other = whole.sort_by(order), alone.sort_by(order)
     assert one.drop_columns("value").equals(other.drop_columns("value"))
@@ -208,53 +208,53 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     other = load_model("phantom")
     with torch.no_grad():
         next(other.parameters())[0] += 1
-    digits = Run(place / "run").facts["made_with"]["model"]["digest"]
+    digits = BatchRun(place / "run").run_info["made_with"]["model"]["digest"]
     with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
-        measure(place / "run", tmp_path / "out", model=other)
+        evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
-        measure(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
+        evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
     with pytest.raises(InputError, match=r"fills=\('black',\): expected one or several of mean, blur"):
-        measure(place / "run", tmp_path / "out", model=net, fills=("black",))
+        evaluate(place / "run", tmp_path / "out", model=net, fills=("black",))
     with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
-        measure(place / "run", tmp_path / "out", metrics=["deletion"])
+        evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
-        measure(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
+        evaluate(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
     with pytest.raises(InputError, match="tools and preprocess are a model's"):
-        measure(place / "run", tmp_path / "out", preprocess="imagenet")
+        evaluate(place / "run", tmp_path / "out", preprocess="imagenet")
     assert not (tmp_path / "out").exists()
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):
-        Image.fromarray(draw(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
+        Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
     run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk=2)
     (tmp_path / "0.png").unlink()
-    rows = measure(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
+    rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
     assert [row["method"] for row in rows if row["row"] == 1] == ["gradcam", "uniform", "centre", "edges", "random"]
-    Image.fromarray(draw(seed=7).image).save(tmp_path / "1.png")
+    Image.fromarray(draw_radiograph(seed=7).image).save(tmp_path / "1.png")
     with pytest.raises(ImageError, match=r"1\.png: it has changed since it was explained"):
-        measure(tmp_path / "run", tmp_path / "two", **few)
+        evaluate(tmp_path / "run", tmp_path / "two", **few)
     run_batch(GradCAM(net), tmp_path, tmp_path / "asked", [lambda output: output[:, 0]])
     with pytest.raises(InputError, match="of which only the words are known"):
-        measure(tmp_path / "asked", tmp_path / "two", **few)
+        evaluate(tmp_path / "asked", tmp_path / "two", **few)
 
 
 def test_explainers_are_made_again_from_what_the_run_says(net, place, tmp_path):
-    x = GradCAM(net).read(place / "0.png").x
+    x = GradCAM(net).prepare_input(place / "0.png").x
     tool = LayerCAM(net, layer="layer3")
     names = ["random-logit", "adcc"]
-    rows = measure(place / "run", tmp_path / "out", metrics=names, model=net).table().to_pylist()
+    rows = evaluate(place / "run", tmp_path / "out", metrics=names, model=net).table().to_pylist()
     said = {tuple(row[key] for key in ("row", "method", "target", "metric")): row["value"] for row in rows}
     assert said[0, "layercam", "nodule", "random-logit"] == pytest.approx(
         METRICS["random-logit"](tool, x[None], "nodule"), rel=1e-4
     )
     assert {row["method"] for row in rows if row["metric"] == "random-logit" and row["control"]} == {"centre", "edges"}
     heat = tool.explain(place / "0.png", "nodule").heatmap("input", scale=None)
-    with scoring(net, x[None], "nodule", categories=CATEGORIES) as scores:
+    with scoring_scope(net, x[None], "nodule", categories=CATEGORIES) as scores:
 
         def again(images):
             return torch.from_numpy(tool.explain(images[0], "nodule").heatmap("input", scale=None))[None]
 
-        value = METRICS["adcc"](Trial(heat[None], scores), again)[0]
+        value = METRICS["adcc"](PerturbationTest(heat[None], scores), again)[0]
     assert said[0, "layercam", "nodule", "adcc"] == pytest.approx(value, rel=1e-4)
     assert {row["method"] for row in rows if row["metric"] == "adcc" and row["control"]} == FLOORS
 
@@ -267,19 +267,19 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
         METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channels="max"),
     ]  # fmt: skip
     run_batch(tools, [str(place / "0.png")], tmp_path / "run")
-    again = Again.of(Run(tmp_path / "run"), net)
-    made = list(again.explainers().values())
+    again = RunReplay.from_run(BatchRun(tmp_path / "run"), net)
+    made = list(again.rebuild_explainers().values())
     assert {one.name: one.parameters for one in made} == {one.name: one.parameters for one in tools}
     wrapped = Augmented(GradCAM(net))
     run_batch(wrapped, [str(place / "0.png")], tmp_path / "wrapped")
     few = {"metrics": ["random-logit"], "model": net}
     with pytest.raises(InputError, match=r"cannot be made again .* pass measure\(…, tools=\[…\]\)"):
-        measure(tmp_path / "wrapped", tmp_path / "out", **few)
-    rows = measure(tmp_path / "wrapped", tmp_path / "out", tools=[wrapped], **few).table().to_pylist()
+        evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
+    rows = evaluate(tmp_path / "wrapped", tmp_path / "out", tools=[wrapped], **few).table().to_pylist()
     assert rows[0]["method"] == wrapped.title
     assert rows[0]["value"] is not None
     with pytest.raises(InputError, match="is of another model"):
-        measure(tmp_path / "run", tmp_path / "new", tools=[GradCAM(load_model("phantom"))], **few)
+        evaluate(tmp_path / "run", tmp_path / "new", tools=[GradCAM(load_model("phantom"))], **few)
 
 
 @pytest.mark.parametrize("size", [(24,), (16, 12, 20)])
@@ -288,29 +288,31 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
     net = Volume(len(size)).eval()
     images = [torch.rand(1, *size) for _ in range(3)]
 
-    class Corner(Evidence):
+    class Corner(GroundTruth):
         """The first quarter of each axis."""
 
-        def mask(self, row, size):
+        def load_mask(self, row, size):
             made = np.zeros(size, bool)
             made[tuple(slice(0, side // 4) for side in size)] = True
             return made
 
     run_batch(GradCAM(net, layer="features.0"), images, tmp_path / "run")
-    run = Run(tmp_path / "run", images)
-    made = measure(run, tmp_path / "out", Corner(), model=net, steps=3)
+    run = BatchRun(tmp_path / "run", images)
+    made = evaluate(run, tmp_path / "out", Corner(), model=net, steps=3)
     rows = made.table().to_pylist()
     both = {row["metric"] for row in rows if row["method"] == "gradcam"}
-    assert both == {one.name for one in METRICS.values() if one.needs in ("map", "mask")} | set(CHEAP)
+    assert both == {one.name for one in METRICS.values() if one.input_kind in ("map", "mask")} | set(
+        DEFAULT_MODEL_METRICS
+    )
     for row in rows:
         assert row["value"] is not None or row["reason"], row
     said = {(row["row"], row["method"], row["metric"], row["fill"]): row["value"] for row in rows}
     heat = run.explanation(run.table().to_pylist()[0]).heatmap(scale=None)
-    mask = Corner().mask(None, size)
+    mask = Corner().load_mask(None, size)
     assert said[0, "gradcam", "enrichment", None] == pytest.approx(METRICS["enrichment"](heat, mask))
     assert said[0, "uniform", "pointing-game", None] == pytest.approx(mask.mean())
     names = ["stability", "acquisition-stability"]
-    asked = measure(run, tmp_path / "asked", metrics=names, model=net).table().to_pylist()
+    asked = evaluate(run, tmp_path / "asked", metrics=names, model=net).table().to_pylist()
     if len(size) == 1:
         assert all(row["value"] is None and "an input of 1 axis" in row["reason"] for row in asked)
     else:
@@ -319,19 +321,19 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
     assert said[0, "gradcam", "deletion", "blur"] == pytest.approx(value, rel=1e-4)
     assert {method for _, method, metric, _ in said if metric in ("enrichment", "insertion")} == FLOORS | {"gradcam"}
     with pytest.raises(ImageError, match=r"Run\(folder, dataset\)"):
-        measure(tmp_path / "run", tmp_path / "other", model=net)
+        evaluate(tmp_path / "run", tmp_path / "other", model=net)
 
 
 def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
-    made = measure(place / "run", tmp_path / "out", metrics=["deletion", "average-drop"], model=net, steps=2)
-    lines = summarised(made.table())
+    made = evaluate(place / "run", tmp_path / "out", metrics=["deletion", "average-drop"], model=net, steps=2)
+    lines = summarize_values(made.table())
     assert list(lines) == ["deletion, mean", "deletion, blur", "average-drop"]
     for line in lines["deletion, blur"]:
-        assert (line.metric, line.fill) == ("deletion", "blur")
+        assert (line.metric, line.imputation) == ("deletion", "blur")
     (gradcam,) = (line for line in lines["deletion, blur"] if line.title == "gradcam · layer4")
     wanted = made.table("metric = 'deletion' and fill = 'blur' and method = 'gradcam'")["value"].to_pylist()
     assert gradcam.estimate.mean == pytest.approx(np.mean([one for one in wanted if one is not None]))
-    assert gradcam.over_control is not None
+    assert gradcam.difference_to_control is not None
 
 
 def test_the_command_asks_the_model(place, tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_a_map_carried_by_denominators_that_nearly_cancel_says_so(kind):
     model = Flat(nn.MaxPool2d(1), 8, classes=2).double()
     model.head.weight.data[1] = torch.tensor([*gradient, *POSITIVE_CHANNEL[1]])
     images = [torch.tensor([*cells, *POSITIVE_CHANNEL[0]]).double().view(2, 2, 2) for cells in (stands, cancels)]
-    for tool in (kind(model, "features"), RefineCAM(model, ["features"], base=kind.name)):
+    for tool in (kind(model, "features"), RefineCAM(model, ["features"], base_method=kind.name)):
         sound, doubtful = ([note for note in one.notes if "cancel" in note] for one in tool.explain_batch(images, 1))
         assert sound == []
         (note,) = doubtful
@@ -176,7 +176,7 @@ def test_smooth_grad_cam_plus_plus_says_it_too():
     cancels, stands, gradient, share = CANCELLING[GradCAMPlusPlus]
     model = Flat(nn.MaxPool2d(1), 8, classes=2).double()  # linear: the gradient is the same whatever the noise
     model.head.weight.data[1] = torch.tensor([*gradient, *POSITIVE_CHANNEL[1]])
-    tool = SmoothGradCAMPlusPlus(model, "features", samples=2)
+    tool = SmoothGradCAMPlusPlus(model, "features", n_samples=2)
     for cells, noted in ((cancels, [f"{share:.0%}"]), (stands, [])):
         found = tool.explain(torch.tensor([*cells, *POSITIVE_CHANNEL[0]]).double().view(2, 2, 2), 1)
         assert [note.split()[0] for note in found.notes if "cancel" in note] == noted

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from camscope.errors import InputError, NonFiniteError
-from camscope.explainers import METHODS, CentreGaussian, EdgeDetector, LayerExplainer, RandomCAM
+from camscope.explainers import METHODS, CenterGaussian, EdgeDetector, LayerExplainer, RandomCAM
 from tests.nets import CASES, Flat
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -90,7 +90,7 @@ def test_another_seed_has_other_weights():
 
 def test_the_centre_is_a_gaussian_of_so_many_lengths_of_the_input():
     x = torch.zeros(2, 3, 9, 5, dtype=torch.float64)
-    heat = CentreGaussian(identity(x.shape[1:]), sigma=0.2).attribute(x, 0).numpy()
+    heat = CenterGaussian(identity(x.shape[1:]), sigma=0.2).attribute(x, 0).numpy()
     for row in range(9):
         for column in range(5):
             down, right = (row - 4) / 9, (column - 2) / 5
@@ -102,7 +102,7 @@ def test_the_centre_is_a_gaussian_of_so_many_lengths_of_the_input():
 def test_a_gaussian_without_a_width_is_refused(sigma):
     model, _ = CASES["residual"].make()
     with pytest.raises(InputError, match="sigma="):
-        CentreGaussian(model, sigma=sigma)
+        CenterGaussian(model, sigma=sigma)
 
 
 # Edges

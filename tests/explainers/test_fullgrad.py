@@ -86,7 +86,12 @@ def test_the_shares_of_a_piecewise_linear_model_add_up_to_its_score(name):
         parts = completeness(model, x, target)
         torch.testing.assert_close(parts.score, model(x)[:, target].detach())
         assert float(parts.gap.abs().max()) < 1e-12
-        assert min(float(part.abs().min()) for part in (parts.input, parts.placed, parts.unplaced)) > 1e-4
+        assert (
+            min(
+                float(part.abs().min()) for part in (parts.input_part, parts.mapped_bias_part, parts.unmapped_bias_part)
+            )
+            > 1e-4
+        )
 
 
 def test_each_sample_has_its_own_shares():
@@ -101,7 +106,12 @@ def test_a_smooth_model_has_a_gap_and_the_result_says_so():
     parts = completeness(model, x, 1)
     assert abs(float(parts.gap)) > 1e-3
     (note, *_) = FullGrad(model).explain(x, 1).notes
-    numbers = [float(parts.score), float(parts.input), float(parts.placed), float(parts.unplaced)]
+    numbers = [
+        float(parts.score),
+        float(parts.input_part),
+        float(parts.mapped_bias_part),
+        float(parts.unmapped_bias_part),
+    ]
     assert note.startswith("the score, {:.4g}, is {:+.4g} of the input, {:+.4g} of biases in the map".format(*numbers))
     ending = f"{numbers[3]:+.4g} of biases without a place (head), and {float(parts.gap):+.2g} of neither"
     assert note.endswith(ending)
@@ -177,8 +187,8 @@ def test_the_shares_of_a_bias_are_its_own_gradient():
     norm = model.norm
     (gradient,) = torch.autograd.grad(model(x[:1])[0, 1], norm.bias)
     moved = -(gradient * norm.running_mean * norm.weight.detach() / (norm.running_var + norm.eps).sqrt()).sum()
-    assert float(parts.placed) == pytest.approx(sum(own[:3]) + float(moved), rel=1e-12)
-    assert float(parts.unplaced) == pytest.approx(own[3], rel=1e-12)
+    assert float(parts.mapped_bias_part) == pytest.approx(sum(own[:3]) + float(moved), rel=1e-12)
+    assert float(parts.unmapped_bias_part) == pytest.approx(own[3], rel=1e-12)
 
 
 # Layers whose class does not tell what they do
@@ -210,7 +220,9 @@ def test_a_layer_norm_over_channels_in_front_has_its_bias_there():
     nn.init.normal_(model.features.bias)
     row = model.head.weight[1].detach().view(3, 4, 4)
     parts = completeness(model, x, 1)
-    assert float(parts.placed) == pytest.approx(float((row * model.features.bias.detach().view(3, 1, 1)).sum()))
+    assert float(parts.mapped_bias_part) == pytest.approx(
+        float((row * model.features.bias.detach().view(3, 1, 1)).sum())
+    )
     share = FullGrad(model).attribute(x, 1)[0].detach().numpy() - psi(_input_share(model, x, 1))
     np.testing.assert_allclose(share, psi((row * model.features.bias.view(3, 1, 1)).detach().numpy()), atol=1e-12)
 
@@ -243,8 +255,8 @@ def test_attention_counts_with_the_bias_of_its_output(first):
     parts = completeness(model, x, 1)
     for i in range(2):
         (gradient,) = torch.autograd.grad(model(x[i : i + 1])[0, 1], bias)
-        assert float(parts.placed[i]) == pytest.approx(float((bias.detach() * gradient).sum()), rel=1e-12)
-    assert not parts.unplaced.any()
+        assert float(parts.mapped_bias_part[i]) == pytest.approx(float((bias.detach() * gradient).sum()), rel=1e-12)
+    assert not parts.unmapped_bias_part.any()
 
 
 # Models that do as they please with gradients
@@ -309,7 +321,7 @@ def test_checkpoints_change_nothing(reentrant):
 
     (model, x), (kept, _) = steps(Steps), steps(Checkpointed)
     parts, expected = completeness(kept, x, 1), completeness(model, x, 1)
-    assert torch.equal(parts.placed, expected.placed)
+    assert torch.equal(parts.mapped_bias_part, expected.mapped_bias_part)
     assert torch.equal(FullGrad(kept).attribute(x, 1), FullGrad(model).attribute(x, 1))
 
 
@@ -329,7 +341,7 @@ def test_statistics_of_the_batch_are_not_a_bias():
     model, x = Pooled(norm, 3).double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
     nn.init.normal_(norm.bias)
     expected = (model.head.weight[1] * norm.bias).sum().detach()
-    torch.testing.assert_close(completeness(model, x, 1).placed, expected.expand(2))
+    torch.testing.assert_close(completeness(model, x, 1).mapped_bias_part, expected.expand(2))
 
 
 def test_statistics_of_the_batch_are_not_a_bias_in_train_mode_either():
@@ -360,7 +372,7 @@ def test_tokens_without_a_cell_are_not_in_the_map():
     parts = completeness(model, x, 1)
     assert float(parts.gap.abs().max()) < 1e-13
     alone = model.mix.bias.detach().relu()
-    torch.testing.assert_close(parts.unplaced, (model.head.weight[1] * alone).sum().detach().expand(2))
+    torch.testing.assert_close(parts.unmapped_bias_part, (model.head.weight[1] * alone).sum().detach().expand(2))
     (note,) = FullGrad(model).explain(x[0], 1).notes
     assert "biases without a place (tokens without a cell)" in note
 
@@ -392,7 +404,7 @@ def test_no_gradient_is_flagged_and_not_noise():
     with pytest.warns(CamscopeWarning, match="gradient is zero"):
         explanation = FullGrad(model).explain(x[:1], 1)
     assert explanation.status == "zero_gradient"
-    assert not explanation.heat.any()
+    assert not explanation.attribution.any()
 
 
 def test_a_gradient_that_is_not_finite_names_its_layer():

@@ -15,7 +15,7 @@ from torchvision import transforms
 
 from camscope.explainers import GradCAM
 from camscope.images.preprocess import Preprocess
-from camscope.render import colourise
+from camscope.render import colorize
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
@@ -151,8 +151,8 @@ def test_the_hottest_pixel_of_the_overlay_lies_where_the_reference_says(zoo: Any
     explanation = GradCAM(model, "layer4", preprocess="imagenet").explain(path, target)
     overlay = explanation.overlay(alpha=1.0)
     assert overlay.shape == (image.height, image.width, 3)
-    top_colour = colourise(np.ones((1, 1)))[0, 0]
-    rows, columns = np.nonzero((overlay == top_colour).all(-1) & explanation.covered())
+    top_colour = colorize(np.ones((1, 1)))[0, 0]
+    rows, columns = np.nonzero((overlay == top_colour).all(-1) & explanation.coverage_mask())
     half_a_model_pixel = 0.5 * max(1.0, min(image.size) / 256)  # or of the photograph's own, where those are larger
     shown = explanation.heatmap()[rows, columns]
     hottest_row, hottest_column = rows[shown.argmax()] + 0.5, columns[shown.argmax()] + 0.5
@@ -168,9 +168,9 @@ def test_the_hottest_pixel_of_the_overlay_lies_where_the_reference_says(zoo: Any
 def test_what_was_cropped_away_is_not_covered(zoo: Any) -> None:
     path = portrait_and_landscape()[-1]
     explanation = GradCAM(zoo.resnet18(), "layer4", preprocess="imagenet").explain(path)
-    height, width = explanation.covered().shape
+    height, width = explanation.coverage_mask().shape
     top, left = in_original(0, 0, height, width)
-    covered = explanation.covered()
+    covered = explanation.coverage_mask()
     assert not covered[:, : int(left) - 1].any()
     assert not covered[: int(top) - 1].any()
     assert covered[int(top) + 2 : height - int(top) - 2, int(left) + 2 : width - int(left) - 2].all()
@@ -187,7 +187,7 @@ def test_a_rotated_photograph_is_explained_upright(zoo: Any, tmp_path: Path) -> 
     explainer = GradCAM(zoo.resnet18(), "layer4", preprocess="imagenet")
     upright.save(tmp_path / "upright.png")
     one, other = explainer.explain(tmp_path / "upright.png"), explainer.explain(tmp_path / "sideways.png")
-    assert np.array_equal(one.heat, other.heat)
+    assert np.array_equal(one.attribution, other.attribution)
     assert np.array_equal(one.overlay(), other.overlay())
 
 
@@ -206,7 +206,7 @@ def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_d
         found = vit.explain_methods(x, names)
         noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
         for one, other in zip(found, noisy, strict=True):
-            if np.corrcoef(one.heat.ravel(), other.heat.ravel())[0, 1] < 0.9:
+            if np.corrcoef(one.attribution.ravel(), other.attribution.ravel())[0, 1] < 0.9:
                 turned.add(one.method)
                 assert cancels(one.notes)
         assert not cancels(found[0].notes)

@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
-from camscope import Output as Part
+from camscope import Box, Classes, Difference, Layout, LogProbability, Region, TextSimilarity
+from camscope import OutputPart as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
-from camscope.explainers.core.evaluation_context import calm, survey
+from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
 from camscope.hooks.base import find_layer, find_layers
-from camscope.layers.layout import Seen, read_layout
+from camscope.layers.layout import LayoutHints, infer_layout
 from tests.nets import CASES, Plain, Tokens, plain, truth
 from tests.tools import explainer
 from tests.untouched import untouched
@@ -99,7 +99,7 @@ def test_distributed_data_parallel(tmp_path):
         wrapped = nn.parallel.DistributedDataParallel(model)
         with untouched(model, x):
             explanation = HiResCAM(wrapped, "middle").explain(x[0], 1)
-        np.testing.assert_allclose(explanation.heat, truth(model, x[:1], 1)[0].numpy(), rtol=1e-10, atol=1e-16)
+        np.testing.assert_allclose(explanation.attribution, truth(model, x[:1], 1)[0].numpy(), rtol=1e-10, atol=1e-16)
         assert explanation.notes == ("the eager model inside DistributedDataParallel was explained",)
         wrapped(x).sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
@@ -145,7 +145,7 @@ def test_the_last_of_several_threads_gives_compilation_back():
     step = threading.Barrier(2, timeout=120)
 
     def leaves_first():
-        with calm(survey(model), "eval"):
+        with inference_scope(inspect_model(model), "eval"):
             step.wait()
             step.wait()
         step.wait()
@@ -153,7 +153,7 @@ def test_the_last_of_several_threads_gives_compilation_back():
     thread = threading.Thread(target=leaves_first)
     thread.start()
     step.wait()
-    with calm(survey(model), "eval"):
+    with inference_scope(inspect_model(model), "eval"):
         step.wait()
         step.wait()
         assert stance() == "force_eager", "the other thread took the stance with it"
@@ -316,7 +316,7 @@ def test_two_axes_are_a_signal_unless_a_convolution_says_otherwise():
     model = nn.Sequential(nn.Flatten(2), nn.Linear(12, 12), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
     x = torch.randn(2, 12)
     tool = GradCAM(model, "2", layout="channels_first")
-    np.testing.assert_array_equal(tool.explain(x, 1).heat, tool.attribute(x[None], 1)[0])
+    np.testing.assert_array_equal(tool.explain(x, 1).attribution, tool.attribute(x[None], 1)[0])
     with pytest.raises(InputError, match=r"the tensor is \(2, 12\); expected one input \(C,H,W\)"):
         GradCAM(plain()[0], "middle").explain(x, 1)
 
@@ -461,10 +461,10 @@ def test_two_candidates_are_listed_and_output_chooses():
     ):
         HiResCAM(net, "packing").attribute(x, 1)
     for key, factor in (("raw", 1), ("double", 3)):
-        heat = HiResCAM(net, "packing", output=key, layout="channels_first").attribute(x, 1)
+        heat = HiResCAM(net, "packing", output_index=key, layout="channels_first").attribute(x, 1)
         torch.testing.assert_close(heat, factor * truth(model, x, 1), rtol=1e-10, atol=1e-16)
     with pytest.raises(LayerError, match=r"no floating tensor .*output='other'"):
-        HiResCAM(net, "packing", output="other").attribute(x, 1)
+        HiResCAM(net, "packing", output_index="other").attribute(x, 1)
 
 
 # --- checkpoints
@@ -499,7 +499,7 @@ def test_activation_checkpointing(reentrant, where, training):
         with untouched(model, x):
             explanation = HiResCAM(model, "middle").explain(x[0], 1)
         expected = truth(model, x[:1], 1)[0].numpy()
-        np.testing.assert_allclose(explanation.heat, expected, rtol=1e-10, atol=1e-16)
+        np.testing.assert_allclose(explanation.attribution, expected, rtol=1e-10, atol=1e-16)
         assert explanation.notes == (), "a layer that is computed again did not run twice"
 
 
@@ -521,10 +521,10 @@ def test_a_layer_that_runs_in_several_checkpoints(reentrant):
     model, x = Shared().double(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     for call in (0, 1, 2, None):
         model.checks = False
-        expected = HiResCAM(model, "square.0", call=call).explain(x, 1)
+        expected = HiResCAM(model, "square.0", call_index=call).explain(x, 1)
         model.checks = True
-        found = HiResCAM(model, "square.0", call=call).explain(x, 1)
-        np.testing.assert_allclose(found.heat, expected.heat, rtol=1e-10, atol=1e-16)
+        found = HiResCAM(model, "square.0", call_index=call).explain(x, 1)
+        np.testing.assert_allclose(found.attribution, expected.attribution, rtol=1e-10, atol=1e-16)
         assert found.notes == expected.notes
 
 
@@ -562,7 +562,7 @@ def test_tokens_lie_where_their_patches_lie(prefix, grid):
     expected = np.zeros(grid)
     token = model.block(model.embed(x[:1]).flatten(2).transpose(1, 2))[0, row * grid[1] + column]
     expected[row, column] = 2 * token.square().sum().item()
-    np.testing.assert_allclose(explanation.heat, expected, rtol=1e-10)
+    np.testing.assert_allclose(explanation.attribution, expected, rtol=1e-10)
     hottest = np.unravel_index(explanation.heatmap("input").argmax(), x.shape[2:])
     assert (hottest[0] // 4, hottest[1] // 4) == (row, column)
 
@@ -574,7 +574,7 @@ def test_the_layout_of_tokens_is_right_or_an_error_but_never_wrong():
                 for prefix in range(6) if h * w > 1 else ():
                     shape = (2, prefix + h * w, 10007)  # channels that no grid has as cells
                     try:
-                        layout = read_layout(shape, (2, 3, h * patch, w * patch))
+                        layout = infer_layout(shape, (2, 3, h * patch, w * patch))
                     except LayerError:
                         assert h * w < 16, "from sixteen patches on the grid is known"
                     else:
@@ -590,14 +590,14 @@ def test_a_flattened_map_is_not_taken_for_tokens():
         GradCAM(model, "0").attribute(x, 0)
     assert GradCAM(model).explain(x, 0).layer == "0.1"
     large = nn.LayerNorm(1024)  # 1024 = 32 x 32 is the width of large transformers
-    assert read_layout((1, 197, 1024), (1, 3, 224, 224), large) == Layout("tokens", (14, 14), 1)
+    assert infer_layout((1, 197, 1024), (1, 3, 224, 224), large) == Layout("tokens", (14, 14), 1)
 
 
 def test_strides_that_differ_do_not_turn_channels_into_rows():
     block = nn.Sequential(nn.Conv2d(1, 16, 3, stride=(4, 16), padding=1), nn.ReLU())
     with pytest.raises(LayerError, match="may be channels first or channels last"):
-        read_layout((1, 16, 16, 4), (1, 1, 64, 64), block)
-    assert read_layout((1, 16, 16, 4), (1, 1, 64, 64), block[0]).grid == (16, 4)
+        infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block)
+    assert infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block[0]).grid == (16, 4)
 
 
 class AuxiliaryLast(nn.Module):
@@ -620,20 +620,20 @@ def test_the_chosen_layer_leads_to_the_score():
 
 def test_a_wrapped_model_keeps_what_is_known_of_it():
     from camscope import load_model
-    from camscope.phantom import draw
+    from camscope.phantom import draw_radiograph
 
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     plain_answer = GradCAM(load_model("phantom")).explain(scan, "nodule")
     wrapped = GradCAM(nn.DataParallel(load_model("phantom"))).explain(scan, "nodule")
     assert (wrapped.layer, wrapped.label) == ("layer4", "nodule")
-    assert np.array_equal(wrapped.heat, plain_answer.heat)
+    assert np.array_equal(wrapped.attribution, plain_answer.attribution)
 
 
 def test_a_name_needs_as_many_categories_as_there_are_classes():
     model, x = plain()
     with pytest.raises(TargetError, match="2 categories for a model with 3 classes"):
-        GradCAM(model, "middle", categories=["no", "yes"]).attribute(x, "yes")
-    by_number = GradCAM(model, "middle", categories={2: "c", 0: "a", 1: "b"}).explain(x[:1], "c")
+        GradCAM(model, "middle", class_names=["no", "yes"]).attribute(x, "yes")
+    by_number = GradCAM(model, "middle", class_names={2: "c", 0: "a", 1: "b"}).explain(x[:1], "c")
     assert by_number.target == 2
 
 
@@ -669,7 +669,7 @@ def test_a_convolutions_grid_settles_what_tokens_alone_do_not():
     assert HiResCAM(nine, "block").explain(torch.randn(3, 24, 24), 1).layout == "tokens 0+3x3"
     sixteen = Tokens(9, patch=5)  # 25 tokens of 20 x 20 pixels: 4 x 4 patches and nine more, not 5 x 5
     assert HiResCAM(sixteen, "block").explain(torch.randn(3, 20, 20), 1).layout == "tokens 9+4x4"
-    assert read_layout((1, 25, 8), (1, 3, 20, 20), sixteen.block) == Layout("tokens", (5, 5))
+    assert infer_layout((1, 25, 8), (1, 3, 20, 20), sixteen.block) == Layout("tokens", (5, 5))
 
 
 def test_tokens_that_lie_on_no_map_of_the_model_are_an_error():
@@ -737,7 +737,7 @@ def test_a_video_with_its_channels_behind_the_time_is_refused_until_its_kind_is_
         GradCAM(model, "conv").explain(x[0], 1)
     found = HiResCAM(model, "conv", frames_first=True).explain(x[0], 1)
     maps = model.conv(x.transpose(1, 2))[0, 1].detach()
-    np.testing.assert_allclose(found.heat, maps.relu().numpy() / maps.numel(), atol=1e-7)
+    np.testing.assert_allclose(found.attribution, maps.relu().numpy() / maps.numel(), atol=1e-7)
     assert GradCAM(nn.Sequential(nn.Conv3d(3, 5, 3, padding=1), nn.ReLU(), plain_pool()), "1").attribute(
         x.transpose(1, 2), 1
     ).shape == (1, 8, 6, 6)
@@ -750,7 +750,7 @@ def plain_pool():
 @pytest.mark.parametrize("categories", [5, "tabby"])
 def test_categories_are_names(categories):
     with pytest.raises(InputError, match="expected the class names by index"):
-        GradCAM(plain()[0], categories=categories)
+        GradCAM(plain()[0], class_names=categories)
 
 
 class Joined(Tokens):
@@ -814,8 +814,8 @@ def test_a_grid_of_other_proportions_than_the_input_is_questioned():
 def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
     with pytest.raises(LayerError, match="has its channels last, and the axes before them are no grid"):
-        read_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
-    assert read_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
+        infer_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
+    assert infer_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
 
 
 def test_tokens_behind_the_grid_are_left_out_by_a_layout():
@@ -825,8 +825,8 @@ def test_tokens_behind_the_grid_are_left_out_by_a_layout():
 
 
 def test_a_volume_may_have_another_stride_along_its_depth():
-    assert read_layout((1, 4, 4, 6, 32), (1, 3, 8, 32, 48), nn.LayerNorm(32)) == Layout("channels_last", (4, 4, 6))
-    assert read_layout((1, 4, 8, 12, 7), (1, 3, 8, 64, 96), None, None, Seen({(4, 8, 12)})) == Layout(
+    assert infer_layout((1, 4, 4, 6, 32), (1, 3, 8, 32, 48), nn.LayerNorm(32)) == Layout("channels_last", (4, 4, 6))
+    assert infer_layout((1, 4, 8, 12, 7), (1, 3, 8, 64, 96), None, None, LayoutHints({(4, 8, 12)})) == Layout(
         "channels_last", (4, 8, 12)
     )
 
@@ -930,7 +930,9 @@ def test_none_chooses_the_last_layer_with_space_and_says_which():
         assert f"layer {explanation.layer!r} was chosen" in explanation.notes
         if name != "residual":
             assert expected[name] in (None, explanation.layer), name
-        assert np.array_equal(GradCAM(model, explanation.layer).explain(x, 1).heat, explanation.heat), name
+        assert np.array_equal(GradCAM(model, explanation.layer).explain(x, 1).attribution, explanation.attribution), (
+            name
+        )
     with pytest.raises(LayerError, match=r"no layer of Sequential has spatial extent"):
         GradCAM(nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).attribute(torch.randn(1, 3, 8, 8), 1)
 
@@ -1074,7 +1076,7 @@ def test_a_class_is_asked_for_in_many_ways(target):
     model, x = plain()
     synonyms = isinstance(target, str) and target == "house cat"
     names = ["ant", "bee", "cat, house cat" if synonyms else "cat"]
-    assert_truth(HiResCAM(model, "middle", categories=names).attribute(x, target), model, x, 2)
+    assert_truth(HiResCAM(model, "middle", class_names=names).attribute(x, target), model, x, 2)
 
 
 def test_one_target_each_for_a_batch_of_explanations():
@@ -1088,7 +1090,9 @@ def test_one_target_each_for_a_batch_of_explanations():
     mixed = tool.explain_batch(images, np.array([0, 1, 2]))
     assert [(one.target, one.grid) for one in mixed] == [(0, (8, 8)), (1, (6, 9)), (2, (8, 8))]
     for one, image in zip(mixed, images, strict=True):
-        np.testing.assert_allclose(one.heat, truth(model, image[None], one.target)[0].numpy(), rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(
+            one.attribution, truth(model, image[None], one.target)[0].numpy(), rtol=1e-9, atol=1e-15
+        )
     with pytest.raises(InputError, match="3 targets for 2 images"):
         tool.explain_batch(list(x), [0, 1, 2])
     with pytest.raises(TargetError, match="no targets"):
@@ -1144,7 +1148,7 @@ class Watched(Plain):
 )
 def test_what_is_not_a_class_is_refused_before_any_backward(target, words):
     model, x = plain(Watched)
-    tool = HiResCAM(model, "middle", categories=["ant", "bat", "Bat"])
+    tool = HiResCAM(model, "middle", class_names=["ant", "bat", "Bat"])
     with untouched(model.middle, x), pytest.raises(TargetError, match=words):
         tool.attribute(x, target)
     assert model.backwards == 0
@@ -1153,14 +1157,14 @@ def test_what_is_not_a_class_is_refused_before_any_backward(target, words):
 @pytest.mark.parametrize(
     "target",
     [
-        *(3, -1, [0, 1], True, "cow", lambda output: output, Probability(3), Classes([0, 3]), Classes, Difference),
-        *(Part("heads"), Region(1), Box(0, 0, 4, 4), Text("a cat")),
+        *(3, -1, [0, 1], True, "cow", lambda output: output, LogProbability(3), Classes([0, 3]), Classes, Difference),
+        *(Part("heads"), Region(1), Box(0, 0, 4, 4), TextSimilarity("a cat")),
     ],
 )
 def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
     model, x = plain(Watched)
     with pytest.raises(TargetError):
-        HiResCAM(model, "middle", categories=["ant", "bee", "cat"]).explain_classes(x[0], [0, target])
+        HiResCAM(model, "middle", class_names=["ant", "bee", "cat"]).explain_classes(x[0], [0, target])
     assert model.backwards == 0
 
 
@@ -1175,12 +1179,12 @@ def test_a_name_without_categories_is_refused():
 
 def test_categories_of_another_length_name_no_class():
     model, x = plain()
-    explanation = HiResCAM(model, "middle", categories=["ant", "bee"]).explain(x[0], 1)
+    explanation = HiResCAM(model, "middle", class_names=["ant", "bee"]).explain(x[0], 1)
     assert explanation.label == "class 1"
-    explanation = HiResCAM(model, "middle", categories=["ant", "bee", "cat"]).explain(x[0], 1)
+    explanation = HiResCAM(model, "middle", class_names=["ant", "bee", "cat"]).explain(x[0], 1)
     assert explanation.label == "bee"
-    assert {one.label for one in explanation.top} == {"ant", "bee", "cat"}
-    chances = [one.probability for one in explanation.top]
+    assert {one.label for one in explanation.top_classes} == {"ant", "bee", "cat"}
+    chances = [one.probability for one in explanation.top_classes]
     assert chances == sorted(chances, reverse=True)
     assert sum(chances) == pytest.approx(1)
 

@@ -25,7 +25,7 @@ def test_float64_in_is_float64_precision_out():
     heat = HiResCAM(model, "middle").attribute(x, 1)
     assert heat.dtype == torch.float64
     torch.testing.assert_close(heat, truth(model, x, 1), rtol=1e-12, atol=1e-16)
-    assert HiResCAM(model, "middle").explain(x[0], 1).heat.dtype == np.float64
+    assert HiResCAM(model, "middle").explain(x[0], 1).attribution.dtype == np.float64
 
 
 # They compare scores that differ in their last half-precision digits, or stretch what is left: alike, not close.
@@ -208,7 +208,7 @@ def test_nothing_positive_is_zeros_and_says_so_in_every_place():
         with pytest.warns(CamscopeWarning, match=words):
             explanation = GradCAM(model, "features").explain(x, target)
         assert explanation.status == status
-        assert not explanation.heat.any()
+        assert not explanation.attribution.any()
         assert not explanation.heatmap().any()
         assert np.isfinite(explanation.heatmap()).all()
         assert words in explanation._repr_html_()
@@ -310,11 +310,11 @@ def test_a_bad_activation_is_an_error_that_names_it_or_a_flag():
     assert any("the activation of layer 'bad'" in str(one.message) for one in caught)
     assert [one.status for one in explanations] == ["ok", "nonfinite"]
     good, bad = explanations
-    np.testing.assert_allclose(good.heat, truth(model, x, 1)[0].numpy(), rtol=1e-10, atol=1e-16)
-    assert np.isnan(bad.heat[3, 4])
-    assert np.isnan(bad.heat).sum() == 1
+    np.testing.assert_allclose(good.attribution, truth(model, x, 1)[0].numpy(), rtol=1e-10, atol=1e-16)
+    assert np.isnan(bad.attribution[3, 4])
+    assert np.isnan(bad.attribution).sum() == 1
     assert np.isfinite(bad.heatmap()).all()
-    assert bad.overlay(bar=True).shape[0] == 8
+    assert bad.overlay(colorbar=True).shape[0] == 8
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-30, 1e9])
@@ -329,7 +329,7 @@ def test_a_score_times_any_factor_displays_the_same(method, factor):
     tool = METHODS[method]
     expected, found = tool(model, "middle").explain(x[0], 2), tool(scaled, "middle").explain(x[0], 2)
     assert expected.status == found.status == "ok"
-    np.testing.assert_allclose(found.heat, expected.heat * factor, rtol=1e-10)
+    np.testing.assert_allclose(found.attribution, expected.attribution * factor, rtol=1e-10)
     np.testing.assert_allclose(found.heatmap(), expected.heatmap(), rtol=1e-10)
 
 
@@ -339,7 +339,7 @@ def test_tiny_float32_gradients_display_the_same():
     assert expected.status == "ok"
     model.head.weight.data *= 1e-30
     faint = GradCAM(model, "features").explain(x, 0)
-    assert faint.heat.max() < 1e-29
+    assert faint.attribution.max() < 1e-29
     np.testing.assert_allclose(faint.heatmap(), expected.heatmap(), rtol=1e-4, atol=1e-6)
 
 
@@ -402,14 +402,14 @@ def test_a_layer_that_runs_several_times():
     torch.manual_seed(2)
     model, x = Repeated().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     for call in range(3):
-        heat = HiResCAM(model, "again", call=call).attribute(x, 1)
+        heat = HiResCAM(model, "again", call_index=call).attribute(x, 1)
         torch.testing.assert_close(heat, repeated_truth(model, x, call), rtol=1e-10, atol=1e-16)
-    assert torch.equal(HiResCAM(model, "again", call=-1).attribute(x, 1), heat)
+    assert torch.equal(HiResCAM(model, "again", call_index=-1).attribute(x, 1), heat)
     explanation = HiResCAM(model, "again").explain(x[0], 1)
-    np.testing.assert_allclose(explanation.heat, heat[0].numpy(), rtol=1e-10, atol=1e-16)
+    np.testing.assert_allclose(explanation.attribution, heat[0].numpy(), rtol=1e-10, atol=1e-16)
     assert explanation.notes == ("layer 'again' ran 3 times; call 2 is explained",)
     with pytest.raises(LayerError, match="call=3 of layer 'again', which ran 3 times"):
-        HiResCAM(model, "again", call=3).attribute(x, 1)
+        HiResCAM(model, "again", call_index=3).attribute(x, 1)
 
 
 def test_the_last_call_that_the_score_depends_on():
@@ -417,10 +417,10 @@ def test_the_last_call_that_the_score_depends_on():
     model, x = Repeated().double(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     model.reads = (0, 1)
     explanation = HiResCAM(model, "again").explain(x, 1)
-    np.testing.assert_allclose(explanation.heat, repeated_truth(model, x, 1)[0].numpy(), rtol=1e-10, atol=1e-16)
+    np.testing.assert_allclose(explanation.attribution, repeated_truth(model, x, 1)[0].numpy(), rtol=1e-10, atol=1e-16)
     assert "call 1 is explained" in explanation.notes[0]
     with pytest.raises(LayerError, match="layer 'again'"):
-        HiResCAM(model, "again", call=2).explain(x, 1)
+        HiResCAM(model, "again", call_index=2).explain(x, 1)
 
 
 def test_two_inputs_through_one_layer():
@@ -441,7 +441,7 @@ def test_two_inputs_through_one_layer():
     for frozen in (False, True):
         model.requires_grad_(not frozen)
         for call in (0, 1):
-            heat = HiResCAM(model, "middle", call=call).attribute(x, 0, other)
+            heat = HiResCAM(model, "middle", call_index=call).attribute(x, 0, other)
             torch.testing.assert_close(heat, expected[call], rtol=1e-10, atol=1e-16)
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from camscope.errors import CamscopeWarning, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
-from camscope.hooks.base import evaluating
+from camscope.hooks.base import evaluation_mode
 from tests.nets import CASES, Plain, Residual, Tokens, plain, truth
 from tests.refusals import answers, first_answered, residual_or_plainer
 from tests.tools import explainer, looks_at_layers
@@ -423,7 +423,7 @@ def test_results_own_their_memory():
     model, x = CASES["pooled"].make(1)
     tool = GradCAM(model, "features")
     heat, explanation = tool.attribute(x, 1), tool.explain(x, 1)
-    pictures = explanation.heat.copy(), explanation.seen.copy(), explanation.overlay()
+    pictures = explanation.attribution.copy(), explanation.model_input_image.copy(), explanation.overlay()
     before = heat.clone()
     with torch.no_grad():
         x.fill_(7.0)
@@ -431,9 +431,11 @@ def test_results_own_their_memory():
             value.fill_(3)
     tool.attribute(x, 1)
     assert torch.equal(heat, before)
-    for was, now in zip(pictures, (explanation.heat, explanation.seen, explanation.overlay()), strict=True):
+    for was, now in zip(
+        pictures, (explanation.attribution, explanation.model_input_image, explanation.overlay()), strict=True
+    ):
         np.testing.assert_array_equal(was, now)
-    assert explanation.heat.flags.owndata
+    assert explanation.attribution.flags.owndata
 
 
 def test_an_image_that_the_caller_changes_afterwards_changes_no_explanation():
@@ -519,16 +521,16 @@ def test_a_model_and_a_part_of_it_are_explained_at_once():
     """Threads that explain a model and its backbone share the backbone's modes."""
     model, _ = mixed_modes()
     whole = nn.Sequential(model)
-    with evaluating(whole):
-        entered = evaluating(model)
+    with evaluation_mode(whole):
+        entered = evaluation_mode(model)
         entered.__enter__()
     still_inside = [module.training for module in model.modules()]
     entered.__exit__(None, None, None)
     assert not any(still_inside)
     assert model.training
     assert not model.norm.training
-    with evaluating(model):
-        entered = evaluating(whole)
+    with evaluation_mode(model):
+        entered = evaluation_mode(whole)
         entered.__enter__()
     still_inside = [module.training for module in whole.modules()]
     entered.__exit__(None, None, None)

@@ -83,8 +83,8 @@ def test_the_layer_its_grid_and_its_maps(built):
     expected, signed = reference(row, model, x)
     assert signed.any(), "zeros agree with anything"
     close = {"rtol": 1e-9, "atol": 1e-11 * float(signed.abs().max())}
-    np.testing.assert_allclose(gradcam.heat, expected[0], **close)
-    np.testing.assert_allclose(hirescam.heat, signed[0], **close)
+    np.testing.assert_allclose(gradcam.attribution, expected[0], **close)
+    np.testing.assert_allclose(hirescam.attribution, signed[0], **close)
     np.testing.assert_allclose(tool.attribute(x, row.target), expected, **close)
 
 

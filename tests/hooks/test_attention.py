@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from camscope.errors import LayerError
-from camscope.hooks.attention import Attentions, Blocks, skipped
+from camscope.hooks.attention import AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from tests.untouched import untouched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,11 +112,11 @@ def test_the_model_computes_what_it_always_does_and_every_attention_is_seen(make
     model, x = built(make)
     with torch.no_grad():
         expected = plain(model(x))
-    with untouched(model, x), Attentions() as seen:
+    with untouched(model, x), AttentionRecorder() as seen:
         found = plain(seen.run(lambda: model(x)))
     torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-12)
-    assert len(seen.all) == 3
-    for one in seen.all:
+    assert len(seen.attentions) == 3
+    for one in seen.attentions:
         assert one.probabilities.shape[:2] == (2, one.probabilities.shape[1])
         torch.testing.assert_close(one.probabilities.sum(-1), torch.ones_like(one.probabilities[..., 0]))
         for name in KNOWN:
@@ -127,9 +127,9 @@ def test_the_model_computes_what_it_always_does_and_every_attention_is_seen(make
 @pytest.mark.parametrize("name", [name for name in MODELS if "plain" not in name and "eager" not in name])
 def test_probabilities_are_the_softmax_of_queries_and_keys(name):
     model, x = built(MODELS[name])
-    with Attentions() as seen:
+    with AttentionRecorder() as seen:
         seen.run(lambda: model(x))
-    torch.testing.assert_close(seen.all[1].probabilities.detach(), softmax_of(seen.all[1]))
+    torch.testing.assert_close(seen.attentions[1].probabilities.detach(), softmax_of(seen.attentions[1]))
 
 
 @pytest.mark.parametrize("pair", [(timm_vit, lambda: timm_vit(False)), (dinov2, lambda: dinov2("eager"))])
@@ -137,10 +137,10 @@ def test_fused_and_plain_attention_are_one(pair):
     found = []
     for make in pair:
         model, x = built(make)
-        with Attentions() as seen:
+        with AttentionRecorder() as seen:
             output = plain(seen.run(lambda model=model, x=x: model(x)))
-            parts = [getattr(one, name) for one in seen.all for name in ("probabilities", "value", "output")]
-            gradients = torch.autograd.grad(output[:, 1].sum(), [one.probabilities for one in seen.all])
+            parts = [getattr(one, name) for one in seen.attentions for name in ("probabilities", "value", "output")]
+            gradients = torch.autograd.grad(output[:, 1].sum(), [one.probabilities for one in seen.attentions])
         found.append([*parts, *gradients])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -152,11 +152,11 @@ def test_multi_head_attention_is_seen_with_and_without_its_weights(weights):
     layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(3, 5, 8)
     with torch.no_grad():
         expected, known = layer(x, x, x, average_attn_weights=False)
-    with untouched(layer, x), Attentions() as seen:
+    with untouched(layer, x), AttentionRecorder() as seen:
         found, _ = seen.run(lambda: layer(x, x, x, need_weights=weights))
     torch.testing.assert_close(found.detach(), expected)
-    torch.testing.assert_close(seen.all[0].probabilities.detach(), known)
-    assert seen.all[0].output.shape == (3, 2, 5, 4)
+    torch.testing.assert_close(seen.attentions[0].probabilities.detach(), known)
+    assert seen.attentions[0].output.shape == (3, 2, 5, 4)
 
 
 def differences(function, at, places, step=1e-6):
@@ -189,9 +189,9 @@ class Own(nn.Module):
 def test_the_gradient_is_that_of_probabilities_put_in_by_hand_whatever_is_rewritten_later():
     torch.manual_seed(1)
     model, x = Own().double(), torch.randn(2, 4, 6, dtype=torch.float64)
-    with Attentions() as seen:
+    with AttentionRecorder() as seen:
         score = seen.run(lambda: model(x))[:, 1].sum()
-        (one,) = seen.all
+        (one,) = seen.attentions
         P = one.probabilities.detach().clone()
         g, at_output = torch.autograd.grad(score, [one.probabilities, one.output])
 
@@ -229,10 +229,10 @@ def test_fused_attention_means_what_the_kernel_means(given, dtype):
     if given == "groups":
         k, v = k[:, :2], v[:, :2]
     expected = F.scaled_dot_product_attention(q, k, v, **more)
-    with Attentions() as seen:
+    with AttentionRecorder() as seen:
         found = seen.run(lambda: F.scaled_dot_product_attention(q, k, v, **more))
     assert found.dtype == dtype
-    assert seen.all[0].probabilities.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert seen.attentions[0].probabilities.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     digits = 4 * torch.finfo(dtype).eps  # the kernel rounds in between, this does not
     torch.testing.assert_close(found.detach(), expected, rtol=digits, atol=digits)
 
@@ -242,9 +242,9 @@ def test_under_autocast_probabilities_are_in_full_precision():
     with torch.autocast("cpu", torch.bfloat16):
         with torch.no_grad():
             expected = model(x)
-        with untouched(model, x), Attentions() as seen:
+        with untouched(model, x), AttentionRecorder() as seen:
             found = seen.run(lambda: model(x))
-    assert all(one.probabilities.dtype == torch.float32 for one in seen.all)
+    assert all(one.probabilities.dtype == torch.float32 for one in seen.attentions)
     torch.testing.assert_close(found.detach(), expected, rtol=0.05, atol=0.05)
 
 
@@ -265,9 +265,9 @@ def test_a_checkpoint_that_runs_again_is_not_another_attention(reentrant):
     model, x = built(encoder)
 
     def gradients(net):
-        with Attentions() as seen:
+        with AttentionRecorder() as seen:
             score = seen.run(lambda: net(x)).sum(1).square().sum()
-            return torch.autograd.grad(score, [one.probabilities for one in seen.all]), len(seen.all)
+            return torch.autograd.grad(score, [one.probabilities for one in seen.attentions]), len(seen.attentions)
 
     expected, _ = gradients(model)
     found, count = gradients(Checkpointed(model, reentrant))
@@ -295,25 +295,29 @@ class Switching(nn.Module):
 @pytest.mark.parametrize("back", [True, False])
 def test_a_model_that_switches_gradients_off_is_run_again_with_gradients_everywhere(back):
     model, x = built(encoder)
-    with untouched(model, x), Attentions() as seen:
+    with untouched(model, x), AttentionRecorder() as seen:
         score = seen.run(lambda: Switching(model, back)(x)).sum()
-        gradient = torch.autograd.grad(score, seen.all[0].probabilities, allow_unused=True)
-    assert len(seen.all) == 2
+        gradient = torch.autograd.grad(score, seen.attentions[0].probabilities, allow_unused=True)
+    assert len(seen.attentions) == 2
     assert gradient[0].any()
 
 
 def test_several_passes_are_kept_one_after_the_other_and_attention_across_is_left_out():
     layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 5, 8)
-    with Attentions() as seen:
+    with AttentionRecorder() as seen:
         seen.run(lambda: (layer(x, x, x), layer(x[:, :2], x, x)))
-        assert len(seen.all) == 1
+        assert len(seen.attentions) == 1
         seen.run(lambda: layer(x, x, x))
-    assert len(seen.all) == 2
+    assert len(seen.attentions) == 2
 
 
 def test_without_attention_it_says_what_to_use():
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(1, 3, 8, 8)
-    with untouched(model, x), Attentions() as seen, pytest.raises(LayerError, match=r"for transformers.*gradcam"):
+    with (
+        untouched(model, x),
+        AttentionRecorder() as seen,
+        pytest.raises(LayerError, match=r"for transformers.*gradcam"),
+    ):
         seen.run(lambda: model(x))
 
 
@@ -329,12 +333,12 @@ def test_other_threads_are_not_watched():
 
     thread = threading.Thread(target=other)
     thread.start()
-    with Attentions() as seen:
+    with AttentionRecorder() as seen:
         inside.set()
         done.wait(10)
         seen.run(lambda: model(x))
     thread.join()
-    assert len(seen.all) == 3
+    assert len(seen.attentions) == 3
     assert not outputs[0].requires_grad
 
 
@@ -344,22 +348,22 @@ def test_other_threads_are_not_watched():
 @EVERY_MODEL
 def test_blocks_are_found_and_left_out(make):
     model, x = built(make)
-    with Attentions() as seen, Blocks(model, seen.all) as around:
+    with AttentionRecorder() as seen, AttentionBlockFinder(model, seen.attentions) as around:
         output = plain(seen.run(lambda: model(x)))
-        blocks = around.around(seen.all)
+        blocks = around.find_blocks(seen.attentions)
     names = [block.name for block in blocks]
     assert len({name.rpartition(".")[0] for name in names}) == 1, names
     assert [one for one, module in model.named_modules() if module in [b.module for b in blocks]] == names
     ran = []
     handles = [block.module.register_forward_pre_hook(lambda m, a: ran.append(m)) for block in blocks]
     parts = [part.register_forward_pre_hook(lambda m, a: ran.append(m)) for b in blocks for part in b.module.children()]
-    with untouched(model, x), torch.no_grad(), skipped(blocks, blocks[-1].output.detach()):
+    with untouched(model, x), torch.no_grad(), blocks_skipped(blocks, blocks[-1].output.detach()):
         again = plain(model(x))
     for handle in (*handles, *parts):
         handle.remove()
     assert ran == [block.module for block in blocks], "called, and nothing in them"
     torch.testing.assert_close(again, output.detach())
-    with torch.no_grad(), skipped(blocks, blocks[0].output.detach()):
+    with torch.no_grad(), blocks_skipped(blocks, blocks[0].output.detach()):
         early = plain(model(x))
     with torch.no_grad():
         cut = [block.module.register_forward_hook(handed(blocks[0])) for block in blocks[1:]]
@@ -376,7 +380,7 @@ def handed(block):
 def test_a_block_that_is_used_twice_is_refused():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     model, x = nn.Sequential(layer, layer), torch.randn(2, 5, 8)
-    with Attentions() as seen, Blocks(model, seen.all) as around:
+    with AttentionRecorder() as seen, AttentionBlockFinder(model, seen.attentions) as around:
         seen.run(lambda: model(x))
         with pytest.raises(LayerError, match=r"2 self-attentions, and 2 blocks around them \(0 Trans"):
-            around.around(seen.all)
+            around.find_blocks(seen.attentions)

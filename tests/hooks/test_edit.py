@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import resnet18
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks import clip_gradients, edit, record
+from camscope.hooks import clip_gradients, edit_layers, record_layers
 
 
 class Product(nn.Module):
@@ -46,10 +46,10 @@ def test_a_hook_that_adds_two_by_hand(kept, gradients):
 
 def test_an_edited_gradient_is_the_same_arithmetic():
     a, b, product = leaf(7.0), leaf(13.0), Product()
-    with edit(product, {"": lambda g: g + 2}, what="gradient"):
+    with edit_layers(product, {"": lambda g: g + 2}, what="gradient"):
         product(a, b).backward()
     assert [a.grad.item(), b.grad.item()] == [39.0, 21.0]
-    with edit(product, {"": lambda g: g + 2}, what="gradient"):
+    with edit_layers(product, {"": lambda g: g + 2}, what="gradient"):
         c = product(a, b)
     a.grad = b.grad = None
     c.backward()  # after the end: nothing is added
@@ -64,7 +64,7 @@ def test_manifold_mixup_equals_the_two_halves_joined_by_hand():
     with torch.no_grad():
         features = stem(x)
         expected = rest(0.7 * features + 0.3 * features.flip(0))
-        with edit(model, {model.layer2: lambda f: 0.7 * f + 0.3 * f.flip(0)}):
+        with edit_layers(model, {model.layer2: lambda f: 0.7 * f + 0.3 * f.flip(0)}):
             torch.testing.assert_close(model(x), expected)
         torch.testing.assert_close(model(x), rest(features))
     assert hooks_on(model) == 0
@@ -86,7 +86,7 @@ def test_a_function_that_works_in_place_spoils_nothing(what):
         (lambda v: v.mul_(2), {"gradient": 33.0}.get(what, 63.0), 21.0),
         (lambda v: [v.zero_(), None][1], 33.0, 11.0),  # None: unchanged, whatever was done to the copy
     ]:
-        with edit(model, {"layer": function}, what=what):
+        with edit_layers(model, {"layer": function}, what=what):
             result = model(x)
             assert result.item() == out
             assert torch.autograd.grad(result, x)[0].item() == gradient
@@ -114,22 +114,22 @@ class Box(nn.Module):
 def test_what_the_function_is_given():
     model, x = Several(), torch.tensor(4.0)  # 4·5 + 1
     seen = []
-    with edit(model, {"product": lambda pair: (pair[0] * 10, pair[1])}, what="input"):
+    with edit_layers(model, {"product": lambda pair: (pair[0] * 10, pair[1])}, what="input"):
         assert model(x).item() == 201
-    with edit(model, {"s*": lambda v: v * 2, "box": seen.append}, what="input"):
+    with edit_layers(model, {"s*": lambda v: v * 2, "box": seen.append}, what="input"):
         assert model(x).item() == 41
-    with edit(model, {"box": lambda v: v * 3}):
+    with edit_layers(model, {"box": lambda v: v * 3}):
         assert model(x).item() == 63
     assert [t.item() for t in seen] == [41]
-    with edit(model, {"sum": lambda v: v + 1, model.sum: lambda v: v * 2}):
+    with edit_layers(model, {"sum": lambda v: v + 1, model.sum: lambda v: v * 2}):
         assert model(x).item() == 44  # in order: (21 + 1)·2
 
 
 def test_wrong_edits_are_refused_by_name():
     model, x = Several(), leaf(4.0)
     with pytest.raises(InputError, match=r"what='outputs'; expected 'output', 'input', 'gradient'"):
-        edit(model, {"sum": lambda v: v}, what="outputs").__enter__()
-    with pytest.raises(LayerError, match="nearest names"), edit(model, {"som": lambda v: v}):
+        edit_layers(model, {"sum": lambda v: v}, what="outputs").__enter__()
+    with pytest.raises(LayerError, match="nearest names"), edit_layers(model, {"som": lambda v: v}):
         pass
     for what, layer, function, message in [
         ("output", "sum", lambda v: 3.0, "'sum' returns a float; expected a tensor"),
@@ -137,11 +137,11 @@ def test_wrong_edits_are_refused_by_name():
         ("input", "sum", lambda v: [v], "returns a list"),
         ("gradient", "sum", lambda g: g.reshape(1), r"\(1,\); expected the gradient's own \(\)"),
     ]:
-        with pytest.raises(LayerError, match=message), edit(model, {layer: function}, what=what):
+        with pytest.raises(LayerError, match=message), edit_layers(model, {layer: function}, what=what):
             model(x).backward()
         assert hooks_on(model) == 0
     counter = nn.Identity()
-    with pytest.raises(LayerError, match="no input to edit"), edit(counter, {"": lambda v: v}, what="input"):
+    with pytest.raises(LayerError, match="no input to edit"), edit_layers(counter, {"": lambda v: v}, what="input"):
         counter(torch.tensor(1))
 
 
@@ -149,7 +149,7 @@ def test_a_gradient_scaled_before_an_in_place_operation_and_no_gradient_at_all()
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True)).double(), torch.randn(4, 2).double()
     expected = torch.autograd.grad(model(x).sum(), model[0].weight)[0]
-    with edit(model, {"0": lambda g: -3 * g}, what="gradient"):
+    with edit_layers(model, {"0": lambda g: -3 * g}, what="gradient"):
         torch.testing.assert_close(torch.autograd.grad(model(x).sum(), model[0].weight)[0], -3 * expected)
         with torch.no_grad():
             assert not model(x).requires_grad
@@ -166,18 +166,18 @@ def test_an_edit_inside_a_checkpoint_is_the_model_that_is_differentiated(reentra
             return checkpoint(lambda y: self.layer(y) ** 2, x, use_reentrant=reentrant)
 
     model, x = Model(), leaf(3.0)
-    with edit(model, {"layer": lambda v: v + 1}):
+    with edit_layers(model, {"layer": lambda v: v + 1}):
         model(x).backward()
     assert x.grad.item() == 8  # d (x + 1)² = 2·4
     x.grad = None
-    with edit(model, {"layer": lambda g: g * 5}, what="gradient"):
+    with edit_layers(model, {"layer": lambda g: g * 5}, what="gradient"):
         model(x).backward()
     assert x.grad.item() == 30
 
 
 def test_an_edit_is_seen_by_a_recording_opened_inside_it():
     model = nn.Sequential(nn.Identity(), nn.Identity())
-    with edit(model, {"0": lambda v: v + 1}), record(model, "*", inputs=True) as rec:
+    with edit_layers(model, {"0": lambda v: v + 1}), record_layers(model, "*", inputs=True) as rec:
         model(torch.tensor(1.0))
     assert [rec["0"].output.item(), rec["1"].input.item()] == [2, 2]
 
@@ -190,7 +190,7 @@ def test_other_threads_go_unedited_and_unclipped():
         out = model(torch.tensor([5.0]))
         results.append((out.item(), torch.autograd.grad(out.sum(), model.weight)[0].item()))
 
-    with edit(model, {"": lambda v: v * 100}), clip_gradients(model, 0.5):
+    with edit_layers(model, {"": lambda v: v * 100}), clip_gradients(model, 0.5):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from camscope.hooks import Tap
-from camscope.hooks.gradients import zero_rows_skipped
+from camscope.hooks.gradients import zero_gradient_rows_skipped
 from tests.untouched import untouched
 
 
@@ -36,14 +36,14 @@ def setting(reads_all=False):
 
 def tapped(model, x):
     with Tap(model, "norm") as tap:
-        return tap.gradient_of(tap.run(lambda: model(x))[:, 2].sum())
+        return tap.compute_gradient(tap.run(lambda: model(x))[:, 2].sum())
 
 
 @pytest.mark.parametrize("reads_all", [False, True])
 def test_the_gradient_is_the_same(reads_all):
     model, x = setting(reads_all)
     expected = tapped(model, x)
-    with untouched(model, x), zero_rows_skipped(model):
+    with untouched(model, x), zero_gradient_rows_skipped(model):
         assert torch.allclose(tapped(model, x), expected, rtol=1e-13, atol=1e-16)
     assert expected.abs().amin() > 0
 
@@ -59,7 +59,7 @@ def test_the_products_with_zeros_are_not_made():
         return counter.get_total_flops()
 
     plain = multiplications()
-    with zero_rows_skipped(model):
+    with zero_gradient_rows_skipped(model):
         skipping = multiplications()
     left_out = 2 * 2 * 4 * 16 * (8 * 32)  # two products of two flops, for 16 of 17 tokens of 4 samples, in up and down
     assert plain - skipping == left_out
@@ -71,7 +71,7 @@ def test_a_layer_with_a_hook_or_a_forward_of_its_own_is_left_alone():
     plain_forward = model.down.forward
     model.down.forward = lambda rows: plain_forward(rows).square()
     expected = tapped(model, x)
-    with zero_rows_skipped(model):
+    with zero_gradient_rows_skipped(model):
         assert torch.equal(tapped(model, x), expected)
 
 
@@ -80,7 +80,7 @@ def test_half_precision_and_autocast():
     model, x = model.float(), x.float()
     with torch.autocast("cpu", torch.bfloat16):
         expected = tapped(model, x)
-        with zero_rows_skipped(model):
+        with zero_gradient_rows_skipped(model):
             found = tapped(model, x)
     assert found.dtype == expected.dtype
     assert torch.allclose(found.float(), expected.float(), rtol=0.02, atol=1e-3)
@@ -90,7 +90,7 @@ def test_not_a_number_is_not_a_zero():
     model, x = setting()
     gradient = torch.zeros(4, 17, 32, dtype=torch.float64)
     gradient[1, 5, 0] = torch.nan
-    with zero_rows_skipped(model):
+    with zero_gradient_rows_skipped(model):
         (back,) = torch.autograd.grad(model.up(x.requires_grad_()), x, gradient)
     assert back[1, 5].isnan().all()
     assert int(back.isnan().sum()) == 8
@@ -104,7 +104,7 @@ def test_another_thread_has_the_plain_layers():
         y = x.clone().requires_grad_()
         seen.append(type(model.up(y).grad_fn).__name__)
 
-    with zero_rows_skipped(model):
+    with zero_gradient_rows_skipped(model):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()

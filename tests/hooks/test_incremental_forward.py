@@ -7,7 +7,7 @@ from torch import nn
 
 from camscope import Occlusion
 from camscope.explainers.perturbation import occlusion as strategy
-from camscope.hooks.incremental_forward import Account, Patched, whole, windows
+from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows, materialize_tensor
 from tests.nets import CASES
 
 
@@ -87,22 +87,25 @@ def test_the_answer_is_that_of_whole_tensors(name):
     for row, corner in zip(full, corners.tolist(), strict=True):
         place = (slice(None), *(slice(one, one + own) for one, own in zip(corner, window, strict=True)))
         row[place] = fill[place]
-    versions = Patched(x[None], windows(fill, corners, window), corners)
-    assert torch.equal(whole(versions), full)
+    versions = WindowTensor(x[None], cut_windows(fill, corners, window), corners)
+    assert torch.equal(materialize_tensor(versions), full)
     with torch.no_grad():
         expected, found = model(full), model(versions)
     assert found.shape == expected.shape
-    torch.testing.assert_close(whole(found), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(materialize_tensor(found), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_what_is_spared_is_counted():
     x, corners = drawn(1, 3, 20, 20), torch.tensor([[0, 0], [8, 8]])
-    versions = Patched(x, torch.zeros(2, 3, 4, 4, dtype=x.dtype), corners, account := Account())
+    versions = WindowTensor(x, torch.zeros(2, 3, 4, 4, dtype=x.dtype), corners, account := CostTracker())
     with torch.no_grad():
         found = nn.Conv2d(3, 5, 3, padding=1, dtype=torch.float64)(versions)
     assert found.patch.shape == (2, 5, 6, 6)
-    assert (account.spared, account.clean) == (2 * (20 * 20 - 6 * 6) * 5 * 3 * 9, 20 * 20 * 5 * 3 * 9)
-    assert account.widest == 5 * 6 * 6 * 8
+    assert (account.saved_multiplications, account.clean_multiplications) == (
+        2 * (20 * 20 - 6 * 6) * 5 * 3 * 9,
+        20 * 20 * 5 * 3 * 9,
+    )
+    assert account.max_row_bytes == 5 * 6 * 6 * 8
 
 
 # --- in occlusion
@@ -136,8 +139,10 @@ def test_occlusion_spares_what_no_window_reaches_and_says_so(monkeypatch):
         "49 windows of 6 x 6 pixels",
         "81% of the multiplications are of what no window reaches, and were left out",
     )
-    torch.testing.assert_close(torch.from_numpy(made.heat), torch.from_numpy(plain.heat), rtol=1e-10, atol=1e-13)
-    assert plain.heat.any()
+    torch.testing.assert_close(
+        torch.from_numpy(made.attribution), torch.from_numpy(plain.attribution), rtol=1e-10, atol=1e-13
+    )
+    assert plain.attribution.any()
 
 
 class Places(nn.Module):
@@ -151,7 +156,7 @@ def test_where_which_cell_was_the_largest_is_asked_all_passes_are_whole(monkeypa
     model, x = Big(Places()).double().eval(), drawn(3, 24, 24)
     plain, made = both_ways(model, x, monkeypatch, window=6)
     assert made.notes == plain.notes
-    assert made.heat.tobytes() == plain.heat.tobytes()
+    assert made.attribution.tobytes() == plain.attribution.tobytes()
 
 
 def test_a_hook_of_the_user_sees_whole_tensors_only(monkeypatch):

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import SwinTransformer, resnet50
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks import LayerRow, inspect
+from camscope.hooks import LayerRow, inspect_layers
 
 # ResNet-50, He et al. 2016, table 1: channels, output size at 224, and parameters counted by its formulas
 RESNET50 = {"layer1": (256, 56, 4), "layer2": (512, 28, 8), "layer3": (1024, 14, 16), "layer4": (2048, 7, 32)}
@@ -21,7 +21,7 @@ def inspection():
     model.layer1.eval()
     modes = [m.training for m in model.modules()]
     mean = model.bn1.running_mean.clone()
-    result = inspect(model, torch.zeros(1, 3, 224, 224))
+    result = inspect_layers(model, torch.zeros(1, 3, 224, 224))
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(model.bn1.running_mean, mean)
     assert not any(m._forward_hooks for m in model.modules())
@@ -83,32 +83,34 @@ class Words(nn.Module):
 
 
 def test_strides_of_odd_layers():
-    rows = inspect(Odd(), (torch.zeros(2, 1, 12, 32), 0.5))
-    assert (rows["wide"].shape, rows["wide"].stride) == ((2, 4, 12, 16), (1, 2))
+    rows = inspect_layers(Odd(), (torch.zeros(2, 1, 12, 32), 0.5))
+    assert (rows["wide"].output_shape, rows["wide"].stride) == ((2, 4, 12, 16), (1, 2))
     assert rows["up"].stride == (0.5, 0.5)
-    assert (rows["pair"].shape, rows["pair"].stride) == ((2, 4, 6, 16), (2, 2))
-    assert (rows["words"].shape, rows["words"].stride, rows["words"].calls) == (None, None, 1)
-    assert (rows["unused"].shape, rows["unused"].calls) == (None, 0)
-    volume = inspect(nn.Sequential(nn.Conv3d(1, 2, 3, stride=(1, 2, 2), padding=1)), torch.zeros(1, 1, 8, 16, 16))
+    assert (rows["pair"].output_shape, rows["pair"].stride) == ((2, 4, 6, 16), (2, 2))
+    assert (rows["words"].output_shape, rows["words"].stride, rows["words"].n_calls) == (None, None, 1)
+    assert (rows["unused"].output_shape, rows["unused"].n_calls) == (None, 0)
+    volume = inspect_layers(
+        nn.Sequential(nn.Conv3d(1, 2, 3, stride=(1, 2, 2), padding=1)), torch.zeros(1, 1, 8, 16, 16)
+    )
     assert volume["0"].stride == (1, 2, 2)
-    signal = inspect(nn.Sequential(nn.Conv1d(1, 2, 3, stride=4, padding=1)), torch.zeros(1, 1, 64))
+    signal = inspect_layers(nn.Sequential(nn.Conv1d(1, 2, 3, stride=4, padding=1)), torch.zeros(1, 1, 64))
     assert signal["0"].stride == (4,)
     with pytest.raises(InputError, match="without a floating tensor"):
-        inspect(nn.ReLU(), torch.zeros(1, dtype=torch.long))
+        inspect_layers(nn.ReLU(), torch.zeros(1, dtype=torch.long))
 
 
 def test_channels_last_features_have_the_stride_of_their_grid():
-    rows = inspect(SwinTransformer([4, 4], 96, [1, 1, 1, 1], [3, 6, 12, 24], [7, 7]), torch.zeros(1, 3, 64, 96))
-    assert rows["features.1"].shape == (1, 16, 24, 96)
+    rows = inspect_layers(SwinTransformer([4, 4], 96, [1, 1, 1, 1], [3, 6, 12, 24], [7, 7]), torch.zeros(1, 3, 64, 96))
+    assert rows["features.1"].output_shape == (1, 16, 24, 96)
     assert rows["features.1"].stride == (4, 4)
     assert rows["features.7"].stride == (32, 32)
-    assert rows["permute"].shape == (1, 768, 2, 3)
+    assert rows["permute"].output_shape == (1, 768, 2, 3)
     assert rows["permute"].stride == (32, 32)
 
 
 def test_an_exploding_model_is_left_as_it_was():
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Linear(7, 1)).train()
     with pytest.raises(RuntimeError, match="shapes"):
-        inspect(model, torch.zeros(1, 3, 4, 4))
+        inspect_layers(model, torch.zeros(1, 3, 4, 4))
     assert all(m.training for m in model.modules())
     assert not any(m._forward_hooks for m in model.modules())

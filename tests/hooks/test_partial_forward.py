@@ -21,9 +21,9 @@ from camscope.explainers import (
     ScoreCAM,
     SmoothGradCAMPlusPlus,
 )
-from camscope.explainers.core.dispatch import explain_each
+from camscope.explainers.core.dispatch import explain_grid
 from camscope.hooks import partial_forward
-from camscope.hooks.partial_forward import Replay, branched
+from camscope.hooks.partial_forward import PrefixCache, branch_layer_output
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 
@@ -53,14 +53,14 @@ class Stem(Plain):
 
 def assert_replayed(model, x, layer="middle", call=0, passes=4):
     """Outputs of some passes under one Replay, each with another factor at the layer; and what they should be."""
-    found, expected, tool = [], [], Replay(model, layer, call)
+    found, expected, tool = [], [], PrefixCache(model, layer, call)
     owners = torch.arange(len(x))
     with torch.no_grad():
         for number in range(passes):
             change = lambda rows, number=number: rows.mul_(1 + number)  # noqa: E731 - two uses, one line
-            with branched(model, layer, owners, change, call=call):
+            with branch_layer_output(model, layer, owners, change, call=call):
                 expected.append(model(x))
-            with tool, branched(model, layer, owners, change, call=call):
+            with tool, branch_layer_output(model, layer, owners, change, call=call):
                 found.append(model(x))
             assert not any("forward" in module.__dict__ for module in model.modules())
     assert len({tuple(one.flatten().tolist()) for one in expected}) == passes
@@ -155,7 +155,7 @@ def test_models_that_write_over_what_they_have(habit):
 def test_where_random_numbers_are_drawn_nothing_is_remembered():
     model, x = plain(Habits)
     model.habit = "random"
-    tool = Replay(model, "middle")
+    tool = PrefixCache(model, "middle")
     for _ in range(3):
         with torch.no_grad(), tool:
             model(x)
@@ -224,7 +224,7 @@ def test_hooks_of_others_inside_run_in_every_pass():
     seen = []
     model.first[0].register_forward_hook(lambda *args: seen.append("inside"))
     model.middle.register_forward_pre_hook(lambda *args: seen.append("before the layer"))
-    tool = Replay(model, "middle")
+    tool = PrefixCache(model, "middle")
     for _ in range(3):
         with torch.no_grad(), tool:
             model(x)
@@ -251,7 +251,7 @@ def test_a_forward_of_its_own_on_a_module_is_left_alone():
 
 
 def replayed_twice(model, x):
-    tool = Replay(model, "middle")
+    tool = PrefixCache(model, "middle")
     for _ in range(2):
         with torch.no_grad(), tool:
             model(x)
@@ -262,7 +262,7 @@ def test_scripted_modules_and_train_mode_run_again():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model.first = nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3, padding=1).double())).eval()
-    assert model.first not in Replay(model, "middle")._modules
+    assert model.first not in PrefixCache(model, "middle")._modules
     model, x = plain(Stem)
     model.first.train()
     replayed_twice(model, x)
@@ -285,7 +285,7 @@ def test_a_pass_that_fails_leaves_nothing_and_is_not_remembered(where, error):
         raise error
 
     handle = model.get_submodule(where).register_forward_pre_hook(broken)
-    tool = Replay(model, "middle")
+    tool = PrefixCache(model, "middle")
     with pytest.raises(type(error)) as caught, torch.no_grad(), tool:
         model(x)
     assert caught.value is error
@@ -303,7 +303,7 @@ def test_copies_made_meanwhile_are_plain_models():
     model, x = plain(Stem)
     with torch.no_grad():
         expected = model(x)
-        with Replay(model, "middle"):
+        with PrefixCache(model, "middle"):
             model(x)
             twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
         assert not any("forward" in vars(part) for one in twins for part in one.modules())
@@ -321,7 +321,7 @@ def test_other_threads_run_for_real_whoever_leaves_first():
     rounds, wrong = threading.Barrier(4), []
 
     def work(i):
-        tool = Replay(model, "middle")
+        tool = PrefixCache(model, "middle")
         with torch.no_grad():
             for number in range(30):
                 if number % 10 == 0:
@@ -386,8 +386,8 @@ def test_what_other_inputs_leave_behind_reaches_no_map(other, method):
     model, x = Kept().eval(), torch.randn(1, 3, 8, 8)
     tool, beside = method(model, "middle"), other(model, "middle", **({"sigma": 1e-3} if other is not ScoreCAM else {}))
     alone = [one.heat.tobytes() for one in tool.explain_classes(x[0], [0, 1])]
-    found = explain_each([beside, tool], x[0], [0, 1])[1]
-    assert [one.heat.tobytes() for one in found] == alone
+    found = explain_grid([beside, tool], x[0], [0, 1])[1]
+    assert [one.attribution.tobytes() for one in found] == alone
     heat = Fused([beside, tool]).attribute(x, 0)
     assert torch.equal(heat, Fused([tool, beside]).attribute(x, 0))
     parts = [one.attribute(x, 0).relu() for one in (beside, tool)]
@@ -399,11 +399,11 @@ def test_a_replay_after_which_the_score_is_another_is_not_used():
         """The score of the clean pass, after one of another input."""
 
         name, paper = "astray", "this test"
-        runs_model = runs_rest = True
+        runs_model = runs_partial_forward = True
 
         def combine(self, features):
-            features.scores_of(1, lambda part: (features.x[:1] + 1, torch.zeros(1, dtype=torch.int64)))
-            scores = features.score.read(features.passed(lambda maps: None), len(features.x))
+            features.score_inputs(1, lambda part: (features.x[:1] + 1, torch.zeros(1, dtype=torch.int64)))
+            scores = features.score.read_score(features.run_with_edit(lambda maps: None), len(features.x))
             return scores[:, None, None].expand(-1, 2, 2)
 
     for kind in (Kept, Popping):

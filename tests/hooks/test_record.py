@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import DenseNet, resnet18, resnet50
 
 from camscope.errors import CamscopeWarning, LayerError
-from camscope.hooks import extract, record
-from camscope.pytree import leaves
+from camscope.hooks import extract_features, record_layers
+from camscope.pytree import iter_leaves
 
 Pair = namedtuple("Pair", "first second")
 
@@ -38,7 +38,7 @@ def reference(model, x, score):
     for module in model.modules():
         module.__dict__.pop("forward", None)
     calls = [call for calls in seen.values() for call in calls]
-    wanted = [leaf for call in calls for _, leaf in leaves(call) if leaf.requires_grad]
+    wanted = [leaf for call in calls for _, leaf in iter_leaves(call) if leaf.requires_grad]
     found = torch.autograd.grad(score(out), wanted, allow_unused=True)
     return seen, {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
 
@@ -65,7 +65,7 @@ def test_every_layer_of_a_net_with_in_place_operations(build):
     seen, gradients = reference(model, x, lambda out: out[0, 3])
     plain = model(x)
     plain_gradient = torch.autograd.grad(plain[0, 3], x)[0]
-    with record(model, "*", inputs=True, gradients=True) as rec:
+    with record_layers(model, "*", inputs=True, gradients=True) as rec:
         out = model(x)
         assert torch.equal(torch.autograd.grad(out[0, 3], x)[0], plain_gradient)
     assert torch.equal(out, plain)
@@ -75,9 +75,9 @@ def test_every_layer_of_a_net_with_in_place_operations(build):
         for call, (given, output) in zip(rec[name].calls, calls, strict=True):
             assert torch.equal(call.output, output), name
             torch.testing.assert_close(call.gradient, gradients[id(output)])
-            for (_, a), (_, b) in zip(leaves(call.inputs), leaves(given), strict=True):
+            for (_, a), (_, b) in zip(iter_leaves(call.inputs), iter_leaves(given), strict=True):
                 assert torch.equal(a, b), name
-            for (_, a), (_, b) in zip(leaves(call.input_gradients), leaves(given), strict=True):
+            for (_, a), (_, b) in zip(iter_leaves(call.input_gradients), iter_leaves(given), strict=True):
                 torch.testing.assert_close(a, gradients[id(b)])
     assert hooks_on(model) == 0
 
@@ -94,7 +94,7 @@ def test_gradients_in_and_out_of_resnet50_layer3():
     x = torch.randn(2, 3, 32, 32)
     model(x)[:, 5].sum().backward()
     handle.remove()
-    with record(model, "layer3", gradients=True) as rec:
+    with record_layers(model, "layer3", gradients=True) as rec:
         model(x)[:, 5].sum().backward()
     assert rec["layer3"].input_gradient.shape == (2, 512, 4, 4)
     assert rec["layer3"].gradient.shape == (2, 1024, 2, 2)
@@ -106,7 +106,7 @@ def test_snapshots_survive_what_is_written_over_them():
     relu, scale = nn.ReLU(inplace=True), nn.Identity()
     model = nn.Sequential(scale, relu)
     x = torch.tensor([[-2.0, 3.0]])
-    with record(model, "*", inputs=True) as rec, torch.no_grad():
+    with record_layers(model, "*", inputs=True) as rec, torch.no_grad():
         out = model(x.clone())
         out.zero_()
     assert rec["1"].input.tolist() == [[-2.0, 3.0]]
@@ -139,16 +139,16 @@ class Wrap(nn.Module):
 def test_structures_keywords_repeated_and_unused_layers():
     x = torch.tensor([5.0], requires_grad=True)
     model = Twice()
-    with record(model, ["scale", "wrap", model.unused], inputs=True, gradients=True) as rec:
+    with record_layers(model, ["scale", "wrap", model.unused], inputs=True, gradients=True) as rec:
         model(x).backward()
     first, second = rec["scale"].calls  # 2 (3x)·x = 6x²: d/d(3x) = 2x = 10, d/d(out) = 2, by: 2·3x = 30
     assert first.output.item() == 15
     assert second.output.item() == 75
-    assert second.keywords["by"].item() == 5
+    assert second.kwargs["by"].item() == 5
     assert first.gradient.item() == 10
     assert second.gradient.item() == 2
     assert second.input_gradients[0].item() == 10
-    assert second.keyword_gradients["by"].item() == 30
+    assert second.kwarg_gradients["by"].item() == 30
     assert first.input_gradients[0].item() == 30  # of x through this call alone; x.grad has both ways
     assert x.grad.item() == 60
     pair, shapes = rec["wrap"].output
@@ -176,7 +176,7 @@ def test_one_tensor_as_three_inputs_stays_one_tensor():
     torch.manual_seed(0)
     model, x = Attends().double(), torch.randn(1, 4, 8).double().requires_grad_()
     expected = torch.autograd.grad(model(x)[0, 1].sum(), x)[0]
-    with record(model, "attention", gradients=True) as rec:
+    with record_layers(model, "attention", gradients=True) as rec:
         model(x)[0, 1].sum().backward()
     for gradient in rec["attention"].input_gradient:
         torch.testing.assert_close(gradient, expected)
@@ -188,7 +188,7 @@ def test_a_layer_inside_itself_and_the_last_backward_counts():
             return 2 * self(x, depth - 1) if depth else x * x
 
     model, x = Nested(), torch.tensor(3.0, requires_grad=True)
-    with record(model, "", inputs=True, gradients=True) as rec:
+    with record_layers(model, "", inputs=True, gradients=True) as rec:
         out = model(x)
         out.backward(retain_graph=True)
         out.backward(torch.tensor(10.0))
@@ -216,7 +216,7 @@ def test_a_layer_that_remembers_sends_each_call_its_own_gradient():
             return self.memory(x)
 
     x = torch.tensor(1.0, requires_grad=True)
-    with record(model := Steps(), "memory", gradients=True) as rec:
+    with record_layers(model := Steps(), "memory", gradients=True) as rec:
         model(x).backward()
     # 2·(3x) + 3x: by the second call 3, by the first 6
     assert [call.input_gradients[0].item() for call in rec["memory"].calls] == [6, 3]
@@ -236,7 +236,7 @@ def test_checkpointed_layers_are_recorded_once(reentrant):
     model, x = Model().double(), torch.randn(2, 3).double().requires_grad_()
     hidden = model.a(x)
     expected = torch.autograd.grad(model.b(torch.tanh(hidden)).pow(2).sum(), [hidden, x])
-    with record(model, ["a", "b"], gradients=True) as rec:
+    with record_layers(model, ["a", "b"], gradients=True) as rec:
         model(x).pow(2).sum().backward()
     assert [len(layer.calls) for layer in rec.values()] == [1, 1]
     torch.testing.assert_close(rec["a"].gradient, expected[0])
@@ -249,7 +249,7 @@ def test_a_view_changed_in_place_is_flagged_and_the_model_unharmed():
     model = nn.Sequential(nn.Conv2d(1, 1, 1), flat, nn.ReLU(inplace=True)).double()
     x = torch.randn(1, 1, 2, 2).double().requires_grad_()
     expected = torch.autograd.grad(model(x).sum(), x)[0]
-    with pytest.warns(CamscopeWarning, match=r"'1', '2'.*view"), record(model, "*", gradients=True) as rec:
+    with pytest.warns(CamscopeWarning, match=r"'1', '2'.*view"), record_layers(model, "*", gradients=True) as rec:
         model(x).sum().backward()
     assert torch.equal(x.grad, expected)
     with pytest.raises(LayerError, match="view that the model changes in place"):
@@ -262,7 +262,7 @@ def test_hooks_that_were_there_are_seen_and_stay():
     model = nn.Sequential(nn.Identity())
     model[0].register_forward_pre_hook(lambda m, args: (args[0] + 1,))
     model[0].register_forward_hook(lambda m, args, out: out * 10)
-    with record(model, "0", inputs=True) as rec:
+    with record_layers(model, "0", inputs=True) as rec:
         assert model(torch.tensor(1.0)).item() == 20
     assert (rec["0"].input.item(), rec["0"].output.item()) == (2, 20)
     assert hooks_on(model) == 2
@@ -270,10 +270,10 @@ def test_hooks_that_were_there_are_seen_and_stay():
 
 def test_exceptions_threads_and_the_end_of_the_with():
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2, requires_grad=True)
-    with pytest.raises(RuntimeError, match="shapes"), record(model, "*", gradients=True):
+    with pytest.raises(RuntimeError, match="shapes"), record_layers(model, "*", gradients=True):
         model(torch.randn(1, 3))
     assert hooks_on(model) == 0
-    with record(model, "*", gradients=True) as rec:
+    with record_layers(model, "*", gradients=True) as rec:
         other = threading.Thread(target=lambda: model(x).sum().backward())
         other.start()
         other.join()
@@ -287,16 +287,16 @@ def test_exceptions_threads_and_the_end_of_the_with():
 def test_no_grad_inference_mode_and_what_was_not_asked_for():
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
     for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode, record(model, "0", outputs=True, gradients=True) as rec:
+        with mode, record_layers(model, "0", outputs=True, gradients=True) as rec:
             model(x)
         (rec["0"].output * nn.Parameter(torch.ones(2))).sum().backward()  # an ordinary tensor, not an inference one
         with pytest.raises(LayerError, match="with gradients on"):
             _ = rec["0"].gradient
-    with record(model, "0") as rec:
+    with record_layers(model, "0") as rec:
         pass
     with pytest.raises(LayerError, match="has not run"):
         _ = rec["0"].output
-    with record(model, "0", outputs=False) as rec:
+    with record_layers(model, "0", outputs=False) as rec:
         model(x)
     for kind in ("output", "input", "gradient"):
         with pytest.raises(LayerError, match=f"{kind}s of layer '0' were not recorded"):
@@ -304,14 +304,14 @@ def test_no_grad_inference_mode_and_what_was_not_asked_for():
     with pytest.raises(LayerError, match="holds '0'"):
         rec["1"]
     assert "1" not in rec
-    with pytest.raises(LayerError, match="nearest names"), record(model, "layer9"):
+    with pytest.raises(LayerError, match="nearest names"), record_layers(model, "layer9"):
         pass
 
 
 def test_device_moves_and_none_keeps():
     for device, here, expected in (("meta", "cpu", "meta"), (None, "meta", "meta"), (None, "cpu", "cpu")):
         model = nn.Linear(2, 2, device=here)
-        with record(model, "", inputs=True, device=device) as rec:
+        with record_layers(model, "", inputs=True, device=device) as rec:
             model(torch.empty(1, 2, device=here))
         assert (rec[""].input.device.type, rec[""].output.device.type) == (expected, expected)
 
@@ -323,7 +323,7 @@ def test_extract_is_one_clean_pass_in_eval_mode():
     modes = [m.training for m in model.modules()]
     running = model.bn1.running_mean.clone()
     x = torch.randn(1, 3, 32, 32).double()
-    maps = extract(model, ["layer1", "layer2.*.conv1", model.layer4], x)
+    maps = extract_features(model, ["layer1", "layer2.*.conv1", model.layer4], x)
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(model.bn1.running_mean, running)
     assert hooks_on(model) == 0
@@ -336,4 +336,4 @@ def test_extract_is_one_clean_pass_in_eval_mode():
     assert torch.equal(maps["layer4"], last)
     assert not maps["layer4"].requires_grad
     with pytest.raises(LayerError, match="'unused' has not run"):
-        extract(Twice(), "unused", torch.ones(1))
+        extract_features(Twice(), "unused", torch.ones(1))

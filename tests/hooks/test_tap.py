@@ -99,7 +99,7 @@ def test_resnet18_several_layers_at_once_and_each_alone():
         tap.backward(model(x)[:, 3].sum())
     assert list(tap.calls) == ["bn1", "layer2", "layer4"]
     for name in tap.calls:
-        assert_agree((tap.chosen(name).activation.detach(), tap.chosen(name).gradient), expected[name])
+        assert_agree((tap.select_call(name).activation.detach(), tap.select_call(name).gradient), expected[name])
         assert_agree(tapped(model, x, name), expected[name])
     with pytest.raises(LayerError, match="3 layers are tapped; say which: bn1, layer2, layer4"):
         _ = tap.activation
@@ -139,7 +139,7 @@ def test_a_layer_that_runs_several_times_gives_total_derivatives():
     assert_agree(
         (tap.activation, tap.gradient), (outputs[2].detach(), gradients[2])
     )  # the last that the score depends on
-    with Tap(model, "cell", call=3) as tap:
+    with Tap(model, "cell", call_index=3) as tap:
         model(x)
         with pytest.raises(LayerError, match=r"call=3 .* ran 3 times"):
             _ = tap.activation
@@ -291,8 +291,8 @@ def test_checkpoints(where, reentrant):
     with nothing_left_on(model), Tap(model, ["first", "middle", "last"]) as tap:  # one inside what runs again
         tap.backward(model(x)[:, 3].sum())
     assert [len(calls) for calls in tap.calls.values()] == [1, 1, 1]
-    assert_agree((tap.chosen("middle").activation.detach(), tap.chosen("middle").gradient), truth(model, x))
-    torch.testing.assert_close(tap.chosen("last").gradient, torch.tensor([[0, 0, 0, 1, 0]] * 2).double())
+    assert_agree((tap.select_call("middle").activation.detach(), tap.select_call("middle").gradient), truth(model, x))
+    torch.testing.assert_close(tap.select_call("last").gradient, torch.tensor([[0, 0, 0, 1, 0]] * 2).double())
 
 
 def test_the_users_own_hook_on_the_layer_is_what_is_explained():

@@ -6,7 +6,7 @@ from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import RISE, GradCAM, IntegratedGradients, Saliency
-from camscope.hooks import extract, inspect
+from camscope.hooks import extract_features, inspect_layers
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -35,7 +35,12 @@ def x():
 
 
 def tools(model):
-    for tool in (GradCAM(model, "conv"), Saliency(model), IntegratedGradients(model, steps=2), RISE(model, samples=4)):
+    for tool in (
+        GradCAM(model, "conv"),
+        Saliency(model),
+        IntegratedGradients(model, n_steps=2),
+        RISE(model, n_samples=4),
+    ):
         yield tool.attribute
         yield lambda x, target, tool=tool: tool.explain(x[0] if x.ndim == 4 else x, target)
 
@@ -51,7 +56,7 @@ INPUTS = {
 @pytest.mark.parametrize("kind", INPUTS)
 def test_an_input_that_is_no_dense_array_is_an_error_that_names_the_conversion(kind):
     convert, words = INPUTS[kind]
-    for tool in (GradCAM(Net().eval(), "conv"), RISE(Net().eval(), samples=4)):
+    for tool in (GradCAM(Net().eval(), "conv"), RISE(Net().eval(), n_samples=4)):
         for call in (tool.attribute, tool.explain):
             with pytest.raises(InputError, match=words):
                 call(convert(x()), 1)
@@ -74,7 +79,12 @@ def test_inside_a_transform_the_error_says_to_call_it_outside(transform):
 
 def test_lazy_layers_are_an_error_before_anything_runs_and_stay_lazy():
     model = nn.Sequential(nn.LazyConv2d(6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(4))
-    for call in (GradCAM, Saliency, lambda model: inspect(model, x()), lambda model: extract(model, "0", x())):
+    for call in (
+        GradCAM,
+        Saliency,
+        lambda model: inspect_layers(model, x()),
+        lambda model: extract_features(model, "0", x()),
+    ):
         with pytest.raises(ModelError, match=r"layer '0' \(LazyConv2d\) has no weights yet: run the model once"):
             call(model.eval())
     assert isinstance(model[0], nn.LazyConv2d)

@@ -14,8 +14,8 @@ from torchvision.transforms._presets import ImageClassification, SemanticSegment
 
 from camscope.errors import GeometryError, PreprocessError
 from camscope.explainers import GradCAM
-from camscope.images.callable_preprocess import Probed
-from camscope.images.placement_check import ignores_content
+from camscope.images.callable_preprocess import CallablePreprocess
+from camscope.images.placement_check import is_content_independent
 from camscope.images.preprocess import Preprocess, as_preprocess
 
 RNG = np.random.default_rng(0)
@@ -153,7 +153,7 @@ def middle(light):
 @pytest.mark.parametrize(
     "preprocess",
     [
-        Preprocess.preset("imagenet"),
+        Preprocess.from_preset("imagenet"),
         Preprocess(resize=(96, 160), crop=130, **PLAIN),
         Preprocess(resize=(96, 96), fit="inside", crop=112, fill=(9, 9, 9), **PLAIN),
         Preprocess(crop=(121, 124), rounding="down", **PLAIN),
@@ -197,7 +197,7 @@ def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
 @pytest.mark.parametrize("size", [(480, 641), (641, 480), (1500, 1000), (150, 133)])
 def test_the_measured_placement_is_the_known_one(size):
     measured = as_preprocess(CALLABLES["usual"]).placement(size)
-    known = Preprocess.preset("imagenet")(np.zeros((*size, 3), np.uint8))[1]
+    known = Preprocess.from_preset("imagenet")(np.zeros((*size, 3), np.uint8))[1]
     corners = np.array([[0, 0], [0, 224], [224, 0], [224, 224]])
     assert np.abs(known.to_input(measured.to_image(corners)) - corners).max() < 0.25
     assert measured.matrix[0, 1] == measured.matrix[1, 0] == 0
@@ -236,20 +236,20 @@ def test_measuring_draws_on_nobodys_random_state():
             torch.get_rng_state().tolist(),
         )
 
-    probed = Probed(lambda image: torch.rand(3, 9, 9) * random.random() * np.random.rand())
+    probed = CallablePreprocess(lambda image: torch.rand(3, 9, 9) * random.random() * np.random.rand())
     before = states()
-    assert probed.placement((50, 60)) is None
+    assert probed.measure_placement((50, 60)) is None
     assert states() == before
 
 
 def test_a_placement_is_measured_once_and_not_kept_forever():
     calls = []
-    probed = Probed(lambda image: calls.append(1) or T.ToTensor()(image))
-    assert probed.placement((20, 30)) is probed.placement((20, 30))
+    probed = CallablePreprocess(lambda image: calls.append(1) or T.ToTensor()(image))
+    assert probed.measure_placement((20, 30)) is probed.measure_placement((20, 30))
     assert len(calls) == 9
     for width in range(31, 31 + 40):
-        probed.placement((20, width))
-    assert len(probed._placements) == 32
+        probed.measure_placement((20, width))
+    assert len(probed._placement_cache) == 32
 
 
 @pytest.mark.parametrize("ground", [0, 255])
@@ -260,7 +260,7 @@ def test_a_crop_that_follows_the_content_has_no_known_placement(ground):
 
     photo = np.full((200, 300, 3), ground, np.uint8)
     photo[90:180, 140:290] = 128
-    tensor, placement = Probed(cropping)(photo)
+    tensor, placement = CallablePreprocess(cropping)(photo)
     assert tensor.shape == (3, 64, 64)
     assert placement is None
 
@@ -321,12 +321,14 @@ FOLLOWING = [saturated, red, turned_to_the_right, centred, small_object, sharp_e
 @pytest.mark.parametrize("side", [64, 224])
 @pytest.mark.parametrize("following", FOLLOWING, ids=lambda one: one.__name__)
 def test_what_follows_the_content_has_no_known_placement_on_an_image_with_that_content(following, side):
-    probed = Probed(lambda image: T.ToTensor()(TF.resize(following(image), [side, side])))
+    probed = CallablePreprocess(lambda image: T.ToTensor()(TF.resize(following(image), [side, side])))
     photo = tissue()
     moved = np.asarray(following(Image.fromarray(photo)))
     assert moved.shape != photo.shape or not np.array_equal(moved, photo)
     assert probed(photo)[1] is None
-    assert probed(np.full_like(photo, 200))[1] == probed.placement((96, 160))  # nothing to follow: the whole image
+    assert probed(np.full_like(photo, 200))[1] == probed.measure_placement(
+        (96, 160)
+    )  # nothing to follow: the whole image
 
 
 PLACED = {
@@ -353,8 +355,8 @@ CONTENT = {
 @pytest.mark.parametrize("name", PLACED)
 def test_what_does_not_follow_the_content_keeps_its_placement(name, content):
     photo = CONTENT[content]
-    probed = Probed(PLACED[name])
-    assert probed(photo)[1] == probed.placement(photo.shape[:2]) is not None
+    probed = CallablePreprocess(PLACED[name])
+    assert probed(photo)[1] == probed.measure_placement(photo.shape[:2]) is not None
 
 
 @pytest.mark.parametrize(("share", "noticed"), [(0.0, False), (0.03, True), (0.1, True), (0.5, True)])
@@ -366,16 +368,18 @@ def test_a_shift_of_a_single_image_by_three_percent_is_noticed(share, noticed):
         close = np.abs(pixels.astype(int) - photo).mean() < 20
         return T.ToTensor()(TF.resize(Image.fromarray(np.roll(pixels, round(160 * share) * close, 1)), [224, 224]))
 
-    assert (Probed(shifted)(photo)[1] is None) == noticed
+    assert (CallablePreprocess(shifted)(photo)[1] is None) == noticed
 
 
 def test_transforms_that_cannot_look_at_the_content_are_not_run_twice():
     calls = []
     usual = T.Compose([T.Resize(32), T.CenterCrop(32), T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)])
-    assert ignores_content(usual)
-    assert not ignores_content(T.Compose([usual, T.Lambda(lambda x: x)]))
-    assert not ignores_content(T.Compose([type("Resize", (T.Resize,), {"__module__": "mine"})(32), T.ToTensor()]))
-    probed = Probed(T.Compose([lambda image: calls.append(1) or image, usual]))
+    assert is_content_independent(usual)
+    assert not is_content_independent(T.Compose([usual, T.Lambda(lambda x: x)]))
+    assert not is_content_independent(
+        T.Compose([type("Resize", (T.Resize,), {"__module__": "mine"})(32), T.ToTensor()])
+    )
+    probed = CallablePreprocess(T.Compose([lambda image: calls.append(1) or image, usual]))
     photo = CONTENT["noise"]
     assert probed(photo)[1] is not None
     measured = len(calls)
@@ -398,16 +402,16 @@ def test_an_explanation_says_that_the_place_is_unknown():
 
 
 def test_the_background_is_the_picture_the_model_sees():
-    preprocess = Preprocess.preset("imagenet")
+    preprocess = Preprocess.from_preset("imagenet")
     photo = PHOTOS[0][:150, :150]
     tensor, _ = Preprocess(mean=preprocess.mean, std=preprocess.std)(photo)
-    assert np.array_equal(preprocess.background(tensor), photo)
-    assert np.array_equal(preprocess.background(tensor[None]), photo)
-    assert preprocess.background(torch.full((3, 2, 2), 99.0)).tolist() == [[[255] * 3] * 2] * 2
+    assert np.array_equal(preprocess.denormalize(tensor), photo)
+    assert np.array_equal(preprocess.denormalize(tensor[None]), photo)
+    assert preprocess.denormalize(torch.full((3, 2, 2), 99.0)).tolist() == [[[255] * 3] * 2] * 2
     grey = Preprocess(mean=(0.5,), std=(0.5,), channels=1)
-    assert grey.background(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
+    assert grey.denormalize(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
     with pytest.raises(PreprocessError, match="expected 1 channel"):
-        grey.background(torch.zeros(3, 2, 2))
+        grey.denormalize(torch.zeros(3, 2, 2))
 
 
 def test_it_is_a_value_of_plain_words():

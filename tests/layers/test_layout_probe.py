@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, LayerError
 from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
-from camscope.explainers.fullgrad import Shares, taken_apart
+from camscope.explainers.fullgrad import ScoreDecomposition, decompose_scores
 from camscope.hooks.mute_hooks import hooks_muted
-from camscope.hooks.spatial_ops import SpatialOps
+from camscope.hooks.spatial_ops import SpatialMapTracker
 from camscope.layers import layout_probe
-from camscope.layers.layout import Layout, Seen
-from camscope.layers.layout_probe import Finding, Place, Verdict, judge, prove
-from camscope.layers.selection import choose_layer, spatial_layers
+from camscope.layers.layout import Layout, LayoutHints
+from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, ProbeResult, judge_distances, probe_layout
+from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 from tests.nets import CASES, plain
 from tests.tools import seen_before
@@ -86,7 +86,7 @@ def distances(labels: Tensor, *, common: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("common", [0.0, 1.0, 5.0])
 def test_tokens_that_react_in_place_are_verified_however_much_all_tokens_react_alike(common):
     apart = torch.cat([torch.ones(3, 1), distances(LABELS, common=common)], 1)
-    assert judge(apart, Layout("tokens", GRID, 1), LABELS, GRID) == Finding(Verdict.VERIFIED)
+    assert judge_distances(apart, Layout("tokens", GRID, 1), LABELS, GRID) == ProbeResult(LayoutVerdict.VERIFIED)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,16 @@ def test_tokens_that_react_in_place_are_verified_however_much_all_tokens_react_a
     ],
 )
 def test_tokens_that_react_elsewhere_or_not_at_all_are_contradicted(apart, layout, reason):
-    found = judge(apart.double(), layout, LABELS, GRID)
-    assert found.verdict is Verdict.CONTRADICTED
+    found = judge_distances(apart.double(), layout, LABELS, GRID)
+    assert found.verdict is LayoutVerdict.CONTRADICTED
     assert reason in found.reason
 
 
 def test_tokens_that_all_react_alike_are_undecided():
-    assert judge(torch.ones(3, CELLS).double(), Layout("tokens", GRID), LABELS, GRID).verdict is Verdict.UNDECIDED
+    assert (
+        judge_distances(torch.ones(3, CELLS).double(), Layout("tokens", GRID), LABELS, GRID).verdict
+        is LayoutVerdict.UNDECIDED
+    )
 
 
 def snake(height: int = 4, width: int = 6) -> Tensor:
@@ -151,48 +154,53 @@ def orders(height: int, width: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("order", list(orders(8, 8)))
 def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
     generator = torch.Generator().manual_seed(0)
-    labels = layout_probe._pattern((8, 8), 0)
+    labels = layout_probe._draw_pattern((8, 8), 0)
     apart = distances(labels) + noise * torch.rand(3, 64, generator=generator).double()
     layout = Layout("tokens", (8, 8))
-    assert judge(apart, layout, labels, (8, 8)).verdict is Verdict.VERIFIED
-    wrong = judge(apart[:, orders(8, 8)[order]], layout, labels, (8, 8))
-    assert wrong.verdict is not Verdict.VERIFIED
+    assert judge_distances(apart, layout, labels, (8, 8)).verdict is LayoutVerdict.VERIFIED
+    wrong = judge_distances(apart[:, orders(8, 8)[order]], layout, labels, (8, 8))
+    assert wrong.verdict is not LayoutVerdict.VERIFIED
     if order != "a quarter shuffled":
-        assert wrong.verdict is Verdict.CONTRADICTED
+        assert wrong.verdict is LayoutVerdict.CONTRADICTED
 
 
 @pytest.mark.parametrize("part", [0.08, 0.15])
 def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(part):
     blocks, layout = (14, 14), Layout("tokens", (14, 14))
-    labels = layout_probe._pattern(blocks, 0)
+    labels = layout_probe._draw_pattern(blocks, 0)
     weak = torch.rand(196, generator=torch.Generator().manual_seed(0)) < 0.25
     apart = distances(labels) + 5 * weak.double()
-    assert judge(apart, layout, labels, blocks) == Finding(Verdict.VERIFIED)
+    assert judge_distances(apart, layout, labels, blocks) == ProbeResult(LayoutVerdict.VERIFIED)
     wrong = distances(labels)[:, partly_shuffled(part, 14, 14)]
-    assert judge(wrong, layout, labels, blocks).verdict is not Verdict.VERIFIED
+    assert judge_distances(wrong, layout, labels, blocks).verdict is not LayoutVerdict.VERIFIED
 
 
 def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
-    labels, layout = layout_probe._pattern((CELLS,), 0), Layout("tokens", (CELLS,))
-    assert judge(distances(labels), layout, labels, (CELLS,)) == Finding(Verdict.VERIFIED)
+    labels, layout = layout_probe._draw_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
+    assert judge_distances(distances(labels), layout, labels, (CELLS,)) == ProbeResult(LayoutVerdict.VERIFIED)
     for order in (torch.arange(CELLS).flip(0), torch.arange(CELLS).roll(1), partly_shuffled(0.3, 4, 6)):
-        assert judge(distances(labels)[:, order], layout, labels, (CELLS,)).verdict is not Verdict.VERIFIED
+        assert (
+            judge_distances(distances(labels)[:, order], layout, labels, (CELLS,)).verdict is not LayoutVerdict.VERIFIED
+        )
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (8,)], ids=str)
 def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     count = math.prod(grid)
-    labels, layout = layout_probe._pattern(grid, 0), Layout("tokens", grid)
-    assert judge(distances(labels), layout, labels, grid) == Finding(Verdict.VERIFIED)
-    assert judge(distances((labels + 1) % 3), layout, labels, grid) == Finding(Verdict.UNDECIDED)
+    labels, layout = layout_probe._draw_pattern(grid, 0), Layout("tokens", grid)
+    assert judge_distances(distances(labels), layout, labels, grid) == ProbeResult(LayoutVerdict.VERIFIED)
+    assert judge_distances(distances((labels + 1) % 3), layout, labels, grid) == ProbeResult(LayoutVerdict.UNDECIDED)
     for shift in range(1, count):
-        assert judge(distances(labels.roll(shift)), layout, labels, grid).verdict is not Verdict.CONTRADICTED
+        assert (
+            judge_distances(distances(labels.roll(shift)), layout, labels, grid).verdict
+            is not LayoutVerdict.CONTRADICTED
+        )
 
 
 @pytest.mark.parametrize("blocks", [(24,), (4, 6), (7, 7), (14, 14), (3, 3, 3)], ids=str)
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
-    field = layout_probe._expected(layout_probe._pattern(blocks, 0), blocks, 0.0)
-    for likeness, order in layout_probe._other_orders(field, field, similar=True):
+    field = layout_probe._compute_expected_reaction(layout_probe._draw_pattern(blocks, 0), blocks, 0.0)
+    for likeness, order in layout_probe._iter_other_orders(field, field, similar=True):
         if len(blocks) > 1 or order != layout_probe.EXCHANGED:  # of single cells, some always have the same label
             assert float(likeness.max()) < 0.8, order
 
@@ -204,12 +212,16 @@ def test_a_right_grid_is_hardly_ever_contradicted_by_noise_alone_and_a_wrong_one
         for _ in range(10):
             noise = 1 + 0.1 * torch.rand(3, CELLS, generator=generator).double()
             other = LABELS[torch.randperm(CELLS, generator=generator)]
-            right.append(judge(noise + strength * distances(LABELS), Layout("tokens", GRID), LABELS, GRID).verdict)
-            wrong.append(judge(noise + strength * distances(other), Layout("tokens", GRID), LABELS, GRID).verdict)
-    assert Verdict.CONTRADICTED not in right
-    assert Verdict.VERIFIED not in wrong
-    assert set(wrong[-10:]) == {Verdict.CONTRADICTED}
-    assert set(right[-10:]) == {Verdict.VERIFIED}
+            right.append(
+                judge_distances(noise + strength * distances(LABELS), Layout("tokens", GRID), LABELS, GRID).verdict
+            )
+            wrong.append(
+                judge_distances(noise + strength * distances(other), Layout("tokens", GRID), LABELS, GRID).verdict
+            )
+    assert LayoutVerdict.CONTRADICTED not in right
+    assert LayoutVerdict.VERIFIED not in wrong
+    assert set(wrong[-10:]) == {LayoutVerdict.CONTRADICTED}
+    assert set(right[-10:]) == {LayoutVerdict.VERIFIED}
 
 
 # --- models
@@ -314,7 +326,7 @@ def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(
         GradCAM(model, layer).explain(x, 1)
     layout = "channels_first" if layer == "drop" else Layout("tokens", (8, 8))
     assert GradCAM(model, layer, layout=layout).explain(x, 1).layer == layer
-    assert layer not in [one.name for one in spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))]
+    assert layer not in [one.name for one in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))]
 
 
 class Queries(nn.Module):
@@ -368,22 +380,30 @@ def test_a_layer_that_mixes_all_places_is_flagged():
     with pytest.warns(CamscopeWarning, match="could not be verified"):
         found = [GradCAM(model, "norm").explain(x, target) for target in range(5)]
     assert {one.status for one in found} <= {"layout_unverified", "no_positive_evidence"}
-    assert "layout unverified" in [one.flag for one in found]
+    assert "layout unverified" in [one.warning_text for one in found]
 
 
 @pytest.mark.filterwarnings("ignore:gradcam. the map has one value:camscope.errors.CamscopeWarning")
 def test_a_uniform_image_is_probed_with_noise():
     model, x = net()
     assert GradCAM(model, "norm").explain(torch.zeros_like(x), 1).layout == "tokens 1+4x6"
-    (finding,) = prove(model, [Place("norm")], Layout("tokens", GRID, 1), torch.zeros_like(x)[None], model)
-    assert finding.verdict is Verdict.VERIFIED
+    (finding,) = probe_layout(
+        model, [OutputLocation("norm")], Layout("tokens", GRID, 1), torch.zeros_like(x)[None], model
+    )
+    assert finding.verdict is LayoutVerdict.VERIFIED
 
 
 def test_the_values_of_the_probe_stay_within_those_of_the_image():
     model, _ = net()
     seen = []
     x = torch.rand(1, 3, 32, 48)
-    prove(model, [Place("norm")], Layout("tokens", GRID, 1), x, lambda inputs: (seen.append(inputs), model(inputs)))
+    probe_layout(
+        model,
+        [OutputLocation("norm")],
+        Layout("tokens", GRID, 1),
+        x,
+        lambda inputs: (seen.append(inputs), model(inputs)),
+    )
     assert len(seen) == 3
     assert all(one.min() >= x.min() - 1e-6 and one.max() <= x.max() + 1e-6 for one in seen)
     changed = torch.stack([(one != x).any(1).double().mean() for one in seen])
@@ -393,8 +413,8 @@ def test_the_values_of_the_probe_stay_within_those_of_the_image():
 # --- biases of the whole network
 
 
-def parts_of(model: nn.Module, x: Tensor) -> Shares:
-    (shares,) = taken_apart(x, [Score(model, 1)], FullGrad(model))
+def parts_of(model: nn.Module, x: Tensor) -> ScoreDecomposition:
+    (shares,) = decompose_scores(x, [Score(model, 1)], FullGrad(model))
     return shares
 
 
@@ -406,8 +426,8 @@ def test_biases_of_tokens_lie_on_the_input_only_where_the_tokens_do(order):
     for parameter in (model.norm.bias, model.value.bias):
         nn.init.normal_(parameter)
     shares = parts_of(model, x[None])
-    assert ("norm" in shares.without_place) is (order is not None)
-    assert not shares.layouts.unverified
+    assert ("norm" in shares.unmapped_layers) is (order is not None)
+    assert not shares.layouts.any_unverified
 
 
 def test_a_map_of_biases_whose_tokens_mix_all_places_is_flagged():
@@ -437,7 +457,7 @@ def test_maps_by_construction_are_told_from_other_planes():
     position = nn.Parameter(torch.randn(1, 4, 8, 8))
     model.position = position
     x = torch.randn(1, 3, 16, 16)
-    with torch.no_grad(), SpatialOps(model, (16, 16)) as ops:
+    with torch.no_grad(), SpatialMapTracker(model, (16, 16)) as ops:
         maps = model(x)
         added = maps + position
         joined = torch.cat([maps, added], 1)
@@ -449,8 +469,8 @@ def test_maps_by_construction_are_told_from_other_planes():
         again = F.conv2d(back, torch.randn(2, 4, 1, 1))
         moved = added.clone()
         moved += back
-    assert all(map(ops.made, (maps, added, joined, gated, again)))
-    assert not any(map(ops.made, (weights, convolved, back, moved)))
+    assert all(map(ops.is_spatial_map, (maps, added, joined, gated, again)))
+    assert not any(map(ops.is_spatial_map, (weights, convolved, back, moved)))
 
 
 # --- nothing observable differs
@@ -468,8 +488,8 @@ def test_the_probe_leaves_model_hooks_and_random_numbers_alone():
     model.norm.register_forward_hook(lambda *_: heard.append("after"))
     model.register_forward_pre_hook(lambda *_: heard.append("before"))
     with untouched(model, x):
-        (finding,) = prove(model, [Place("norm")], Layout("tokens", GRID, 1), x, model)
-    assert finding.verdict is Verdict.VERIFIED
+        (finding,) = probe_layout(model, [OutputLocation("norm")], Layout("tokens", GRID, 1), x, model)
+    assert finding.verdict is LayoutVerdict.VERIFIED
     assert heard == []
     model(x)
     assert heard == ["before", "after"]
@@ -505,14 +525,14 @@ def test_hooks_are_muted_in_one_thread_only():
 def test_what_is_known_goes_with_the_model_and_a_layer_that_is_replaced_is_proved_anew():
     model, x = net()
     GradCAM(model, "norm").explain(x, 1)
-    held = len(layout_probe._known)
+    held = len(layout_probe._results_by_model)
     model.norm = nn.LayerNorm(16)
     passes = counted(model)
     GradCAM(model, "norm").explain(x, 1)
     assert passes == [1] * 4
     del model, passes
     gc.collect()
-    assert len(layout_probe._known) < held
+    assert len(layout_probe._results_by_model) < held
 
 
 # --- layers that are chosen
@@ -540,7 +560,7 @@ def test_words_are_no_image_and_are_not_chosen():
         LayerError, match=r"'text_norm': its output was read as tokens 0\+4x6, but it does not depend on the image"
     ):
         GradCAM(model, "text_norm").explain(x, 1)
-    assert "text_norm" in [one.name for one in spatial_layers(model, lambda: model(x[None]), (1, 3, 32, 48))]
+    assert "text_norm" in [one.name for one in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 32, 48))]
     assert choose_layer(model, lambda inputs: model(inputs).sum(1), x[None]).name == "image_norm"
     assert GradCAM(model).explain(x, 1).layer == "image_norm"
     assert "text" not in str(RefineCAM(model).explain(x, 1).layer)
@@ -623,7 +643,7 @@ def test_image_tokens_are_where_the_input_ids_hold_them(llava, before, behind):
     hook.remove()
     (gradient,) = torch.autograd.grad(score, kept[0])
     expected = (gradient * kept[0])[0, before : before + 16].sum(-1).view(4, 4)
-    np.testing.assert_allclose(explanation.heat, expected.detach(), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(explanation.attribution, expected.detach(), rtol=1e-9, atol=1e-15)
 
 
 def test_a_layer_of_the_vision_tower_is_read_as_ever(llava):
@@ -645,7 +665,7 @@ def test_the_layer_that_is_chosen_holds_the_image_where_the_input_ids_say(llava,
 def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_it(llava):
     model = Prompted(llava, [1, 2, *PATCHES, 5, 6, 7]).eval()
     x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    layers = {one.name: str(one.layout) for one in spatial_layers(model, lambda: model(x), x.shape)}
+    layers = {one.name: str(one.layout) for one in find_spatial_layers(model, lambda: model(x), x.shape)}
     outputs = ("model", "model.model", "model.lm_head", "model.model.language_model.norm")
     assert {name: layers[name] for name in outputs if name in layers} == {
         name: "tokens 2+4x4" for name in outputs if name in layers
@@ -655,7 +675,7 @@ def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_i
 
 def test_two_pieces_of_one_length_are_not_told_apart_by_guessing():
     with pytest.raises(LayerError, match="start at 0 and 17: either may be the image"):
-        Seen(joined={33: (16, 17), 17: (1, 16)}).before(33, 16)
+        LayoutHints(concat_lengths={33: (16, 17), 17: (1, 16)}).count_tokens_before(33, 16)
 
 
 @pytest.mark.parametrize(

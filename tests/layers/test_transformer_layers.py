@@ -6,7 +6,7 @@ import torch
 
 from camscope import GradCAM, HiResCAM, Layout
 from camscope.errors import LayerError
-from camscope.pytree import the_tensor
+from camscope.pytree import find_main_tensor
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -36,7 +36,7 @@ def test_of_an_attention_layer_that_returns_its_weights_the_context_is_explained
     found = HiResCAM(eager, layer).attribute(x, 1)
     assert found.shape == (2, 4, 4)
     torch.testing.assert_close(found, HiResCAM(sdpa, layer).attribute(x, 1))
-    assert np.isfinite(HiResCAM(eager, layer).explain(x[0], 1).heat).all()
+    assert np.isfinite(HiResCAM(eager, layer).explain(x[0], 1).attribution).all()
 
 
 def softmax(*shape):
@@ -53,15 +53,15 @@ def softmax(*shape):
     ],
 )
 def test_attention_weights_are_not_the_map_of_a_layer(context, weights, order):
-    assert the_tensor("attention", (context, weights)[::order])[1] is context
-    assert the_tensor("attention", {"weights": weights, "context": context}, "weights")[1] is weights
+    assert find_main_tensor("attention", (context, weights)[::order])[1] is context
+    assert find_main_tensor("attention", {"weights": weights, "context": context}, "weights")[1] is weights
 
 
 def test_a_map_beside_tokens_is_the_map_of_a_layer():
     tokens, features = torch.zeros(2, 16, 8), torch.randn(2, 8, 4, 4)
-    assert the_tensor("stage", (tokens, features))[1] is features
+    assert find_main_tensor("stage", (tokens, features))[1] is features
     tokens, features = torch.zeros(2, 4, 8), torch.randn(2, 8, 4, 6)  # rows that sum to anything
-    assert the_tensor("stage", (tokens, features))[1] is features
+    assert find_main_tensor("stage", (tokens, features))[1] is features
 
 
 @pytest.mark.parametrize("behind", [4, 100])
@@ -79,8 +79,8 @@ def test_yolos_is_explained_at_its_encoder_whatever_the_number_of_detection_toke
     found = GradCAM(model, layer).explain(x[0], question)
     assert (found.layout, found.grid) == ("tokens 1+4x6", (4, 6))
     by_hand = GradCAM(model, layer, layout=Layout("tokens", (4, 6), 1)).explain(x[0], question)
-    np.testing.assert_array_equal(found.heat, by_hand.heat)
-    assert found.heat.any()
+    np.testing.assert_array_equal(found.attribution, by_hand.attribution)
+    assert found.attribution.any()
 
 
 def test_many_tokens_that_were_not_joined_to_an_image_are_refused():

@@ -13,7 +13,7 @@ from camscope import GradCAM, render
 from camscope.errors import GeometryError, ImageError, InputError, MissingExtraError, OutputError
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical import device_uid, export, to_nifti, to_parametric_map, to_secondary_capture
+from camscope.medical import compute_device_uid, export, to_nifti, to_parametric_map, to_secondary_capture
 from tests.scans import enhanced, explained, series
 
 pydicom = pytest.importorskip("pydicom")
@@ -105,12 +105,12 @@ def test_a_parametric_map_says_what_its_numbers_mean_and_how_they_were_made(tmp_
         assert words in found.DerivationDescription
     mine = next(item for item in found.ContributingEquipmentSequence if item.Manufacturer == "camscope")
     assert mine.DeviceSerialNumber == "0123456789abcdef"
-    assert mine.DeviceUID == found.DeviceUID == device_uid("0123456789abcdef")
+    assert mine.DeviceUID == found.DeviceUID == compute_device_uid("0123456789abcdef")
 
 
 def test_the_device_is_the_weights():
-    assert device_uid("0123456789abcdef") == device_uid("0123456789abcdef")
-    uids = {device_uid(f"{number:016x}") for number in range(100)}
+    assert compute_device_uid("0123456789abcdef") == compute_device_uid("0123456789abcdef")
+    uids = {compute_device_uid(f"{number:016x}") for number in range(100)}
     assert len(uids) == 100
     assert all(uid.startswith("2.25.") and pydicom.uid.UID(uid).is_valid for uid in uids)
 
@@ -130,7 +130,7 @@ def test_an_oblique_series_is_one_object_with_the_affine_of_its_source(tmp_path)
     for group in found.PerFrameFunctionalGroupsSequence:  # each frame refers to the slice that it lies on
         source = group.DerivationImageSequence[0].SourceImageSequence[0].ReferencedSOPInstanceUID
         assert places[str(group.PlanePositionSequence[0].ImagePositionPatient)] == source
-    image = to_nifti(one, tmp_path / "map.nii.gz", like=folder)
+    image = to_nifti(one, tmp_path / "map.nii.gz", source=folder)
     nibabel = pytest.importorskip("nibabel")
     values = nibabel.load(image)
     peak = np.unravel_index(values.get_fdata().argmax(), values.shape)
@@ -170,9 +170,11 @@ def test_frames_of_one_file_are_referred_to_by_their_numbers(tmp_path):
     assert item.ReferencedFrameNumber == 3
     folder = to_secondary_capture(explained(scan), file, tmp_path / "sc", profile="clinical")
     sources = [pydicom.dcmread(one) for one in sorted(folder.iterdir())]
-    assert [one.SourceImageSequence[0].ReferencedFrameNumber for one in sources] == [frame + 1 for frame in scan.frames]
+    assert [one.SourceImageSequence[0].ReferencedFrameNumber for one in sources] == [
+        frame + 1 for frame in scan.frame_indices
+    ]
     for index, one in enumerate(sources):
-        there = (scan.world @ [index, 0, 0, 1])[:3] * [-1, -1, 1]
+        there = (scan.affine @ [index, 0, 0, 1])[:3] * [-1, -1, 1]
         np.testing.assert_allclose([float(value) for value in one.ImagePositionPatient], there, atol=1e-4)
 
 
@@ -185,7 +187,7 @@ def test_frames_without_groups_have_captures_each_at_its_place_and_no_parametric
     found = [pydicom.dcmread(one) for one in sorted(out.iterdir())]
     assert len(found) == len(scan.values) == 15
     for index, one in enumerate(found):
-        there = (scan.world @ [index, 0, 0, 1])[:3] * [-1, -1, 1]
+        there = (scan.affine @ [index, 0, 0, 1])[:3] * [-1, -1, 1]
         np.testing.assert_allclose([float(value) for value in one.ImagePositionPatient], there, atol=1e-4)
 
 
@@ -199,10 +201,10 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     assert picture.shape[0] > 128
     assert picture.shape[1] >= 320
     assert (np.delete(picture[:128, :128].reshape(-1, 3), 30 * 128 + 90, 0) == 77).all()  # no word covers the scan
-    top = render.colourise(np.ones((1, 1)), "inferno")[0, 0]
+    top = render.colorize(np.ones((1, 1)), "inferno")[0, 0]
     assert abs(picture[30, 90] - (0.85 * top + 0.15 * 77)).max() < 2
     assert len(np.unique(picture[128:].reshape(-1, 3), axis=0)) > 10  # letters
-    assert (picture[129, 5] == render.panel.__globals__["AMBER"]).all()
+    assert (picture[129, 5] == render.draw_image_grid.__globals__["AMBER"]).all()
     assert (found.BurnedInAnnotation, found.PhotometricInterpretation, found.Modality) == ("YES", "RGB", "OT")
     for keyword in (
         "PixelSpacing",
@@ -216,7 +218,7 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     assert found.PatientOrientation == ["L", "P"]
     assert found.SourceImageSequence[0].ReferencedSOPInstanceUID == source.SOPInstanceUID
     assert "not a diagnosis" in found.DerivationDescription
-    assert found.DeviceUID == device_uid(one.model)
+    assert found.DeviceUID == compute_device_uid(one.model)
 
 
 def test_captures_replace_former_captures_and_nothing_else(tmp_path):

@@ -62,9 +62,9 @@ def test_48_orientations_lie_where_their_scan_lies_also_for_simpleitk(tmp_path):
         x, place = way(scan)
         heat = np.zeros(x.shape[1:])
         heat[1, 3, 2] = 1
-        there = (scan.world @ [*(place.to_image([[1.5, 3.5, 2.5]])[0] - 0.5), 1])[:3]
+        there = (scan.affine @ [*(place.to_image([[1.5, 3.5, 2.5]])[0] - 0.5), 1])[:3]
         out = to_nifti(
-            explained(scan, heat, place), tmp_path / "out" / f"{number}.nii.gz", like=tmp_path / f"{number}.nii"
+            explained(scan, heat, place), tmp_path / "out" / f"{number}.nii.gz", source=tmp_path / f"{number}.nii"
         )
         image = nibabel.load(out)
         seen.add(nibabel.aff2axcodes(image.affine))
@@ -91,13 +91,13 @@ def test_an_oblique_map_is_the_same_for_nibabel_and_simpleitk(tmp_path):
     sitk = pytest.importorskip("SimpleITK")
     source = written(tmp_path / "in.nii.gz", SHAPE, affine())
     scan = read_scan(source)
-    out = to_nifti(explained(scan), tmp_path / "map.nii.gz", like=source)
+    out = to_nifti(explained(scan), tmp_path / "map.nii.gz", source=source)
     agree_in_itk(out, source)
     image, world = sitk.ReadImage(str(out)), nibabel.load(out).affine
     for index in ((0, 0, 0), (5, 6, 4), (2, 3, 1)):
         x, y, z = image.TransformIndexToPhysicalPoint(index)
         np.testing.assert_allclose((world @ [*index, 1])[:3], (-x, -y, z), atol=1e-4)
-    np.testing.assert_array_equal(sitk.GetArrayFromImage(image).T, explained(scan).heat)
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(image).T, explained(scan).attribution)
 
 
 def test_matrices_codes_and_units_of_the_source_are_taken_over_as_they_are(tmp_path):
@@ -109,14 +109,14 @@ def test_matrices_codes_and_units_of_the_source_are_taken_over_as_they_are(tmp_p
     nibabel.save(image, tmp_path / "two.nii")
     source = nibabel.load(tmp_path / "two.nii").header
     out = nibabel.load(
-        to_nifti(explained(read_scan(tmp_path / "two.nii")), tmp_path / "m.nii", like=tmp_path / "two.nii")
+        to_nifti(explained(read_scan(tmp_path / "two.nii")), tmp_path / "m.nii", source=tmp_path / "two.nii")
     )
     for key in ("sform_code", "qform_code", "srow_x", "srow_y", "srow_z", "quatern_b", "quatern_d", "qoffset_y"):
         np.testing.assert_array_equal(out.header[key], source[key])
     np.testing.assert_array_equal(out.header["pixdim"][:4], source["pixdim"][:4])
     assert out.header.get_xyzt_units() == ("micron", "unknown")
     data = (tmp_path / "two.nii").read_bytes()  # the same of bytes
-    again = nibabel.load(to_nifti(explained(read_scan(data)), tmp_path / "b.nii", like=data))
+    again = nibabel.load(to_nifti(explained(read_scan(data)), tmp_path / "b.nii", source=data))
     assert again.header.binaryblock == out.header.binaryblock
 
 
@@ -124,7 +124,7 @@ def test_nifti_2_stays_nifti_2(tmp_path):
     world = affine()
     nibabel.save(nibabel.Nifti2Image(np.zeros(SHAPE, np.float32), world), tmp_path / "two.nii")
     out = nibabel.load(
-        to_nifti(explained(read_scan(tmp_path / "two.nii")), tmp_path / "m.nii", like=tmp_path / "two.nii")
+        to_nifti(explained(read_scan(tmp_path / "two.nii")), tmp_path / "m.nii", source=tmp_path / "two.nii")
     )
     assert isinstance(out, nibabel.Nifti2Image)
     np.testing.assert_array_equal(out.affine, world)
@@ -133,11 +133,11 @@ def test_nifti_2_stays_nifti_2(tmp_path):
 def test_without_the_scan_the_place_is_the_explanations(tmp_path):
     scan = Scan(np.zeros(SHAPE, np.float32), "scan-0", affine())
     image = nibabel.load(to_nifti(explained(scan), tmp_path / "map.nii"))
-    np.testing.assert_allclose(image.affine, scan.world, atol=1e-5)
+    np.testing.assert_allclose(image.affine, scan.affine, atol=1e-5)
     assert [int(image.header[code]) for code in ("sform_code", "qform_code")] == [2, 2]
-    image = nibabel.load(to_nifti(explained(scan), tmp_path / "like.nii", like=scan))
+    image = nibabel.load(to_nifti(explained(scan), tmp_path / "like.nii", source=scan))
     assert [int(image.header[code]) for code in ("sform_code", "qform_code")] == [1, 1]
-    sheared = np.array(scan.world)
+    sheared = np.array(scan.affine)
     sheared[1, 2] += 1
     image = nibabel.load(to_nifti(explained(Scan(scan.values, "scan-0", sheared)), tmp_path / "sheared.nii"))
     assert [int(image.header[code]) for code in ("sform_code", "qform_code")] == [2, 0]
@@ -157,10 +157,10 @@ def test_numbers_are_the_maps_own_and_the_window_is_their_range(tmp_path):
         path = to_nifti(one, tmp_path / f"{name}.nii")
         image = nibabel.load(path)
         assert image.get_data_dtype() == np.float32
-        np.testing.assert_array_equal(np.asarray(image.dataobj), one.heat)
+        np.testing.assert_array_equal(np.asarray(image.dataobj), one.attribution)
         low, high = (float(image.header[key]) for key in ("cal_min", "cal_max"))
         assert low <= high
-        assert (low, high) == (one.heat.min(), one.heat.max())
+        assert (low, high) == (one.attribution.min(), one.attribution.max())
         slope, inter = struct.unpack_from("<2f", path.read_bytes(), 112)
         assert (slope, inter) == (1, 0)
         assert bytes(image.header["descrip"]).rstrip(b"\0") == b"camscope gradcam"
@@ -171,20 +171,20 @@ def test_what_the_model_was_not_shown_is_0_and_told_in_a_second_file(tmp_path):
     scan = read_scan(path)
     x, place = ScanPreprocess(crop=(4, 4, 5))(scan)
     one = explained(scan, np.ones(x.shape[1:]), place)
-    out = to_nifti(one, tmp_path / "map.nii.gz", like=path)
+    out = to_nifti(one, tmp_path / "map.nii.gz", source=path)
     mask = nibabel.load(tmp_path / "map_covered.nii.gz")
     assert np.asarray(mask.dataobj).dtype == np.uint8
-    np.testing.assert_array_equal(np.asarray(mask.dataobj), one.covered())
-    np.testing.assert_array_equal(nibabel.load(out).get_fdata(), one.covered())
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), one.coverage_mask())
+    np.testing.assert_array_equal(nibabel.load(out).get_fdata(), one.coverage_mask())
     np.testing.assert_array_equal(mask.affine, nibabel.load(out).affine)
     facts = json.loads((tmp_path / "map.json").read_text())
     assert facts["covered_share"] == pytest.approx(16 / 42)
     before = out.read_bytes()
     with pytest.raises(OutputError, match="allow overwriting"):
-        to_nifti(one, out, like=path)
-    to_nifti(one, out, like=path, overwrite=True)
+        to_nifti(one, out, source=path)
+    to_nifti(one, out, source=path, overwrite=True)
     assert out.read_bytes() == before  # the same map, the same bytes
-    to_nifti(explained(scan), out, like=path, overwrite=True)
+    to_nifti(explained(scan), out, source=path, overwrite=True)
     assert not (tmp_path / "map_covered.nii.gz").exists()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in.nii", "map.json", "map.nii.gz"]
 
@@ -205,28 +205,30 @@ def test_flat_images_are_volumes_of_one_slice(tmp_path):
     nibabel.save(image, tmp_path / "flat.nii")
     flat = read_scan(tmp_path / "flat.nii")
     one = explained(flat)
-    out = nibabel.load(to_nifti(one, tmp_path / "a.nii", like=tmp_path / "flat.nii"))
+    out = nibabel.load(to_nifti(one, tmp_path / "a.nii", source=tmp_path / "flat.nii"))
     assert out.shape == (6, 7, 1)
     np.testing.assert_allclose(out.affine, nibabel.load(tmp_path / "flat.nii").affine, atol=1e-5)
-    np.testing.assert_array_equal(out.get_fdata()[..., 0], one.heat)
+    np.testing.assert_array_equal(out.get_fdata()[..., 0], one.attribution)
     alone = nibabel.load(to_nifti(one, tmp_path / "b.nii"))
     assert alone.shape == (1, 6, 7)
     for row, column in ((0, 0), (5, 2)):
         np.testing.assert_allclose(alone.affine @ [0, row, column, 1], out.affine @ [row, column, 0, 1], atol=1e-5)
-    placeless = Scan(np.zeros((6, 7), np.float32), "scan-0", pixel=(0.2, 0.4))
-    out = nibabel.load(to_nifti(explained(placeless), tmp_path / "c.nii", like=placeless))
+    placeless = Scan(np.zeros((6, 7), np.float32), "scan-0", pixel_spacing=(0.2, 0.4))
+    out = nibabel.load(to_nifti(explained(placeless), tmp_path / "c.nii", source=placeless))
     assert [int(out.header[code]) for code in ("sform_code", "qform_code")] == [0, 0]
     np.testing.assert_allclose(out.header.get_zooms(), (1, 0.2, 0.4), rtol=1e-6)
 
 
 def test_a_map_of_another_scan_is_refused(tmp_path):
     scan = Scan(np.zeros(SHAPE, np.float32), "scan-0", affine())
-    other = np.array(scan.world)
+    other = np.array(scan.affine)
     other[0, 3] += 1
     with pytest.raises(GeometryError, match="6 x 7 x 5, scan-1 is 6 x 7 x 4"):
-        to_nifti(explained(scan), tmp_path / "m.nii", like=Scan(np.zeros((6, 7, 4), np.float32), "scan-1", scan.world))
+        to_nifti(
+            explained(scan), tmp_path / "m.nii", source=Scan(np.zeros((6, 7, 4), np.float32), "scan-1", scan.affine)
+        )
     with pytest.raises(GeometryError, match="lies elsewhere"):
-        to_nifti(explained(scan), tmp_path / "m.nii", like=Scan(scan.values, "scan-1", other))
+        to_nifti(explained(scan), tmp_path / "m.nii", source=Scan(scan.values, "scan-1", other))
     with pytest.raises(GeometryError, match="unknown"):
         to_nifti(Explanation(np.ones((3, 3, 3)), "gradcam", 0, "x", 1.0, input_size=(3, 3, 3)), tmp_path / "m.nii")
     assert not list(tmp_path.iterdir())
@@ -243,7 +245,7 @@ def test_nothing_of_the_sources_words_is_in_what_is_written(tmp_path):
     one = explained(
         scan, parameters={"baseline": str(tmp_path / "CANARY.png"), "samples": 8, "mode": "eval", "nan": np.nan}
     )
-    to_nifti(one, tmp_path / "out" / "map.nii.gz", like=tmp_path / "CANARY-two.nii.gz")
+    to_nifti(one, tmp_path / "out" / "map.nii.gz", source=tmp_path / "CANARY-two.nii.gz")
     files = list((tmp_path / "out").iterdir())
     assert len(files) == 2
     for file in files:

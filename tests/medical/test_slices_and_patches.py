@@ -42,17 +42,17 @@ def bright_at(at, shape=(6, 16, 24)):
 
 def test_slices_become_one_map_whose_peak_is_where_the_evidence_is():
     scan = bright_at((4, 8, 16))
-    made = explain_slices(GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 1000))), scan, 1)
+    made = explain_slices(GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalize=(0, 1000))), scan, 1)
     assert made.volume.grid == (6, 4, 6)
-    assert np.argwhere(made.volume.heat).tolist() == [[4, 2, 4]]
-    assert made.highest == 4
+    assert np.argwhere(made.volume.attribution).tolist() == [[4, 2, 4]]
+    assert made.highest_slice == 4
     assert made.scores.tolist() == pytest.approx([0, 0, 0, 0, 1 / 24, 0])
-    values, covered = made.volume.placement.project(made.volume.heat)
+    values, covered = made.volume.placement.project(made.volume.attribution)
     assert covered.all()
     assert values[4].max() > 0
     assert values[[0, 1, 2, 3, 5]].max() == 0
     index = np.array([*made.volume.peak, 1])
-    assert made.volume.peak_world == tuple((WORLD @ index)[:3])
+    assert made.volume.peak_mm == tuple((WORLD @ index)[:3])
     assert "flagged: 5 of 6 slices" in made.volume.notes[-1]
 
 
@@ -62,11 +62,11 @@ def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():
         for axis in range(3):
             tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(orientation=orientation, resize=16))
             volume = explain_slices(tool, scan, 1, axis=axis, batch_size=5).volume
-            values, covered = volume.placement.project(volume.heat)
+            values, covered = volume.placement.project(volume.attribution)
             assert covered.all()
             centre = np.argwhere(values > 0.5 * values.max()).mean(0)
             assert np.abs(centre - [1, 5.5, 9.5]).max() <= 1.1, (orientation, axis, centre)
-            assert volume.peak_world == tuple((WORLD @ [*volume.peak, 1])[:3])
+            assert volume.peak_mm == tuple((WORLD @ [*volume.peak, 1])[:3])
             assert np.abs(np.array(volume.peak) - [1, 5.5, 9.5]).max() <= 3
             np.testing.assert_array_equal(volume.image, np.where(scan.values > 0, 255, 0))
 
@@ -84,21 +84,21 @@ def test_a_model_of_pictures_sees_all_slices_on_one_scale():
     made = explain_slices(GradCAM(Brightness(), "pool", preprocess=way), scan, 1)
     assert made.scores[2] == pytest.approx(made.scores[4] / 2, rel=0.01)
     assert made.volume.image.shape == (6, 16, 24)
-    assert any("whole range, 0 to 1000 HU" in step for step in made.volume.steps)
+    assert any("whole range, 0 to 1000 HU" in step for step in made.volume.scan_steps)
 
 
 def test_slices_of_a_scan_whose_picture_may_hold_a_name_are_not_shown():
-    tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 1000)))
+    tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalize=(0, 1000)))
     for said, shown in ((False, True), (True, False), (None, False)):
         made = explain_slices(tool, replace(bright_at((4, 8, 16)), burned_in=said), 1)
         assert (made.volume.image is not None) is shown
-        assert (made.volume.seen is not None) is shown
+        assert (made.volume.model_input_image is not None) is shown
         assert any("not shown" in note for note in made.volume.notes) is not shown
 
 
 def test_without_a_class_the_surest_slice_says_which():
     made = explain_slices(
-        GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 10))), bright_at((4, 8, 16))
+        GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalize=(0, 10))), bright_at((4, 8, 16))
     )
     assert made.volume.target == 1
     assert {one.target for one in made.slices} == {1}
@@ -129,11 +129,11 @@ def test_a_patch_is_explained_at_its_place():
     assert one.peak[0] in (6, 7)
     assert one.peak[1] in (2, 3)
     assert one.peak[2] in (8, 9)
-    assert one.covered().sum() == 4 * 4 * 6
+    assert one.coverage_mask().sum() == 4 * 4 * 6
     assert one.image.shape == scan.shape
     whole = explain_patches(tool, scan, (4, 4, 6), 1, overlap=0.5)
     assert whole.input_size == (8, 8, 12)
-    assert whole.covered().all()
+    assert whole.coverage_mask().all()
     assert np.abs(np.array(whole.peak) - [6.5, 2.5, 8.5]).max() <= 0.5
     assert "the mean of" in whole.notes[-1]
     for start, size in (((5, 0, 0), (4, 4, 6)), ((0, 0), (4, 4)), ((0, 0, 0), (0, 1, 1))):
@@ -152,7 +152,7 @@ def test_patches_are_flagged_only_where_none_of_them_says_anything():
     for target in (0, 1):
         scan.values[0, 0, 0] = -90  # the patch of the highest score for class 0, of the least for class 1
         whole = explain_patches(tool, scan, (4, 4, 6), target, overlap=0)
-        assert (whole.status == "ok") is bool((whole.heat > 0).any())
+        assert (whole.status == "ok") is bool((whole.attribution > 0).any())
         assert any("patches are flagged" in note for note in whole.notes)
     scan.values[0, 0, 0] = 0
     whole = explain_patches(tool, scan, (4, 4, 6), 0, overlap=0)
@@ -163,6 +163,6 @@ def test_placements_follow_one_another():
     outer = Placement.identity((8, 12)).transposed((1, 0)).flipped(0)
     inner = Placement.identity(outer.input_size).resized((6, 4)).cropped((1, 1), (4, 2))
     point = [[1.5, 0.5]]
-    np.testing.assert_allclose(outer.followed(inner).to_image(point), outer.to_image(inner.to_image(point)))
+    np.testing.assert_allclose(outer.composed(inner).to_image(point), outer.to_image(inner.to_image(point)))
     with pytest.raises(GeometryError, match="cannot follow"):
-        outer.followed(Placement.identity((3, 3)))
+        outer.composed(Placement.identity((3, 3)))

@@ -96,14 +96,14 @@ EVERY = {**MASKED, **ALONE, **PAIRED}
 
 def called(name, heat, mask=MASK):
     metric = METRICS[name]
-    beside = {"map": [], "mask": [mask], "pair": [RAMP]}[metric.needs]
+    beside = {"map": [], "mask": [mask], "pair": [RAMP]}[metric.input_kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return metric(heat, *beside)
 
 
 def test_every_metric_of_maps_is_here():
-    assert set(EVERY) == {name for name, one in METRICS.items() if one.needs in ("map", "mask", "pair")}
+    assert set(EVERY) == {name for name, one in METRICS.items() if one.input_kind in ("map", "mask", "pair")}
 
 
 @pytest.mark.parametrize("case", MAPS)
@@ -118,7 +118,11 @@ def test_a_map_that_says_nothing(name, case):
         return
     value, metric = called(name, heat), METRICS[name]
     assert type(value) is float
-    assert (metric.low if metric.low is not None else -math.inf) <= value <= (metric.high or math.inf)
+    assert (
+        (metric.lower_bound if metric.lower_bound is not None else -math.inf)
+        <= value
+        <= (metric.upper_bound or math.inf)
+    )
     if expected is not None:
         assert value == pytest.approx(expected, rel=1e-9, abs=1e-9)
     np.testing.assert_array_equal(heat, MAPS[case])  # nothing is changed in place
@@ -147,20 +151,20 @@ def test_a_mask_that_says_nothing(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_its_range_and_direction_are_said(name):
     metric = METRICS[name]
-    assert metric.low is not None
+    assert metric.lower_bound is not None
     assert metric.formula
     assert metric.paper
-    if metric.needs == "mask":
+    if metric.input_kind == "mask":
         perfect = called(name, np.where(MASK, 1.0, 0.0))
         assert perfect == {"enrichment": 4.0, "peak-distance": 0.0, "centroid-distance": 0.0}.get(name, 1.0)
 
 
 def facts(one: Metric) -> str:
     """A metric's row in docs/metrics.md."""
-    low, high = ("" if end is None else f"{end:g}" for end in (one.low, one.high))
+    low, high = ("" if end is None else f"{end:g}" for end in (one.lower_bound, one.upper_bound))
     better = {True: "more", False: "less", None: "–"}[one.higher_is_better]
     within = f"{low}..{high}" if high else f"{low} up"
-    return f"| `{one.name}` | {within} | {better} | {one.chance or '–'} | {one.paper} |"
+    return f"| `{one.name}` | {within} | {better} | {one.chance_level or '–'} | {one.paper} |"
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -11,13 +11,21 @@ from torch import nn
 
 from camscope import GradCAM
 from camscope.errors import GeometryError, InputError, UndefinedError
-from camscope.metrics import METRICS, Imputation, Trial, Values, aopc, curve, scoring
-from camscope.metrics.imputation import imputed
-from camscope.metrics.perturbation_test import random_sets, random_squares
+from camscope.metrics import (
+    METRICS,
+    MetricValues,
+    NoisyLinearImputation,
+    PerturbationTest,
+    aopc,
+    removal_curve,
+    scoring_scope,
+)
+from camscope.metrics.imputation import impute_linearly
+from camscope.metrics.perturbation_test import sample_region_sets, sample_squares
 from tests.tools import Counting, seen_before
 from tests.untouched import untouched
 
-ASKED = sorted(name for name, one in METRICS.items() if one.needs == "trial")
+ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "trial")
 ALL = [*ASKED, "adcc"]
 
 
@@ -43,8 +51,10 @@ def ask(name, trial, **settings):
 def said(name, weights, heat, x=None, *, fill="zero", steps=20, seed=0, target=0, **settings):
     """The number of one signal under a linear model."""
     x = torch.ones(1, 1, len(weights), dtype=torch.float64) if x is None else torch.tensor(x).double().view(1, 1, -1)
-    with scoring(Linear(weights), x, target) as scores:
-        return ask(name, Trial(np.array([heat]), scores, fill=fill, steps=steps, seed=seed), **settings)[0]
+    with scoring_scope(Linear(weights), x, target) as scores:
+        return ask(
+            name, PerturbationTest(np.array([heat]), scores, imputation=fill, n_steps=steps, seed=seed), **settings
+        )[0]
 
 
 # --- by hand: x = 1, w = (4, 3, 2, 1), f = 10. The strongest first: 10 6 3 1 0; the weakest first: 10 9 7 4 0.
@@ -127,7 +137,7 @@ def test_correlations_are_those_of_the_same_sets_in_a_loop():
     weights, heat, x = drawn.normal(size=12), drawn.normal(size=12), drawn.normal(size=12)
     found = []
     for count in (3, 6):
-        sets = random_sets(torch.arange(12), 12, count, 30, seed=5)(slice(0, 30)).numpy()
+        sets = sample_region_sets(torch.arange(12), 12, count, 30, seed=5)(slice(0, 30)).numpy()
         assert (sets.sum(1) == count).all()
         lost = [weights @ x - weights @ np.where(one, x.mean(), x) for one in sets]
         found.append(np.corrcoef(lost, [heat[one].sum() for one in sets])[0, 1])
@@ -167,9 +177,9 @@ def test_true_map_beats_blurred_beats_random_beats_inverted(seed):
     true = torch.zeros(32, 32)
     true[model.place] = 1
     maps = [true, blurred(true), torch.rand(32, 32, generator=drawn), 1 - true]
-    with scoring(model, x, 0) as scores:
+    with scoring_scope(model, x, 0) as scores:
         for name, sign in (("deletion", -1), ("insertion", 1), ("road", 1)):
-            found = [sign * METRICS[name](Trial(one[None], scores, seed=seed))[0] for one in maps]
+            found = [sign * METRICS[name](PerturbationTest(one[None], scores, seed=seed))[0] for one in maps]
             assert all(better > worse for better, worse in itertools.pairwise(found)), (name, found)
 
 
@@ -180,9 +190,9 @@ def test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere():
     x = torch.ones(1, 1, 100)
     weights = torch.zeros(100)
     weights[0] = 2.0  # a constant map that began at the first pixel would lose all at once
-    with scoring(Linear(weights.double()), x.double(), 0) as scores:
+    with scoring_scope(Linear(weights.double()), x.double(), 0) as scores:
         trials = [
-            Trial(torch.full((1, 100), value), scores, fill="zero", seed=seed)
+            PerturbationTest(torch.full((1, 100), value), scores, imputation="zero", seed=seed)
             for seed in range(60)
             for value in (0.0, 3.0)
         ]
@@ -190,7 +200,7 @@ def test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere():
         assert areas[::2] == areas[1::2]  # one order, whatever the value
         assert np.mean(areas) == pytest.approx(1, abs=0.2)
         half = torch.arange(100) < 50
-        ranks = Trial(half[None].double(), scores, seed=1).ranks[0]
+        ranks = PerturbationTest(half[None].double(), scores, seed=1).region_ranks[0]
     assert sorted(ranks[:50].tolist()) == list(range(50))
     assert ranks[:50].tolist() != list(range(50))
 
@@ -198,11 +208,11 @@ def test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere():
 def test_regions_are_ranked_by_their_mean_and_removed_whole():
     heat = torch.zeros(1, 5, 7)
     heat[0, 4, 6] = 1.0  # in the corner, in a region of 1 x 2 pixels
-    with scoring(Linear(torch.ones(5, 7)), torch.ones(1, 1, 5, 7, dtype=torch.float64), 0) as scores:
-        trial = Trial(heat, scores, fill="zero", region=3)
-        left = [int(value) for value in curve(trial, of="score")[0].tolist()]
-        ranks = trial.ranks[0]
-    assert trial.total == 6
+    with scoring_scope(Linear(torch.ones(5, 7)), torch.ones(1, 1, 5, 7, dtype=torch.float64), 0) as scores:
+        trial = PerturbationTest(heat, scores, imputation="zero", region_size=3)
+        left = [int(value) for value in removal_curve(trial, output_kind="score")[0].tolist()]
+        ranks = trial.region_ranks[0]
+    assert trial.n_regions == 6
     assert {len(set(ranks[rows, columns].flatten().tolist())) for rows, columns in [(slice(0, 3), slice(0, 3))]} == {1}
     assert ranks[4, 6] == 0
     assert left[0] == 35
@@ -218,7 +228,7 @@ def test_imputed_pixels_are_the_weighted_means_of_their_neighbours(size):
     torch.manual_seed(0)
     x, removed = torch.randn(2, 3, *size, dtype=torch.float64), torch.rand(2, *size) < 0.6
     removed.view(2, -1)[:, 0] = False
-    made = imputed(x, removed, tolerance=1e-12)
+    made = impute_linearly(x, removed, tolerance=1e-12)
     assert torch.equal(made[~removed[:, None].expand_as(made)], x[~removed[:, None].expand_as(x)])
     steps = [step for step in itertools.product((-1, 0, 1), repeat=len(size)) if any(step)]
     for image, place in [(int(row[0]), tuple(row[1:].tolist())) for row in removed.nonzero()]:
@@ -232,12 +242,14 @@ def test_imputed_pixels_are_the_weighted_means_of_their_neighbours(size):
 def test_imputation_of_everything_is_the_mean_and_its_noise_is_a_share_of_the_spread():
     torch.manual_seed(0)
     x, everything = torch.randn(1, 2, 8, 8), torch.ones(1, 8, 8, dtype=torch.bool)
-    torch.testing.assert_close(imputed(x, everything), x.mean((2, 3), keepdim=True).expand_as(x))
-    alone = imputed(x, everything.triu())
-    beside = imputed(torch.cat([x, 1e3 * x]), torch.cat([everything.triu(), everything.tril()]))[:1]
+    torch.testing.assert_close(impute_linearly(x, everything), x.mean((2, 3), keepdim=True).expand_as(x))
+    alone = impute_linearly(x, everything.triu())
+    beside = impute_linearly(torch.cat([x, 1e3 * x]), torch.cat([everything.triu(), everything.tril()]))[:1]
     torch.testing.assert_close(alone, beside)
-    with scoring(Linear(torch.ones(8, 8)).float(), x, 0) as scores:
-        rough = Trial(x[:, 0], scores, fill=Imputation(0.5))._versions(everything, torch.tensor([0]))
+    with scoring_scope(Linear(torch.ones(8, 8)).float(), x, 0) as scores:
+        rough = PerturbationTest(x[:, 0], scores, imputation=NoisyLinearImputation(0.5))._imputer(
+            everything, torch.tensor([0])
+        )
     torch.testing.assert_close(rough.std((2, 3)), 0.5 * x.std((2, 3)), rtol=0.25, atol=0)
 
 
@@ -253,16 +265,16 @@ class Flips(nn.Module):
 
 
 def test_the_class_is_that_of_the_clean_input():
-    with scoring(Flips(), torch.ones(2, 1, 4)) as scores:
-        found = curve(Trial(torch.rand(2, 4), scores, fill="zero"), of="score")
+    with scoring_scope(Flips(), torch.ones(2, 1, 4)) as scores:
+        found = removal_curve(PerturbationTest(torch.rand(2, 4), scores, imputation="zero"), output_kind="score")
     assert found.tolist() == [[1.0] * 5] * 2
 
 
 def test_metrics_share_their_passes():
     x = torch.rand(3, 2, 8, 8, dtype=torch.float64)
     model = seen_before(Counting(Linear(torch.rand(8, 8))), x)
-    with scoring(model, x, 0, batch_size=7) as scores:
-        trial = Trial(x.sum(1), scores, steps=8)
+    with scoring_scope(model, x, 0, batch_size=7) as scores:
+        trial = PerturbationTest(x.sum(1), scores, n_steps=8)
         for name in ("deletion", "insertion", "lerf-morf-gap", "aopc", "completeness-gap"):
             METRICS[name](trial)
         METRICS["necessity"](trial, share=0.25)
@@ -308,8 +320,8 @@ def test_model_and_input_are_as_before_and_nothing_depends_on_the_batch(name):
     heat, few = torch.rand(3, 8, 8), {"sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
 
     def asked(rows, batch_size):
-        with scoring(model, x[rows], [0, 1, 2][rows], batch_size=batch_size) as scores:
-            return ask(name, Trial(heat[rows], scores, steps=5), **few).array
+        with scoring_scope(model, x[rows], [0, 1, 2][rows], batch_size=batch_size) as scores:
+            return ask(name, PerturbationTest(heat[rows], scores, n_steps=5), **few).array
 
     with untouched(model, x):
         found = asked(slice(0, 3), None)
@@ -320,25 +332,25 @@ def test_model_and_input_are_as_before_and_nothing_depends_on_the_batch(name):
 
 
 @pytest.mark.parametrize("size", [(24,), (6, 5), (4, 3, 4)])
-@pytest.mark.parametrize("fill", ["mean", "blur", "noise", "zero", "inpainting", Imputation(0.1)], ids=str)
+@pytest.mark.parametrize("fill", ["mean", "blur", "noise", "zero", "inpainting", NoisyLinearImputation(0.1)], ids=str)
 def test_every_metric_and_fill_takes_any_number_of_axes(size, fill):
     torch.manual_seed(0)
     x = torch.rand(2, 1, *size, dtype=torch.float64)
-    with scoring(Linear(torch.rand(size)), x, 0) as scores:
-        trial = Trial(torch.rand(2, *size), scores, fill=fill, steps=4)
+    with scoring_scope(Linear(torch.rand(size)), x, 0) as scores:
+        trial = PerturbationTest(torch.rand(2, *size), scores, imputation=fill, n_steps=4)
         for name in ALL:
             metric = METRICS[name]
             few = {"sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
             for value in ask(name, trial, **few).array:
-                assert value >= (-math.inf if metric.low is None else metric.low)
-                assert value <= (math.inf if metric.high is None else metric.high)
+                assert value >= (-math.inf if metric.lower_bound is None else metric.lower_bound)
+                assert value <= (math.inf if metric.upper_bound is None else metric.upper_bound)
 
 
 def test_squares_lie_inside_and_everywhere():
-    masks = random_squares((6, 9), 3, 400, 0, torch.device("cpu"))(slice(0, 400))
+    masks = sample_squares((6, 9), 3, 400, 0, torch.device("cpu"))(slice(0, 400))
     assert set(masks.flatten(1).sum(1).tolist()) == {1, 4, 9}
     assert masks.any(0).all()
-    assert torch.equal(masks[5:9], random_squares((6, 9), 3, 400, 0, torch.device("cpu"))(slice(5, 9)))
+    assert torch.equal(masks[5:9], sample_squares((6, 9), 3, 400, 0, torch.device("cpu"))(slice(5, 9)))
 
 
 # --- what has no number
@@ -363,8 +375,8 @@ def test_a_map_that_says_nothing_has_a_number_or_a_reason(name, kind):
     heat = torch.rand(2, 6, 6)
     heat[0] = value if kind in ("zero", "negative", "constant") else heat[0]
     heat[0, 2, 2] = value
-    with scoring(Linear(torch.rand(6, 6)), torch.rand(2, 1, 6, 6, dtype=torch.float64), 0) as scores:
-        found = ask(name, Trial(heat, scores, steps=4))
+    with scoring_scope(Linear(torch.rand(6, 6)), torch.rand(2, 1, 6, 6, dtype=torch.float64), 0) as scores:
+        found = ask(name, PerturbationTest(heat, scores, n_steps=4))
     assert math.isfinite(found[1])
     assert (found.numbers[0] is None) == (name in undefined), found
     if name in undefined:
@@ -381,8 +393,8 @@ def test_a_model_that_ignores_its_input_correlates_with_nothing():
         def forward(self, x):
             return torch.tensor([[0.7, 0.1]]).expand(len(x), 2) + 1e-8 * x.flatten(1).sum(1, keepdim=True)
 
-    with scoring(Ignores(), torch.rand(1, 1, 6, 6), 0) as scores:
-        trial = Trial(torch.rand(1, 6, 6), scores)
+    with scoring_scope(Ignores(), torch.rand(1, 1, 6, 6), 0) as scores:
+        trial = PerturbationTest(torch.rand(1, 6, 6), scores)
         for name in ("faithfulness-correlation", "sensitivity-n"):
             with pytest.raises(UndefinedError, match="loses the same"):
                 METRICS[name](trial)[0]
@@ -401,8 +413,8 @@ def test_a_methods_own_maps_are_made_anew_inside():
     def again(changed):
         return F.interpolate(method.attribute(changed, [1, 2])[:, None], (8, 8), mode="bilinear")[:, 0]
 
-    with untouched(model, x), scoring(model, x, [1, 2]) as scores:
-        found = METRICS["adcc"](Trial(heat, scores), again).array
+    with untouched(model, x), scoring_scope(model, x, [1, 2]) as scores:
+        found = METRICS["adcc"](PerturbationTest(heat, scores), again).array
     assert ((found > 0) & (found < 1)).all()
 
 
@@ -414,15 +426,15 @@ class Broken(nn.Module):
 
 def test_an_answer_that_is_no_number_is_a_reason_of_its_image_alone():
     x = torch.tensor([[[4.0, 2.0, 1.0, 3.0]], [[4.0, -2.0, 1.0, 3.0]]])
-    with scoring(Broken(), x, lambda output: output[:, 0]) as scores:
-        found = METRICS["necessity"](Trial(x[:, 0], scores, fill=torch.full((1, 4), -3.0)), share=0.25)
+    with scoring_scope(Broken(), x, lambda output: output[:, 0]) as scores:
+        found = METRICS["necessity"](PerturbationTest(x[:, 0], scores, imputation=torch.full((1, 4), -3.0)), share=0.25)
     assert found.numbers[1] is None
     assert "the model's score is NaN" in found.reasons[1]
     assert found[0] == pytest.approx(math.log(10) - math.log(3), rel=1e-6)
 
 
 def test_no_share_of_an_answer_that_is_not_positive_and_no_room_above_one():
-    assert "share" in Values.of(torch.tensor([1.0]), {"no share": torch.tensor([True])}).reasons[0]
+    assert "share" in MetricValues.from_tensor(torch.tensor([1.0]), {"no share": torch.tensor([True])}).reasons[0]
     with pytest.raises(UndefinedError, match="not positive"):
         said("average-drop", [-1.0, 0.5], [1.0, 0.5], of="score")
     with pytest.raises(UndefinedError, match="no room"):
@@ -431,17 +443,17 @@ def test_no_share_of_an_answer_that_is_not_positive_and_no_room_above_one():
 
 def test_what_cannot_be_asked_is_refused():
     x = torch.rand(1, 1, 6, 6, dtype=torch.float64)
-    with scoring(Linear(torch.rand(6, 6)), x, 0) as scores:
-        trial = Trial(x[:, 0], scores)
+    with scoring_scope(Linear(torch.rand(6, 6)), x, 0) as scores:
+        trial = PerturbationTest(x[:, 0], scores)
         for call, error, words in [
-            (lambda: Trial(x[:, 0, :3], scores), GeometryError, "at the input|to the input"),
-            (lambda: Trial(x[:, 0], scores, fill="black hole"), InputError, "expected 'mean', 'blur'"),
-            (lambda: Trial(x[:, 0], scores, fill=torch.zeros(2, 6, 6)), InputError, "the fill is"),
-            (lambda: Trial(x[:, 0], scores, steps=0), InputError, "steps=0"),
+            (lambda: PerturbationTest(x[:, 0, :3], scores), GeometryError, "at the input|to the input"),
+            (lambda: PerturbationTest(x[:, 0], scores, imputation="black hole"), InputError, "expected 'mean', 'blur'"),
+            (lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)), InputError, "the fill is"),
+            (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
             (lambda: METRICS["road"](trial, shares=()), InputError, "name one"),
             (lambda: METRICS["deletion"](trial, of="logit"), InputError, "of='logit'"),
-            (lambda: aopc(trial, first=0), InputError, "first=0"),
+            (lambda: aopc(trial, n_regions=0), InputError, "first=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),
             (lambda: METRICS["sensitivity-n"](trial, sets=1), InputError, "2 or more"),
             (lambda: METRICS["adcc"](trial, again=lambda z: z[:, 0, :2]), GeometryError, "again gave maps"),
@@ -456,13 +468,13 @@ def test_ties_of_each_image_may_have_an_order_of_their_own():
     """Of five images alike under a constant map: one seed, one number; seeds of their own, that of each by itself."""
     torch.manual_seed(0)
     model, x = Linear(torch.randn(36)), torch.rand(1, 1, 6, 6, dtype=torch.float64).repeat(5, 1, 1, 1)
-    with scoring(model, x, 0) as scores:
+    with scoring_scope(model, x, 0) as scores:
         heat = torch.ones(5, 6, 6)
-        one = METRICS["deletion"](Trial(heat, scores, steps=6)).array
-        each = METRICS["deletion"](Trial(heat, scores, steps=6, ties=range(5))).array
-        again = [METRICS["deletion"](Trial(heat, scores, steps=6, seed=seed))[0] for seed in range(5)]
+        one = METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6)).array
+        each = METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6, tie_seeds=range(5))).array
+        again = [METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6, seed=seed))[0] for seed in range(5)]
         with pytest.raises(InputError, match="2 seeds of ties for 5 images"):
-            Trial(heat, scores, ties=[0, 1])
+            PerturbationTest(heat, scores, tie_seeds=[0, 1])
     np.testing.assert_allclose(one, one[0])
     np.testing.assert_allclose(each, again, rtol=1e-6)
     assert np.ptp(each) > 0

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.metrics import METRICS, Trial, curve, scoring
-from camscope.metrics.imputation import imputed
+from camscope.metrics import METRICS, PerturbationTest, removal_curve, scoring_scope
+from camscope.metrics.imputation import impute_linearly
 
 quantus = pytest.importorskip("quantus", reason="Quantus is not installed: it is compared with where it is")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,7 +36,7 @@ def theirs(metric, given, softmax):
 
 
 def trial(given, scores, **settings):
-    return Trial(given[3], scores, fill="zero", **settings)
+    return PerturbationTest(given[3], scores, imputation="zero", **settings)
 
 
 QUIET = {"perturb_baseline": 0.0, "disable_warnings": True, "normalise": False}
@@ -47,8 +47,8 @@ def test_pixel_flipping_is_the_deletion_curve(given, monkeypatch):
     model, x, classes, _ = given
     found = np.array(theirs(quantus.PixelFlipping(features_in_step=4, **QUIET), given, softmax=True))
     areas = theirs(quantus.PixelFlipping(features_in_step=4, return_auc_per_sample=True, **QUIET), given, softmax=True)
-    with scoring(model, x, classes) as scores:
-        own = curve(trial(given, scores, steps=16))
+    with scoring_scope(model, x, classes) as scores:
+        own = removal_curve(trial(given, scores, steps=16))
         area = METRICS["deletion"](trial(given, scores, steps=16)).array
     np.testing.assert_allclose(own[:, 1:], found, atol=1e-6)  # theirs leaves out the image itself
     first = (own[:, 0] + own[:, 1]).numpy() / 2
@@ -59,7 +59,7 @@ def test_region_perturbation_is_what_aopc_is_the_mean_of(given):
     model, x, classes, _ = given
     metric = quantus.RegionPerturbation(patch_size=2, regions_evaluation=9, order="morf", **QUIET)
     found = np.array(theirs(metric, given, softmax=False))
-    with scoring(model, x, classes) as scores:
+    with scoring_scope(model, x, classes) as scores:
         own = METRICS["aopc"](trial(given, scores, region=2), first=9, of="score").array
     np.testing.assert_allclose(own, found.sum(1) / (9 + 1), atol=1e-6)  # theirs leaves out k = 0, where nothing is lost
 
@@ -74,7 +74,7 @@ def test_imputation_is_road_without_noise(given):
             removed = torch.zeros(SIDE**2, dtype=torch.bool)
             removed[chosen] = True
             found = noisy_linear_imputation(image.numpy(), chosen.numpy(), noise=0.0)
-            own = imputed(image[None], removed.view(1, SIDE, SIDE), tolerance=1e-10)[0]
+            own = impute_linearly(image[None], removed.view(1, SIDE, SIDE), tolerance=1e-10)[0]
             np.testing.assert_allclose(own, found, atol=1e-6)
 
 
@@ -84,12 +84,12 @@ def test_road_removes_the_same_pixels(given):
     classes = model(x).argmax(1).tolist()
     metric = quantus.ROAD(percentages=[10, 30, 50, 70], noise=0.0, disable_warnings=True, normalise=False)
     found = theirs(metric, (model, x, classes, given[3]), softmax=True)
-    with scoring(model, x, classes) as scores:
-        one = trial(given, scores).under("inpainting")
+    with scoring_scope(model, x, classes) as scores:
+        one = trial(given, scores).with_imputation("inpainting")
         kept = []
         for percent in (10, 30, 50, 70):
-            removed = one.ranks < int(percent / 100 * SIDE**2)
-            kept.append((model(imputed(x, removed, 1e-10)).argmax(1) == torch.tensor(classes)).double().mean())
+            removed = one.region_ranks < int(percent / 100 * SIDE**2)
+            kept.append((model(impute_linearly(x, removed, 1e-10)).argmax(1) == torch.tensor(classes)).double().mean())
     assert [float(one) for one in kept] == pytest.approx([found[percent] for percent in (10, 30, 50, 70)])
 
 
@@ -101,19 +101,19 @@ def test_infidelity_of_the_same_sets(given):
     masks = torch.stack(
         [blocks <= last for last in range(4)]
     )  # theirs removes one block after the other, and puts none back
-    with scoring(model, x, classes) as scores:
+    with scoring_scope(model, x, classes) as scores:
         own = METRICS["infidelity"](trial(given, scores), masks=masks, scaled=False, units="slopes").array
     np.testing.assert_allclose(own, found, atol=1e-6)
 
 
 def test_faithfulness_correlation_of_the_same_sets(given, monkeypatch):
     model, x, classes, _ = given
-    with scoring(model, x, classes) as scores:
+    with scoring_scope(model, x, classes) as scores:
         one = trial(given, scores, seed=3)
         own = METRICS["faithfulness-correlation"](one, share=0.25, sets=20).array
-        from camscope.metrics.perturbation_test import random_sets
+        from camscope.metrics.perturbation_test import sample_region_sets
 
-        masks = random_sets(torch.arange(SIDE**2).view(SIDE, SIDE), SIDE**2, 16, 20, 3)(slice(0, 20))
+        masks = sample_region_sets(torch.arange(SIDE**2).view(SIDE, SIDE), SIDE**2, 16, 20, 3)(slice(0, 20))
     sets = iter([mask.flatten().nonzero()[:, 0].numpy() for mask in masks for _ in range(len(x))])
     monkeypatch.setattr(np.random, "choice", lambda *args, **kwargs: next(sets))
     metric = quantus.FaithfulnessCorrelation(nr_runs=20, subset_size=16, return_aggregate=False, **QUIET)

@@ -10,17 +10,17 @@ from camscope.metrics import (
     METRICS,
     average_precision,
     centroid_distance,
+    dice_at_mask_area,
     energy_inside,
     enrichment,
     iou,
     iou_otsu,
-    iou_swept,
-    matched_dice,
+    iou_over_thresholds,
     peak_distance,
     pointing_game,
     rank_accuracy,
 )
-from camscope.metrics.localization import _otsu
+from camscope.metrics.localization import _compute_otsu_threshold
 
 # A map of 3 x 4 whose mask is its left upper corner: 10 and 6 lie inside, 8 and 4 do not, the rest says nothing.
 HEAT = np.array([[10.0, 6.0, 8.0, 0.0], [0.0, 0.0, 4.0, -3.0], [0.0, 0.0, 0.0, 0.0]])
@@ -39,7 +39,7 @@ VOLUME, INSIDE = np.stack([HEAT, np.zeros((3, 4))]), np.stack([MASK, np.zeros((3
         (enrichment, 16 / 28 * 3, 16 / 28 * 6),
         # the four strongest are 10, 8, 6 and 4
         (rank_accuracy, 0.5, 0.5),
-        (matched_dice, 0.5, 0.5),
+        (dice_at_mask_area, 0.5, 0.5),
         # 10 of 1, 6 is third: (1 + 2/3) / 4; then two of the mask among the 8, or the 20, cells of zero
         (average_precision, (1 + 2 / 3 + 2 * 4 / 12) / 4, (1 + 2 / 3 + 2 * 4 / 24) / 4),
         # what reaches 5 is 10, 8, 6: two in the mask, five in either
@@ -66,9 +66,9 @@ def test_otsu_by_hand():
 
 def test_swept_iou_by_hand():
     # levels 0.05 … 0.4 hold 10, 8, 6, 4 (2 of 6); to 0.6: 10, 8, 6 (2 of 5); to 0.8: 10, 8 (1 of 5); to 0.95: 10 (1 of 4)
-    assert iou_swept(HEAT, MASK) == pytest.approx((8 * 2 / 6 + 4 * 2 / 5 + 4 / 5 + 3 / 4) / 19)
-    assert iou_swept(HEAT, MASK, (0.5, 1.0)) == pytest.approx((2 / 5 + 1 / 4) / 2)
-    assert iou(HEAT, MASK, level=1.0) == pytest.approx(1 / 4)
+    assert iou_over_thresholds(HEAT, MASK) == pytest.approx((8 * 2 / 6 + 4 * 2 / 5 + 4 / 5 + 3 / 4) / 19)
+    assert iou_over_thresholds(HEAT, MASK, (0.5, 1.0)) == pytest.approx((2 / 5 + 1 / 4) / 2)
+    assert iou(HEAT, MASK, threshold=1.0) == pytest.approx(1 / 4)
 
 
 def test_distances_by_hand():
@@ -146,7 +146,9 @@ def test_otsus_threshold_is_that_of_scikit_image():
     random = np.random.default_rng(4)
     for power in (1, 3, 8):
         heat = random.random((30, 20)) ** power
-        assert _otsu(heat / heat.max()) * heat.max() == pytest.approx(filters.threshold_otsu(heat), abs=1e-6)
+        assert _compute_otsu_threshold(heat / heat.max()) * heat.max() == pytest.approx(
+            filters.threshold_otsu(heat), abs=1e-6
+        )
 
 
 # Chance
@@ -183,7 +185,7 @@ def test_a_random_map_gets_what_guessing_gets():
         (lambda: peak_distance(HEAT, MASK, (0.0, 1.0)), InputError, "expected 2 positive numbers"),
         (lambda: iou(HEAT, MASK, 0.0), InputError, "each above 0 and 1 at most"),
         (lambda: iou(HEAT, MASK, 1.5), InputError, "each above 0 and 1 at most"),
-        (lambda: iou_swept(HEAT, MASK, ()), InputError, "expected one at least"),
+        (lambda: iou_over_thresholds(HEAT, MASK, ()), InputError, "expected one at least"),
         (lambda: energy_inside(np.zeros((0, 4)), np.zeros((0, 4), bool)), InputError, "it has no cells"),
         (lambda: iou_otsu(np.ones((3, 4)) + 1e-16 * HEAT, MASK), UndefinedError, "one value everywhere"),
         (lambda: iou_otsu(1 + 2e-16 * HEAT, MASK), UndefinedError, "one value everywhere"),
@@ -195,7 +197,7 @@ def test_refused(call, error, words):
 
 
 def test_each_says_what_it_is():
-    mine = [one for one in METRICS.values() if one.needs == "mask"]
+    mine = [one for one in METRICS.values() if one.input_kind == "mask"]
     assert len(mine) >= 11
     for one in mine:
         assert one.function.__doc__

@@ -12,13 +12,20 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, UndefinedError
-from camscope.explainers import CentreGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
-from camscope.explainers.controls import Control
-from camscope.metrics import METRICS, Randomised, average_precision, random_logit, randomisation, untrained
-from camscope.metrics.randomization_result import _thumbnail
-from camscope.metrics.weight_randomization import parts, reset
+from camscope.explainers import CenterGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
+from camscope.explainers.controls import BaseControl
+from camscope.metrics import (
+    METRICS,
+    RandomizationResult,
+    average_precision,
+    random_logit,
+    randomize_weights,
+    run_randomization_test,
+)
+from camscope.metrics.randomization_result import _draw_thumbnail
+from camscope.metrics.weight_randomization import reset_modules, split_model
 from camscope.models import load_model
-from camscope.phantom import as_input, draw, load_phantom_net
+from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from tests.nets import CASES, Flat, Tokens
 from tests.pictures import notebook_picture
 from tests.untouched import untouched
@@ -30,26 +37,26 @@ FINDINGS = ("nodule", "effusion", "pneumothorax")
 
 @pytest.fixture(scope="module")
 def net():
-    return load_phantom_net()
+    return load_phantom_model()
 
 
 @pytest.fixture(scope="module")
 def scans():
-    return torch.cat([as_input(draw(i, FINDINGS[i % 3]).image[None]) for i in range(12)])
+    return torch.cat([to_model_input(draw_radiograph(i, FINDINGS[i % 3]).image[None]) for i in range(12)])
 
 
 # What the parts are, and how they lose their values
 
 
 def test_the_parts_go_from_the_output_to_the_input(net, scans):
-    names = [one.name for one in parts(net, scans[:1])]
+    names = [one.name for one in split_model(net, scans[:1])]
     assert names == ["fc", "layer4.0", "layer3.0", "layer2.0", "layer1.0", "bn1", "conv1"]
-    every = [name for one in parts(net, scans[:1]) for name in one.modules]
+    every = [name for one in split_model(net, scans[:1]) for name in one.module_names]
     holders = [name for name, module in net.named_modules() if list(module.parameters(recurse=False))]
     assert sorted(every) == sorted(holders)
-    (whole,) = parts(net, most=1)
-    assert (whole.name, sorted(whole.modules)) == ("PhantomNet", sorted(holders))
-    assert len(parts(net, scans[:1], most=100)) == len(holders)
+    (whole,) = split_model(net, max_parts=1)
+    assert (whole.name, sorted(whole.module_names)) == ("PhantomNet", sorted(holders))
+    assert len(split_model(net, scans[:1], max_parts=100)) == len(holders)
 
 
 class Backwards(nn.Module):
@@ -66,7 +73,7 @@ class Backwards(nn.Module):
 
 
 def test_the_order_is_that_in_which_they_run():
-    names = [one.name for one in parts(Backwards(), torch.ones(1, 3, 2, 2))]
+    names = [one.name for one in split_model(Backwards(), torch.ones(1, 3, 2, 2))]
     assert names[:3] == ["head", "second", "first"]
     assert set(names[3:]) == {"Backwards", "unused"}  # what runs with the whole comes last
 
@@ -76,8 +83,8 @@ def test_a_part_is_asked_for_its_own_start_and_else_its_values_change_places():
     for value in [*model.parameters(), *model.buffers()]:
         value.data = torch.arange(value.numel()).view(value.shape).to(value.dtype) + 2
     before = {name: value.clone() for name, value in model.named_parameters()}
-    (whole,) = parts(model, most=1)
-    reset(model, whole.modules, 5)
+    (whole,) = split_model(model, max_parts=1)
+    reset_modules(model, whole.module_names, 5)
     assert model[0].weight.abs().max() <= 1 / np.sqrt(27)  # as PyTorch draws a convolution with 27 inputs
     assert torch.equal(model[1].weight, torch.ones(4))
     assert torch.equal(model[1].bias, torch.zeros(4))
@@ -96,7 +103,7 @@ def test_draws_are_of_the_seed_and_nobody_elses():
     made = []
     for seed in (1, 1, 2):
         model, state = nn.Linear(3, 3), torch.get_rng_state()
-        reset(model, [""], seed)
+        reset_modules(model, [""], seed)
         assert torch.equal(torch.get_rng_state(), state)
         made.append(model.weight.detach())
     assert torch.equal(made[0], made[1])
@@ -107,25 +114,25 @@ def test_draws_are_of_the_seed_and_nobody_elses():
 def test_the_users_model_is_not_touched(net, scans, kind):
     tool, x = kind(net), scans[:2]
     with untouched(net, x):
-        first = randomisation(tool, x, seeds=[0], layers=["fc", net.layer4])
+        first = run_randomization_test(tool, x, seeds=[0], layers=["fc", net.layer4])
     with untouched(net, x):
-        again = randomisation(tool, x, seeds=[0], layers=["fc", net.layer4])
-    assert first.steps == ("fc", "layer4")
-    for name in first.values:
-        np.testing.assert_array_equal(first.values[name], again.values[name])
+        again = run_randomization_test(tool, x, seeds=[0], layers=["fc", net.layer4])
+    assert first.part_names == ("fc", "layer4")
+    for name in first.similarities:
+        np.testing.assert_array_equal(first.similarities[name], again.similarities[name])
     with untouched(net, x):
-        other = untrained(tool, 3)
+        other = randomize_weights(tool, 3)
     assert other.model is not net
     assert not torch.equal(other.model.fc.weight, net.fc.weight)
     assert tool.model is net
 
 
-class Breaking(Control):
+class Breaking(BaseControl):
     """An error in the middle: the third call."""
 
     name, paper, calls = "breaking", "", 0
 
-    def picture(self, x):
+    def control_map(self, x):
         type(self).calls += 1
         if self.calls == 3:
             raise RuntimeError("in the middle")
@@ -134,11 +141,11 @@ class Breaking(Control):
 
 def test_the_users_model_is_not_touched_by_an_error_either(net, scans):
     with untouched(net, scans), pytest.raises(RuntimeError, match="in the middle"):
-        randomisation(Breaking(net), scans)
+        run_randomization_test(Breaking(net), scans)
     with untouched(net, scans), pytest.raises(TargetError, match="class 9 is out of range"):
-        randomisation(GradCAM(net), scans, 9)
+        run_randomization_test(GradCAM(net), scans, 9)
     with untouched(net, scans), pytest.raises(LayerError, match="no layer 'layr4'"):
-        randomisation(GradCAM(net), scans, layers=["layr4"])
+        run_randomization_test(GradCAM(net), scans, layers=["layr4"])
 
 
 def test_a_model_that_cannot_be_copied_is_an_error():
@@ -148,42 +155,42 @@ def test_a_model_that_cannot_be_copied_is_an_error():
 
     model = Uncopied(nn.Identity(), 75)
     with pytest.raises(ModelError, match=r"Uncopied cannot be copied \(it holds a file\)"):
-        untrained(Saliency(model))
+        randomize_weights(Saliency(model))
 
 
 # The verdict
 
 
 def test_the_edge_detector_fails_and_gradcam_passes_on_every_seed(net, scans):
-    edges = randomisation(EdgeDetector(net), scans)
+    edges = run_randomization_test(EdgeDetector(net), scans)
     assert not edges.passes
     assert [one.reason for one in edges.verdicts.values()] == 3 * ["the map is still the same"]
-    for values in edges.values.values():
+    for values in edges.similarities.values():
         np.testing.assert_allclose(values, 1.0)
-    found = randomisation(GradCAM(net), scans, seeds=range(5))
+    found = run_randomization_test(GradCAM(net), scans, seeds=range(5))
     assert found.passes
-    assert sum(found.of_seed(seed).passes for seed in range(5)) >= 4
-    assert found.curve("spearman")[-1] < 0.2 < edges.curve("spearman")[-1]
+    assert sum(found.select_seed(seed).passes for seed in range(5)) >= 4
+    assert found.compute_mean_curve("spearman")[-1] < 0.2 < edges.compute_mean_curve("spearman")[-1]
 
 
 def test_a_map_that_is_the_same_for_every_image_fails_too(net, scans):
-    found = randomisation(CentreGaussian(net), scans[:5], seeds=[0], layers=[net])
-    assert found.null_interval("ssim") == pytest.approx((1.0, 1.0, 1.0))
+    found = run_randomization_test(CenterGaussian(net), scans[:5], seeds=[0], layers=[net])
+    assert found.get_null_interval("ssim") == pytest.approx((1.0, 1.0, 1.0))
     assert not found.passes
 
 
-class Noise(Control):
+class Noise(BaseControl):
     """Drawn anew for every model and every image."""
 
     name, paper = "noise", ""
 
-    def picture(self, x):
+    def control_map(self, x):
         mark = int(1e6 * float(self.model.conv1.weight.sum()))
         return torch.rand(x[:, 0].shape, generator=torch.Generator().manual_seed(mark % 2**40))
 
 
 def test_noise_passes_which_is_no_merit(net, scans):
-    assert randomisation(Noise(net), scans, layers=[net]).passes
+    assert run_randomization_test(Noise(net), scans, layers=[net]).passes
 
 
 def told(values, null, order="cascading"):
@@ -193,15 +200,15 @@ def told(values, null, order="cascading"):
     np.fill_diagonal(pairs, np.nan)
     steps = tuple(f"layer{k}" for k in range(values.shape[1]))
     maps = np.ones((1 + len(steps), 8, 8))
-    return Randomised(
+    return RandomizationResult(
         "m", order, steps, tuple(range(len(values))), {"spearman": values}, {"spearman": pairs}, False, maps
     )
 
 
 def test_verdicts_by_hand():
     falls = told([[[0.9, 0.7, 0.8, 0.8, 0.8], [0.2, 0.4, 0.0, 0.2, 0.2]], [[0.6] * 5, [0.2, 0.4, 0.0, 0.1, 0.3]]], 0.3)
-    np.testing.assert_allclose(falls.curve("spearman"), [1.0, 0.7, 0.2])
-    low, high = falls.spread("spearman")
+    np.testing.assert_allclose(falls.compute_mean_curve("spearman"), [1.0, 0.7, 0.2])
+    low, high = falls.compute_seed_range("spearman")
     np.testing.assert_allclose([low, high], [[1.0, 0.6, 0.2], [1.0, 0.8, 0.2]])
     assert falls.passes
     assert falls.verdicts["spearman"][:4] == (True, pytest.approx(0.2), pytest.approx(0.3), pytest.approx(0.3))
@@ -214,11 +221,11 @@ def test_verdicts_by_hand():
 
 
 def test_a_part_of_the_model_is_no_end(net, scans):
-    found = randomisation(Saliency(net), scans[:5], seeds=[0], layers=["fc", "layer4"])
+    found = run_randomization_test(Saliency(net), scans[:5], seeds=[0], layers=["fc", "layer4"])
     with pytest.raises(UndefinedError, match="something of the training is left"):
         _ = found.passes
     every = ["fc", "layer4", "layer3", "layer2", "layer1", "bn1", "conv1"]
-    assert randomisation(Saliency(net), scans[:5], seeds=[0], layers=every).undecided == ""
+    assert run_randomization_test(Saliency(net), scans[:5], seeds=[0], layers=every).no_verdict_reason == ""
 
 
 def test_four_images_are_no_null():
@@ -231,19 +238,24 @@ def test_four_images_are_no_null():
 
 def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
     few, many = told([[[0.1, np.nan, 0.2, 0.1, 0.2]]], 0.3), told([[[0.1, 0.1, *3 * [np.nan]]]], 0.3)
-    assert (few.passes, few.undefined, few.curve("spearman")[-1]) == (True, 1, pytest.approx(0.15))
-    assert (many.passes, many.undefined) == (None, 3)
+    assert (few.passes, few.n_undefined, few.compute_mean_curve("spearman")[-1]) == (True, 1, pytest.approx(0.15))
+    assert (many.passes, many.n_undefined) == (None, 3)
     assert "nothing to compare" in many.verdicts["spearman"].reason
     for other, passes in (
         (0.1, None),
         (1.0, False),
     ):  # of two similarities one that fails decides, one that passes does not
-        both = {**many.values, "hog": np.full((1, 1, 5), other)}
-        assert replace(many, values=both, null={**many.null, "hog": many.null["spearman"]}).passes is passes
+        both = {**many.similarities, "hog": np.full((1, 1, 5), other)}
+        assert (
+            replace(
+                many, values=both, null={**many.null_similarities, "hog": many.null_similarities["spearman"]}
+            ).passes
+            is passes
+        )
     none = told([[[np.nan] * 5]], np.nan)
     assert none.passes is None
     assert none.title.startswith("m, cascading randomisation, no verdict (5 images")
-    assert np.isnan(none.null_interval("spearman")).all()
+    assert np.isnan(none.get_null_interval("spearman")).all()
     assert none.figure().shape[2] == 3
 
 
@@ -251,32 +263,32 @@ def test_the_null_is_of_means_over_as_many_pairs_as_images():
     random = np.random.default_rng(0)
     pairs = random.random((20, 20))
     np.fill_diagonal(pairs, np.nan)
-    found = Randomised(
+    found = RandomizationResult(
         "m", "cascading", ("a",), (0,), {"hog": np.zeros((1, 1, 20))}, {"hog": pairs}, False, np.ones((2, 8, 8))
     )
-    low, middle, high = found.null_interval("hog")
+    low, middle, high = found.get_null_interval("hog")
     assert middle == pytest.approx(np.nanmean(pairs))
     error = 1 / np.sqrt(12 * 20)  # of a mean of twenty even draws
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
 
 
 def test_one_part_at_a_time(net, scans):
-    cascade = randomisation(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"])
-    single = randomisation(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"], order="independent")
-    np.testing.assert_array_equal(cascade.values["hog"][:, 0], single.values["hog"][:, 0])
-    assert not np.array_equal(cascade.values["hog"][:, 1], single.values["hog"][:, 1])
+    cascade = run_randomization_test(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"])
+    single = run_randomization_test(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"], order="independent")
+    np.testing.assert_array_equal(cascade.similarities["hog"][:, 0], single.similarities["hog"][:, 0])
+    assert not np.array_equal(cascade.similarities["hog"][:, 1], single.similarities["hog"][:, 1])
     with pytest.raises(UndefinedError, match="the verdict is the cascade's"):
         _ = single.passes
-    behind = randomisation(GradCAM(net, "layer3"), scans[:3], seeds=[4], layers=["conv1"], order="independent")
-    assert behind.curve("hog")[-1] < 1
+    behind = run_randomization_test(GradCAM(net, "layer3"), scans[:3], seeds=[4], layers=["conv1"], order="independent")
+    assert behind.compute_mean_curve("hog")[-1] < 1
 
 
-class Broken(Control):
+class Broken(BaseControl):
     """NaN for the second sample of the input, once the model has lost its values; zeros for the third."""
 
     name, paper = "broken", ""
 
-    def picture(self, x):
+    def control_map(self, x):
         heat = x[:, 0].clone()
         if self.model is not Broken.own:
             marks = x[:, 0, 0, 0]
@@ -289,8 +301,10 @@ def test_nan_and_zeros_of_a_random_net_cost_only_their_own_numbers(net):
     x = torch.randn(4, 1, 128, 128)
     x[:, 0, 0, 0] = torch.arange(1.0, 5.0)
     Broken.own = net
-    found = randomisation(Broken(net), x, seeds=[0], layers=["fc"], similarities=["ssim", "spearman", "hog", "pearson"])
-    for values in found.values.values():
+    found = run_randomization_test(
+        Broken(net), x, seeds=[0], layers=["fc"], similarities=["ssim", "spearman", "hog", "pearson"]
+    )
+    for values in found.similarities.values():
         np.testing.assert_array_equal(np.isnan(values[0, 0]), [False, True, True, False])
         np.testing.assert_allclose(values[0, 0, [0, 3]], 1.0)
 
@@ -298,8 +312,8 @@ def test_nan_and_zeros_of_a_random_net_cost_only_their_own_numbers(net):
 @pytest.mark.parametrize("case", ["signal", "volume", "tokens"])
 def test_any_number_of_axes(case):
     model, x = CASES[case].make()
-    found = randomisation(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])
-    assert set(found.values) == {"ssim", "spearman"}  # these have no room for a picture's histograms
+    found = run_randomization_test(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])
+    assert set(found.similarities) == {"ssim", "spearman"}  # these have no room for a picture's histograms
     assert found.figure().shape[2] == 3
     assert f"<saliency, cascading randomisation: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
         found
@@ -310,12 +324,12 @@ def test_questions_are_the_trained_models(net, scans):
     seen = []
 
     class Told(Saliency):
-        def maps(self, x, scores):
-            made = super().maps(x, scores)
+        def compute_maps(self, x, scores):
+            made = super().compute_maps(x, scores)
             seen.append(scores[0].classes.tolist())
             return made
 
-    randomisation(Told(net), scans[:3], seeds=[0, 1], layers=["fc"])
+    run_randomization_test(Told(net), scans[:3], seeds=[0, 1], layers=["fc"])
     assert seen == 3 * [net(scans[:3]).argmax(1).tolist()]
 
 
@@ -329,13 +343,13 @@ def test_another_class_by_hand():
     assert random_logit(InputXGradient(model), x, 0) == pytest.approx(-1.0)
     assert random_logit(Saliency(model), x, 0) == pytest.approx(1.0)  # sizes: the same for both
     assert random_logit(EdgeDetector(model), x, 0) == pytest.approx(1.0)
-    assert random_logit(InputXGradient(model), x, 0, other=1, similarity="pearson") == pytest.approx(-1.0)
+    assert random_logit(InputXGradient(model), x, 0, other_target=1, similarity="pearson") == pytest.approx(-1.0)
     model.head.weight.data[1] = 0
     with pytest.raises(UndefinedError, match="the map of class 1 is zero everywhere"):
         random_logit(InputXGradient(model), x, 0)
     with pytest.raises(TargetError, match="pass other="):
         random_logit(InputXGradient(model), x, lambda output: output[:, 0])
-    assert METRICS["random-logit"].needs == "explainer"
+    assert METRICS["random-logit"].input_kind == "explainer"
 
 
 def test_the_other_class_is_any_but_the_first():
@@ -347,21 +361,21 @@ def test_the_other_class_is_any_but_the_first():
 
 
 def test_an_untrained_net_finds_nothing(net):
-    cases = [draw(i, "nodule") for i in range(6)]
-    x = torch.cat([as_input(one.image[None]) for one in cases])
+    cases = [draw_radiograph(i, "nodule") for i in range(6)]
+    x = torch.cat([to_model_input(one.image[None]) for one in cases])
 
     def found(tool):
         heats = [one.heatmap("input") for one in tool.explain_batch(list(x), 1)]
         return np.mean([average_precision(heat, one.mask) for heat, one in zip(heats, cases, strict=True)])
 
-    assert found(untrained(GradCAM(net))) < 0.15 < 0.4 < found(GradCAM(net))
+    assert found(randomize_weights(GradCAM(net))) < 0.15 < 0.4 < found(GradCAM(net))
 
 
 # The picture
 
 
 def test_the_picture_shows_each_step(net, scans, tmp_path):
-    found = randomisation(GradCAM(net), scans[:3], seeds=[0], layers=["fc", "layer4"])
+    found = run_randomization_test(GradCAM(net), scans[:3], seeds=[0], layers=["fc", "layer4"])
     picture = found.figure()
     blue = np.flatnonzero((picture == (38, 84, 160)).all(2).sum(0) > 12)  # where three curves have their points
     assert [round((column - blue[0]) / 128) for column in (blue[0], blue[len(blue) // 2], blue[-1])] == [0, 1, 2]
@@ -376,26 +390,26 @@ def test_the_picture_shows_each_step(net, scans, tmp_path):
 def test_a_thumbnail_has_its_peak_where_the_map_has_it():
     heat = np.zeros((40, 80))
     heat[10:20, 60:70] = 1.0
-    tile = _thumbnail(heat, 128).astype(int)
+    tile = _draw_thumbnail(heat, 128).astype(int)
     assert tile.shape == (128, 128, 3)
     rows, columns = np.nonzero((np.abs(tile - (252, 255, 164)) < 8).all(2))
     inside = 124 / 80  # half as high as wide, in the middle
     assert rows.mean() == pytest.approx(33 + 15 * inside, abs=2)
     assert columns.mean() == pytest.approx(2 + 65 * inside, abs=2)
-    assert (_thumbnail(-heat, 128).astype(int)[..., 2] > 100).all()  # blue on white: it speaks against
+    assert (_draw_thumbnail(-heat, 128).astype(int)[..., 2] > 100).all()  # blue on white: it speaks against
     for other in (np.linspace(0, 1, 30), np.ones((4, 30, 30)), np.full((30, 30), np.nan)):
-        assert _thumbnail(other, 64).shape == (64, 64, 3)
+        assert _draw_thumbnail(other, 64).shape == (64, 64, 3)
 
 
 def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    case = draw(7, "nodule")
+    case = draw_radiograph(7, "nodule")
     names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     for n in range(2):
-        Image.fromarray(draw(n, "nodule").image).save(tmp_path / "photos" / f"{n}.png")
+        Image.fromarray(draw_radiograph(n, "nodule").image).save(tmp_path / "photos" / f"{n}.png")
     exec(code, names)
     assert (tmp_path / "compared.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "sanity.png").stat().st_size > 10_000
@@ -406,19 +420,23 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
 
 def test_refused(net, scans):
     for call, error, words in (
-        (lambda: randomisation(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
-        (lambda: randomisation(GradCAM(net), scans, seeds=[]), InputError, "name one at least"),
-        (lambda: randomisation(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
-        (lambda: randomisation(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
+        (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name one at least"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
+        (lambda: run_randomization_test(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
         (
-            lambda: randomisation(GradCAM(net), scans, similarities=["jaccard"]),
+            lambda: run_randomization_test(GradCAM(net), scans, similarities=["jaccard"]),
             InputError,
             "no similarity 'jaccard' here",
         ),
-        (lambda: randomisation(GradCAM(net), scans, layers=["relu"]), LayerError, "layer 'relu' has no parameters"),
-        (lambda: randomisation(GradCAM(net), scans, layers=[]), LayerError, "layers is empty"),
-        (lambda: untrained(EdgeDetector(Flat(nn.Identity(), 4)), seed="a"), InputError, "seed='a'"),
-        (lambda: parts(nn.Sequential(nn.ReLU())), ModelError, "has no parameters"),
+        (
+            lambda: run_randomization_test(GradCAM(net), scans, layers=["relu"]),
+            LayerError,
+            "layer 'relu' has no parameters",
+        ),
+        (lambda: run_randomization_test(GradCAM(net), scans, layers=[]), LayerError, "layers is empty"),
+        (lambda: randomize_weights(EdgeDetector(Flat(nn.Identity(), 4)), seed="a"), InputError, "seed='a'"),
+        (lambda: split_model(nn.Sequential(nn.ReLU())), ModelError, "has no parameters"),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -444,6 +462,8 @@ def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
     photos = sorted((DATA / "photos" / "images").iterdir())[::5]
     x = torch.stack([way(ImageOps.exif_transpose(Image.open(path)).convert("RGB")) for path in photos])
     model = models.resnet18()
-    found = randomisation(GradCAM(model), x, seeds=range(5), layers=[model])  # the last step of a cascade, at once
-    assert sum(found.of_seed(seed).passes for seed in range(5)) >= 4
-    assert not randomisation(EdgeDetector(model), x, seeds=[0], layers=[model]).passes
+    found = run_randomization_test(
+        GradCAM(model), x, seeds=range(5), layers=[model]
+    )  # the last step of a cascade, at once
+    assert sum(found.select_seed(seed).passes for seed in range(5)) >= 4
+    assert not run_randomization_test(EdgeDetector(model), x, seeds=[0], layers=[model]).passes

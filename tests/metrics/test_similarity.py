@@ -56,21 +56,21 @@ def test_ssim_is_that_of_scikit_image_with_its_range_named():
     assert ssim(one, other, data_range=2.0) == pytest.approx(wider, abs=1e-12)
     assert wider > ssim(one, other) + 0.02  # which is why a range must be named
     sizes = [np.abs(each) for each in scaled]
-    assert ssim(*sizes, signed=True) > ssim(*sizes)
+    assert ssim(*sizes, is_signed=True) > ssim(*sizes)
     assert ssim(*sizes) == pytest.approx(metrics.structural_similarity(*sizes, data_range=1.0), abs=1e-12)
-    assert ssim(*sizes, window=11) == pytest.approx(
+    assert ssim(*sizes, window_size=11) == pytest.approx(
         metrics.structural_similarity(*sizes, data_range=1.0, win_size=11), abs=1e-12
     )
 
 
 def test_ssim_by_hand():
     # one window of 3 x 3, R = 1: two constants a and b of one size have (2ab + c1) / (a² + b² + c1) with a = b = 1
-    assert ssim(np.ones((3, 3)), 5 * np.ones((3, 3)), window=3) == pytest.approx(1.0)
+    assert ssim(np.ones((3, 3)), 5 * np.ones((3, 3)), window_size=3) == pytest.approx(1.0)
     one, other = np.eye(3), np.eye(3)[::-1]
     mean, variance, covariance = 1 / 3, (2 / 9) * 9 / 8, (1 / 9 - 1 / 9) * 9 / 8  # of nine values, over eight
     c1, c2 = 0.01**2, 0.03**2
     expected = (2 * mean**2 + c1) * (2 * covariance + c2) / ((2 * mean**2 + c1) * (2 * variance + c2))
-    assert ssim(one, other, window=3) == pytest.approx(expected, abs=1e-12)
+    assert ssim(one, other, window_size=3) == pytest.approx(expected, abs=1e-12)
 
 
 def test_hog_is_that_of_scikit_image():
@@ -85,7 +85,7 @@ def test_the_hottest_tenth_by_hand():
     one, other = np.zeros(20), np.zeros(20)
     one[:2], other[1:3] = [3.0, 2.0], [5.0, 6.0]
     assert jaccard(one, other) == pytest.approx(1 / 3)  # cell 1 of cells 0, 1, 2
-    assert jaccard(one, other, share=0.05) == 0.0  # cell 0, and cell 2
+    assert jaccard(one, other, top_share=0.05) == 0.0  # cell 0, and cell 2
     one[:3] = 3.0  # three tie for two places: 2/3 each, beside cells 1 and 2 whole: (2/3 + 2/3) / (2/3 + 1 + 1)
     assert jaccard(one, other) == pytest.approx(0.5)
     assert jaccard(one, one) == 1.0
@@ -116,14 +116,14 @@ def test_what_has_no_similarity():
         ssim(one[:5], other[:5])
     with pytest.raises(UndefinedError, match="no 3 x 3 cells of 16 pixels"):
         hog_correlation(one[:40], other[:40])
-    assert hog_correlation(one[:40], other[:40], cell=8) > 0
+    assert hog_correlation(one[:40], other[:40], cell_size=8) > 0
     with pytest.raises(UndefinedError, match="a map of 3 axes"):
         hog_correlation(one.reshape(6, 10, 72), other.reshape(6, 10, 72))
     for wrong in (4, 1):
         with pytest.raises(InputError, match="expected an odd number"):
-            ssim(one, other, window=wrong)
+            ssim(one, other, window_size=wrong)
     with pytest.raises(InputError, match="share=1"):
-        jaccard(one, other, share=1)
+        jaccard(one, other, top_share=1)
     with pytest.raises(UndefinedError, match="one value everywhere"):
         pearson(one, np.full_like(one, 0.1))  # whose mean is not 0.1 to the last bit
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from camscope import GradCAM, HiResCAM, Similarity, Text, load_model
+from camscope import GradCAM, HiResCAM, Similarity, TextSimilarity, load_model
 from camscope.errors import ModelError, WeightsError
-from camscope.model_card import card_of
+from camscope.model_card import get_card
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [
@@ -51,7 +51,7 @@ def photograph() -> Image.Image:
 
 def test_the_score_is_clips_own_similarity(folder: Path, photograph: Image.Image) -> None:
     model = load_model(f"clip:{folder}")
-    found = HiResCAM(model).explain(photograph, Text("a cat"))
+    found = HiResCAM(model).explain(photograph, TextSimilarity("a cat"))
     assert found.label == 'similarity to "a cat"'
     assert found.grid == (4, 4)
     assert found.placement is not None
@@ -69,16 +69,20 @@ def test_texts_are_told_apart_and_images_compared(folder: Path, photograph: Imag
     tool = HiResCAM(model)
     cat, dog, both = (
         tool.explain(photograph, question)
-        for question in (Text("a cat"), Text("a dog"), Text("a cat", rather_than="a dog"))
+        for question in (
+            TextSimilarity("a cat"),
+            TextSimilarity("a dog"),
+            TextSimilarity("a cat", contrast_prompt="a dog"),
+        )
     )
-    np.testing.assert_allclose(both.heat, cat.heat - dog.heat, rtol=1e-3, atol=1e-6)
-    assert not np.allclose(cat.heat, dog.heat, rtol=1e-3)
+    np.testing.assert_allclose(both.attribution, cat.attribution - dog.attribution, rtol=1e-3, atol=1e-6)
+    assert not np.allclose(cat.attribution, dog.attribution, rtol=1e-3)
     itself = tool.explain(photograph, Similarity(photograph))
     assert itself.score == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_card_knows_the_way_and_the_words(folder: Path) -> None:
-    card = card_of(load_model(f"clip:{folder}", weights="random"))
+    card = get_card(load_model(f"clip:{folder}", weights="random"))
     assert card is not None
     assert card.preprocess is not None
     assert card.embed_text is not None

@@ -14,10 +14,10 @@ from camscope.errors import CamscopeError, MissingExtraError, ModelError, Weight
 from camscope.explainers import METHODS
 from camscope.images.photo import read_photo
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import card_of
+from camscope.model_card import get_card
 from camscope.models import load_model
-from camscope.models.checkpoint import load_strictly, read_state
-from camscope.models.torchvision_timm import _options
+from camscope.models.checkpoint import load_state_dict_strictly, read_state_dict
+from camscope.models.torchvision_timm import _get_builder_options
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
@@ -53,7 +53,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path, save):
     mark, file = tmp_path / "mark", tmp_path / "evil.pt"
     save({"weight": torch.zeros(2), "extra": Payload(mark)}, file)
     with pytest.raises(WeightsError, match=r"Python objects \(\S+\.(mkdir|_load_from_bytes)\).*save the tensors alone"):
-        read_state(file)
+        read_state_dict(file)
     assert not mark.exists()
     torch.load(file, weights_only=False) if save is torch.save else pickle.loads(file.read_bytes())
     assert mark.exists()  # the payload works: it was refused, not broken
@@ -62,7 +62,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path, save):
 def test_a_whole_pickled_module_is_refused_with_advice(tmp_path):
     torch.save(net(), tmp_path / "module.pt")
     with pytest.raises(WeightsError, match="state_dict"):
-        read_state(tmp_path / "module.pt")
+        read_state_dict(tmp_path / "module.pt")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
@@ -71,7 +71,7 @@ def test_what_is_no_checkpoint_is_one_error(tmp_path, content, suffix):
     file = tmp_path / f"broken{suffix}"
     file.write_bytes(content)
     with pytest.raises(WeightsError, match="broken"):
-        read_state(file)
+        read_state_dict(file)
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
@@ -83,23 +83,23 @@ def test_a_truncated_checkpoint_is_one_error(tmp_path, kind):
         save_file({"weight": torch.ones(100, 100)}, whole)
     else:
         torch.save({"weight": torch.ones(100, 100)}, whole, _use_new_zipfile_serialization=kind == "zip")
-    assert read_state(whole)["weight"].sum() == 10_000
+    assert read_state_dict(whole)["weight"].sum() == 10_000
     half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with pytest.raises(WeightsError, match="half"):
-        read_state(half)
+        read_state_dict(half)
 
 
 def test_missing_file_and_folder_are_said(tmp_path):
     with pytest.raises(WeightsError, match="no such file"):
-        read_state(tmp_path / "nowhere.pt")
+        read_state_dict(tmp_path / "nowhere.pt")
     with pytest.raises(WeightsError, match="folder"):
-        read_state(tmp_path)
+        read_state_dict(tmp_path)
 
 
 def test_a_checkpoint_of_numbers_is_refused_by_its_keys(tmp_path):
     torch.save({"epoch": 3, "loss": 0.5}, tmp_path / "log.pt")
     with pytest.raises(WeightsError, match="the keys epoch, loss; expected"):
-        read_state(tmp_path / "log.pt")
+        read_state_dict(tmp_path / "log.pt")
 
 
 @pytest.mark.parametrize("container", [None, "state_dict", "model", "model_state_dict"])
@@ -109,7 +109,7 @@ def test_containers_and_prefixes(tmp_path, container, prefix):
     trained[0].weight.data += 1
     state = {prefix + name: value for name, value in trained.state_dict().items()}
     torch.save(state if container is None else {container: state, "epoch": 3}, tmp_path / "trained.pt")
-    load_strictly(fresh, read_state(tmp_path / "trained.pt"), "trained.pt")
+    load_state_dict_strictly(fresh, read_state_dict(tmp_path / "trained.pt"), "trained.pt")
     assert_same(trained, fresh)
 
 
@@ -121,14 +121,14 @@ def test_the_prefix_model_stays_where_it_is_the_models_own():
 
     trained, fresh = Wrapped(), Wrapped()
     trained.model[0].weight.data += 1
-    load_strictly(fresh, dict(trained.state_dict()), "trained")
+    load_state_dict_strictly(fresh, dict(trained.state_dict()), "trained")
     assert_same(trained, fresh)
 
 
 def test_half_precision_is_cast_to_the_models_precision():
     trained, fresh = net(), net()
     trained[0].weight.data.fill_(0.25)
-    load_strictly(fresh, dict(trained.half().state_dict()), "half")
+    load_state_dict_strictly(fresh, dict(trained.half().state_dict()), "half")
     assert fresh[0].weight.dtype == torch.float32
     assert (fresh[0].weight == 0.25).all()
 
@@ -142,7 +142,7 @@ def test_every_missing_unexpected_and_misshapen_tensor_is_counted():
         "0.bias": torch.zeros(4, dtype=torch.int64),
     }
     with pytest.raises(WeightsError) as raised:
-        load_strictly(net(), state, "other.pt")
+        load_state_dict_strictly(net(), state, "other.pt")
     message = str(raised.value)
     assert "1 missing (4.bias)" in message
     assert "1 unexpected (head.weight)" in message
@@ -153,10 +153,10 @@ def test_every_missing_unexpected_and_misshapen_tensor_is_counted():
 
 def test_a_file_from_before_batchnorm_counted_batches_loads():
     state = {name: value for name, value in net().state_dict().items() if "num_batches" not in name}
-    load_strictly(net(), state, "old.pt")
+    load_state_dict_strictly(net(), state, "old.pt")
     state.pop("1.running_mean")
     with pytest.raises(WeightsError, match="running_mean"):
-        load_strictly(net(), state, "old.pt")
+        load_state_dict_strictly(net(), state, "old.pt")
 
 
 def changed(state, name, value):
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_refused_leaves_the_model_as_it_was(damage):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = list(map(id, model.parameters()))
     with pytest.raises(WeightsError):
-        load_strictly(model, damage({name: value + 1 for name, value in before.items()}), "w.pt")
+        load_state_dict_strictly(model, damage({name: value + 1 for name, value in before.items()}), "w.pt")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert list(map(id, model.parameters())) == parameters
 
@@ -194,13 +194,13 @@ def test_a_load_hook_that_raises_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(2, 2), Hooked(2, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(WeightsError, match=r"w\.pt does not load into Sequential: .*lookup table"):
-        load_strictly(model, {name: value + 1 for name, value in before.items()}, "w.pt")
+        load_state_dict_strictly(model, {name: value + 1 for name, value in before.items()}, "w.pt")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_model_without_shapes_yet_is_refused_with_advice():
     with pytest.raises(WeightsError, match=r"Sequential has no shape yet for 0\.weight, 0\.bias: call it once"):
-        load_strictly(nn.Sequential(nn.LazyLinear(3)), {"0.weight": torch.zeros(3, 2)}, "w.pt")
+        load_state_dict_strictly(nn.Sequential(nn.LazyLinear(3)), {"0.weight": torch.zeros(3, 2)}, "w.pt")
 
 
 # --- torchvision
@@ -212,12 +212,12 @@ def test_a_bare_name_is_torchvisions_with_its_own_preprocessing_and_categories(t
     trained = squeezenet1_1(weights=None).train()
     torch.save(trained.state_dict(), tmp_path / "mine.pth")
     model = load_model("squeezenet1_1", weights=tmp_path / "mine.pth")
-    card = card_of(model)
+    card = get_card(model)
     assert_same(trained, model)
     assert not any(module.training for module in model.modules())
     assert card.preprocess == Preprocess.from_torchvision(SqueezeNet1_1_Weights.DEFAULT.transforms())
-    assert card.categories[281] == "tabby"
-    assert len(card.categories) == 1000
+    assert card.class_names[281] == "tabby"
+    assert len(card.class_names) == 1000
     assert card.source == f"torchvision:squeezenet1_1, weights={tmp_path / 'mine.pth'}"
 
 
@@ -230,8 +230,8 @@ def test_a_file_with_another_number_of_classes_sets_the_head(tmp_path, name):
     model = load_model(f"torchvision:{name}", weights=tmp_path / "three.pt")
     assert_same(trained, model)
     assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
-    assert card_of(model).categories is None
-    assert card_of(model).preprocess is not None
+    assert get_card(model).class_names is None
+    assert get_card(model).preprocess is not None
 
 
 def test_a_file_of_another_architecture_is_refused(tmp_path):
@@ -251,7 +251,7 @@ def test_what_torchvision_sets_along_with_its_weights_is_set_for_a_file_too(tmp_
     assert_same(segmenter, load_model("deeplabv3_mobilenet_v3_large", weights=tmp_path / "deeplab.pt"))
     # 4 x 4 patches of 16 pixels, and the class token
     state = {"encoder.pos_embedding": torch.zeros(1, 17, 768), "conv_proj.weight": torch.zeros(768, 3, 16, 16)}
-    assert _options(vit_b_16, state)["image_size"] == 64
+    assert _get_builder_options(vit_b_16, state)["image_size"] == 64
 
 
 def test_a_detector_is_not_built_around_a_file(tmp_path):
@@ -266,8 +266,8 @@ def test_random_weights_are_the_same_every_time_and_leave_the_callers_random_sta
     before = torch.get_rng_state()
     assert_same(one, load_model("squeezenet1_1", weights="random"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert card_of(one).source == "torchvision:squeezenet1_1, weights=random"
-    assert card_of(one).categories is None
+    assert get_card(one).source == "torchvision:squeezenet1_1, weights=random"
+    assert get_card(one).class_names is None
 
 
 def test_without_a_network_the_error_says_what_to_fetch_and_how_to_pass_it(tmp_path, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_file_in_the_cache_is_used_and_one_with_code_is_not(tmp_path, monkeypa
     torch.save(trained.state_dict(), cached)
     model = load_model("squeezenet1_1")
     assert_same(trained, model)
-    assert card_of(model).categories[0] == "tench"
+    assert get_card(model).class_names[0] == "tench"
     torch.save({"weight": Payload(tmp_path / "mark")}, cached)
     with pytest.raises(WeightsError, match="in place of what may lie there"):
         load_model("squeezenet1_1")
@@ -372,14 +372,14 @@ def test_a_layer_that_the_file_names_was_not_chosen(source, method):
 def test_a_factory_in_a_file_with_what_the_file_says_of_it(source, tmp_path):
     modules, path = set(sys.modules), list(sys.path)
     model = load_model(f"{source}:net")
-    card = card_of(model)
+    card = get_card(model)
     assert card.preprocess == Preprocess(resize=(24, 32), mean=(0.5,), std=(0.25,), channels=1)
-    assert (card.layer, card.categories, card.source) == ("0", ("cold", "hot"), f"{source}:net")
+    assert (card.layer, card.class_names, card.source) == ("0", ("cold", "hot"), f"{source}:net")
     assert not {name for name in set(sys.modules) - modules if "mine" in name}
     assert sys.path == path
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
     bare = load_model(f"{source}:other")
-    assert card_of(bare).preprocess is None
+    assert get_card(bare).preprocess is None
     assert not any(module.training for module in bare.modules())
 
 
@@ -427,9 +427,9 @@ def test_a_file_that_says_nonsense_is_one_error(source, said, match):
 
 def test_the_bundled_model_knows_itself():
     model = load_model("phantom")
-    card = card_of(model)
+    card = get_card(model)
     x, _ = card.preprocess(torch.zeros(100, 120, 3, dtype=torch.uint8).numpy())
-    assert model(x[None]).shape == (1, len(card.categories))
+    assert model(x[None]).shape == (1, len(card.class_names))
     assert card.layer in dict(model.named_modules())
     assert card.source == "phantom"
 
@@ -443,13 +443,13 @@ def test_a_timm_model_with_its_own_preprocessing(tmp_path):
     photo = read_photo(torch.arange(3 * 200 * 260).remainder(256).to(torch.uint8).reshape(3, 200, 260)).pixels
     from PIL import Image
 
-    assert torch.allclose(card_of(model).preprocess(photo)[0], expected(Image.fromarray(photo)), atol=1e-5)
+    assert torch.allclose(get_card(model).preprocess(photo)[0], expected(Image.fromarray(photo)), atol=1e-5)
     torch.save(model.state_dict(), tmp_path / "same.pt")
-    assert card_of(load_model(spec, weights=tmp_path / "same.pt")).categories[0].startswith("tench")
+    assert get_card(load_model(spec, weights=tmp_path / "same.pt")).class_names[0].startswith("tench")
     torch.save(timm.create_model("test_vit", num_classes=5).state_dict(), tmp_path / "five.pt")
     five = load_model(spec, weights=tmp_path / "five.pt")
     assert five(torch.zeros(1, 3, 160, 160)).shape == (1, 5)
-    assert card_of(five).categories is None
+    assert get_card(five).class_names is None
     with pytest.raises(ModelError, match=r"nearest names: .*test_vit"):
         load_model("timm:test_vitt")
     with pytest.raises(ModelError, match="no_such_tag"):
@@ -474,9 +474,9 @@ def test_a_hugging_face_folder(folder, tmp_path):
     from safetensors.torch import load_file
 
     model = load_model(f"hf:{folder}")
-    card = card_of(model)
+    card = get_card(model)
     assert torch.equal(model.classifier.weight, load_file(folder / "model.safetensors")["classifier.weight"])
-    assert card.categories == ("cat", "dog", "hen")
+    assert card.class_names == ("cat", "dog", "hen")
     x, place = card.preprocess(read_photo(torch.full((3, 64, 96), 51, dtype=torch.uint8)).pixels)
     assert place.input_size == (32, 32)
     # 51 / 255 = 0.2, less the mean, over the processor's usual std 0.5
@@ -484,7 +484,7 @@ def test_a_hugging_face_folder(folder, tmp_path):
     assert model(x[None]).logits.shape == (1, 3)
     again = load_model(f"hf:{folder}", weights=folder / "model.safetensors")
     assert_same(model, again)
-    assert card_of(load_model(f"hf:{folder}", weights="random")).categories is None
+    assert get_card(load_model(f"hf:{folder}", weights="random")).class_names is None
 
 
 FAMILIES = {
@@ -510,7 +510,7 @@ def test_hugging_face_folders_of_other_than_plain_classifiers(name, tmp_path):
     assert type(model).__name__ == kind
     own, photo = original.state_dict(), torch.randint(0, 256, (90, 140, 3), dtype=torch.uint8).numpy()
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
-    x, placement = card_of(model).preprocess(photo)
+    x, placement = get_card(model).preprocess(photo)
     expected = getattr(transformers, processor)()(photo, return_tensors="pt")["pixel_values"][0]
     difference = (x - expected).abs()  # two of 256 levels, of noise resampled with weights of another precision
     assert (x.shape, placement.image_size) == (expected.shape, (90, 140))
@@ -565,7 +565,7 @@ def test_a_file_loads_strictly_into_a_hugging_face_model(folder, tmp_path):
     save_file(five, tmp_path / "five.safetensors")
     model = load_model(f"hf:{folder}", weights=tmp_path / "five.safetensors")
     assert torch.equal(model.classifier.bias, torch.arange(5.0))
-    assert card_of(model).categories is None
+    assert get_card(model).class_names is None
     whole = load_model(f"hf:{folder}")
     assert torch.equal(model.vit.embeddings.cls_token, whole.vit.embeddings.cls_token)
     save_file({**stored, "extra": torch.ones(1)}, tmp_path / "extra.safetensors")
@@ -619,7 +619,7 @@ def test_a_missing_extra_is_named(spec, package, monkeypatch):
 def test_real_weights_recognise_real_photographs():
     model = load_model("resnet18", weights=DATA / "weights" / "resnet18_imagenet.safetensors")
     told = json.loads((DATA / "photos" / "annotations.json").read_text())
-    way, names = card_of(model).preprocess, card_of(model).categories
+    way, names = get_card(model).preprocess, get_card(model).class_names
     photos = [read_photo(DATA / "photos" / "images" / image["file_name"]).pixels for image in told["images"]]
     with torch.inference_mode():
         found = model(torch.stack([way(pixels)[0] for pixels in photos])).argmax(1)
@@ -632,9 +632,9 @@ def test_real_weights_recognise_real_photographs():
 @needs_data
 def test_the_convention_of_a_users_model_file():
     model = load_model(f"{DATA / 'models.py'}:resnet18")
-    card = card_of(model)
+    card = get_card(model)
     assert card.preprocess == Preprocess(resize=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     assert card.layer == "layer4"
     chest = load_model("resnet18", weights=DATA / "weights" / "resnet18_chest_xray.safetensors")
     assert chest(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
-    assert card_of(chest).categories is None
+    assert get_card(chest).class_names is None

@@ -6,28 +6,43 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from camscope.errors import InputError, TargetError
-from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, as_input, dataset, draw, load_phantom_net
-from camscope.phantom.network import bundled
-from camscope.phantom.train import HELD_OUT, TRAINING, accuracy, main, save, train
+from camscope.phantom import (
+    CATEGORIES,
+    PREPROCESSING,
+    PhantomNet,
+    draw_dataset,
+    draw_radiograph,
+    load_phantom_model,
+    to_model_input,
+)
+from camscope.phantom.network import bundled_weights_file
+from camscope.phantom.train import (
+    HELD_OUT_SEED,
+    TRAINING_SEED_START,
+    compute_accuracy_by_class,
+    main,
+    save_weights,
+    train_phantom_model,
+)
 
 FINDINGS = CATEGORIES[1:]
 
 
 @pytest.fixture(scope="module")
 def net():
-    return load_phantom_net()
+    return load_phantom_model()
 
 
 @pytest.fixture(scope="module")
 def fresh():
-    return dataset(400, 20_240)
+    return draw_dataset(400, 20_240)
 
 
 def test_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
     np.random.seed(1)
     torch.manual_seed(1)
     before, torch_before = np.random.get_state()[1].copy(), torch.get_rng_state()
-    first, second, other = draw(5), draw(5), draw(6)
+    first, second, other = draw_radiograph(5), draw_radiograph(5), draw_radiograph(6)
     assert first.image.tobytes() == second.image.tobytes()
     assert first.label == second.label
     assert (first.image != other.image).mean() > 0.5
@@ -38,7 +53,7 @@ def test_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
 @pytest.mark.parametrize("finding", FINDINGS)
 def test_mask_is_exactly_where_the_finding_changes_the_image(finding):
     for seed in range(20):
-        ill, well = draw(seed, finding), draw(seed, "no finding")
+        ill, well = draw_radiograph(seed, finding), draw_radiograph(seed, "no finding")
         assert ((ill.image != well.image) == ill.mask).all()
         assert not well.mask.any()
         assert well.boxes == ()
@@ -57,7 +72,7 @@ def test_findings_differ_in_size_and_shape():
         ((left, top, right, bottom),) = phantom.boxes
         return phantom.mask.sum() / ((right - left) * (bottom - top))
 
-    drawn = {name: [draw(seed, name) for seed in range(40)] for name in FINDINGS}
+    drawn = {name: [draw_radiograph(seed, name) for seed in range(40)] for name in FINDINGS}
     area = {name: np.median([one.mask.sum() for one in some]) for name, some in drawn.items()}
     fill = {name: np.median([filled(one) for one in some]) for name, some in drawn.items()}
     assert area["nodule"] < area["effusion"] / 2
@@ -68,19 +83,19 @@ def test_findings_differ_in_size_and_shape():
 
 
 def test_dataset_is_even_shuffled_and_made_of_single_draws():
-    some = dataset(10, 3)
+    some = draw_dataset(10, 3)
     assert sorted(np.bincount(some.labels)) == [2, 2, 3, 3]
     assert (np.diff(some.labels) < 0).any()
-    one = draw((3 << 32) + 7, int(some.labels[7]))
+    one = draw_radiograph((3 << 32) + 7, int(some.labels[7]))
     assert (some.images[7] == one.image).all()
     assert (some.masks[7] == one.mask).all()
-    assert not some.token_masks.any()
+    assert not some.marker_masks.any()
 
 
 def test_token_correlation_is_the_phi_coefficient():
     def phi(correlation):
-        some = dataset(400, 11, token_class="effusion", token_correlation=correlation, size=64)
-        token = some.token_masks.any(axis=(1, 2))
+        some = draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
+        token = some.marker_masks.any(axis=(1, 2))
         assert token.mean() == pytest.approx(1 / 4, abs=0.05)
         return np.corrcoef(token, some.labels == CATEGORIES.index("effusion"))[0, 1]
 
@@ -92,10 +107,10 @@ def test_token_correlation_is_the_phi_coefficient():
 @pytest.mark.parametrize("corner", ["top left", "bottom right"])
 def test_token_changes_its_corner_alone(corner):
     for seed in range(10):
-        plain, marked = draw(seed, "nodule"), draw(seed, "nodule", token=corner)
-        assert ((plain.image != marked.image) == marked.token_mask).all()
+        plain, marked = draw_radiograph(seed, "nodule"), draw_radiograph(seed, "nodule", marker_corner=corner)
+        assert ((plain.image != marked.image) == marked.marker_mask).all()
         assert (plain.mask == marked.mask).all()
-        rows, columns = np.nonzero(marked.token_mask)
+        rows, columns = np.nonzero(marked.marker_mask)
         assert len(rows) > 20
         assert (rows < 32).all() if "top" in corner else (rows >= 96).all()
         assert (columns < 32).all() if "left" in corner else (columns >= 96).all()
@@ -103,7 +118,10 @@ def test_token_changes_its_corner_alone(corner):
 
 @pytest.mark.parametrize("size", [64, 200, 512])
 def test_other_sizes_show_the_same_finding(size):
-    small, large = draw(4, "effusion", token="top left"), draw(4, "effusion", token="top left", size=size)
+    small, large = (
+        draw_radiograph(4, "effusion", marker_corner="top left"),
+        draw_radiograph(4, "effusion", marker_corner="top left", size=size),
+    )
     assert large.image.shape == large.mask.shape == (size, size)
     assert large.mask.mean() == pytest.approx(small.mask.mean(), rel=0.1)
 
@@ -111,16 +129,16 @@ def test_other_sizes_show_the_same_finding(size):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: draw(1, "tumour"), TargetError, "no finding 'tumour'.*nodule"),
-        (lambda: draw(1, 4), TargetError, r"no finding 4.*0\.\.3"),
-        (lambda: draw(1, True), TargetError, "no finding True"),
-        (lambda: draw(-1), InputError, "seed is -1"),
-        (lambda: draw(1, size=8), InputError, "size is 8"),
-        (lambda: draw(1, token="middle"), InputError, "no corner 'middle'"),
-        (lambda: dataset(0, 1), InputError, "n is 0"),
-        (lambda: dataset(4, 1, token_correlation=0.5), InputError, "token_class"),
-        (lambda: dataset(4, 1, token_class="nodule", token_correlation=1.5), InputError, r"1\.5"),
-        (lambda: train(steps=0), InputError, "steps is 0"),
+        (lambda: draw_radiograph(1, "tumour"), TargetError, "no finding 'tumour'.*nodule"),
+        (lambda: draw_radiograph(1, 4), TargetError, r"no finding 4.*0\.\.3"),
+        (lambda: draw_radiograph(1, True), TargetError, "no finding True"),
+        (lambda: draw_radiograph(-1), InputError, "seed is -1"),
+        (lambda: draw_radiograph(1, size=8), InputError, "size is 8"),
+        (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "no corner 'middle'"),
+        (lambda: draw_dataset(0, 1), InputError, "n is 0"),
+        (lambda: draw_dataset(4, 1, marker_correlation=0.5), InputError, "token_class"),
+        (lambda: draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
+        (lambda: train_phantom_model(n_steps=0), InputError, "steps is 0"),
     ],
 )
 def test_bad_arguments_are_named(call, error, message):
@@ -136,14 +154,14 @@ def test_the_bundled_net_reads_like_a_resnet(net):
     grids = []
     for layer in (net.layer1, net.layer2, net.layer3, net.layer4):
         layer.register_forward_hook(lambda _, __, out: grids.append(tuple(out.shape[2:])))
-    assert net(as_input(draw(1).image[None])).shape == (1, len(CATEGORIES))
+    assert net(to_model_input(draw_radiograph(1).image[None])).shape == (1, len(CATEGORIES))
     assert grids == [(32, 32), (32, 32), (16, 16), (16, 16)]
     for layer in (net.layer1, net.layer2, net.layer3, net.layer4):
         layer._forward_hooks.clear()
 
 
 def test_the_bundled_weights_are_small_and_say_how_they_were_made():
-    with bundled() as path, safe_open(path, "pt") as file:
+    with bundled_weights_file() as path, safe_open(path, "pt") as file:
         facts = file.metadata()
         assert path.stat().st_size <= 2_000_000
     assert facts.keys() == {"accuracy", "seed", "steps", "version"}
@@ -151,13 +169,13 @@ def test_the_bundled_weights_are_small_and_say_how_they_were_made():
 
 
 def test_the_bundled_net_is_right_on_fresh_phantoms(net, fresh):
-    assert np.mean(list(accuracy(net, fresh).values())) >= 0.95
+    assert np.mean(list(compute_accuracy_by_class(net, fresh).values())) >= 0.95
 
 
 def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
     hits = {name: [] for name in FINDINGS}
     for start in range(0, 200, 50):
-        x, labels = as_input(fresh.images[start : start + 50]), torch.from_numpy(fresh.labels[start : start + 50])
+        x, labels = to_model_input(fresh.images[start : start + 50]), torch.from_numpy(fresh.labels[start : start + 50])
         activation = net.layer3(net.layer2(net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x)))))))
         activation = net.layer4(activation).detach().requires_grad_()
         scores = net.fc(activation.mean((2, 3))).gather(1, labels[:, None])
@@ -171,7 +189,7 @@ def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
 
 
 def test_input_is_centred_and_scaled(fresh):
-    x = as_input(fresh.images)
+    x = to_model_input(fresh.images)
     assert x.shape == (400, 1, PREPROCESSING.size, PREPROCESSING.size)
     assert x[0, 0, 3, 5].item() == pytest.approx((fresh.images[0, 3, 5] / 255 - PREPROCESSING.mean) / PREPROCESSING.std)
     assert abs(x.mean()) < 0.3
@@ -182,14 +200,19 @@ def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     with torch.no_grad():
-        first, second = train(1, steps=12, images=64), train(1, steps=12, images=64)
+        first, second = train_phantom_model(1, n_steps=12, n_images=64), train_phantom_model(1, n_steps=12, n_images=64)
     assert np.mean(first.losses[-3:]) < np.mean(first.losses[:3])
     assert first.losses == second.losses
     for name, trained in (("a", first), ("b", second)):
-        save(trained.net, tmp_path / name, {"seed": "1", "steps": "12", "version": "1", "accuracy": "0", "more": "2"})
+        save_weights(
+            trained.model, tmp_path / name, {"seed": "1", "steps": "12", "version": "1", "accuracy": "0", "more": "2"}
+        )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert train(2, steps=1, images=64).losses != first.losses[:1]
-    assert train(1, steps=1, images=64, token_class=1, token_correlation=1.0).losses != first.losses[:1]
+    assert train_phantom_model(2, n_steps=1, n_images=64).losses != first.losses[:1]
+    assert (
+        train_phantom_model(1, n_steps=1, n_images=64, marker_class=1, marker_correlation=1.0).losses
+        != first.losses[:1]
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
@@ -207,4 +230,4 @@ def test_the_command_writes_weights_that_load(tmp_path, capsys):
 
 
 def test_training_and_held_out_seeds_never_meet():
-    assert TRAINING > HELD_OUT > 20_240
+    assert TRAINING_SEED_START > HELD_OUT_SEED > 20_240

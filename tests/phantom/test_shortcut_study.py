@@ -8,21 +8,21 @@ from sklearn.metrics import roc_auc_score
 
 from camscope.errors import InputError
 from camscope.images.photo import read_photo
-from camscope.model_card import card_of
+from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.phantom.shortcut_study import (
-    as_input,
     draw_study,
     draw_volume_study,
-    train_shortcut_net,
-    write_net,
+    to_study_input,
+    train_shortcut_model,
     write_study,
+    write_weights,
 )
 
 
 def log_odds(net, study):
     with torch.no_grad():
-        logits = net(as_input(study.images)).double()
+        logits = net(to_study_input(study.images)).double()
     return (logits[:, 1] - logits[:, 0]).numpy()
 
 
@@ -34,19 +34,19 @@ def test_the_token_travels_with_the_finding_as_often_as_asked():
     for p in (0.05, 0.5, 0.95):
         study = draw_study(600, 3, p)
         assert study.labels.sum() == 300
-        assert study.tokens[study.labels == 1].mean() == pytest.approx(p)
-        assert study.tokens[study.labels == 0].mean() == pytest.approx(1 - p)
-    assert (draw_study(40, 3, 1.0).tokens == (draw_study(40, 3, 1.0).labels == 1)).all()
+        assert study.has_marker[study.labels == 1].mean() == pytest.approx(p)
+        assert study.has_marker[study.labels == 0].mean() == pytest.approx(1 - p)
+    assert (draw_study(40, 3, 1.0).has_marker == (draw_study(40, 3, 1.0).labels == 1)).all()
 
 
 def test_of_one_seed_studies_differ_in_their_tokens_alone_and_masks_are_exact():
-    without, aligned, flipped = draw_study(40, 5, 0.5, token_site=None), draw_study(40, 5, 1.0), draw_study(40, 5, 0.0)
+    without, aligned, flipped = draw_study(40, 5, 0.5, marker_site=None), draw_study(40, 5, 1.0), draw_study(40, 5, 0.0)
     assert (aligned.images == draw_study(40, 5, 1.0).images).all()
-    assert ((aligned.images != flipped.images) == (aligned.token_masks | flipped.token_masks)).all()
+    assert ((aligned.images != flipped.images) == (aligned.marker_masks | flipped.marker_masks)).all()
     assert (aligned.labels == without.labels).all()
-    assert (aligned.images[aligned.token_masks] == 255).all()
-    assert (aligned.images[~aligned.token_masks] < 255).all()
-    assert set(aligned.token_masks.sum((1, 2)).tolist()) == {0, 8}
+    assert (aligned.images[aligned.marker_masks] == 255).all()
+    assert (aligned.images[~aligned.marker_masks] < 255).all()
+    assert set(aligned.marker_masks.sum((1, 2)).tolist()) == {0, 8}
     assert (aligned.lesion_masks.any((1, 2)) == (aligned.labels == 1)).all()
     inside = (aligned.lesion_masks & aligned.lung_masks).sum() / aligned.lesion_masks.sum()
     assert inside > 0.8  # a soft rim reaches over the lung's edge
@@ -60,23 +60,23 @@ def test_patients_have_one_to_three_images_of_one_class_and_one_site():
     for name in counts:
         rows = np.array([one == name for one in study.patients])
         split += len(set(study.labels[rows].tolist())) > 1
-        own = study.chosen(rows)
+        own = study.select(rows)
         assert len(set(own.sites)) == len(set(own.sexes)) == len(set(own.ages.tolist())) == 1
     assert split <= 1  # the patient in the middle, so that one half is exactly one half
     assert 0.4 < np.mean([site == "A" for site in study.sites]) < 0.6
 
 
 def test_token_at_one_site_and_two_ways_to_be_right():
-    study = draw_study(300, 2, 0.9, token_site="B")
+    study = draw_study(300, 2, 0.9, marker_site="B")
     at_b = np.array(study.sites) == "B"
-    assert not study.tokens[~at_b].any()
-    assert study.tokens[at_b & (study.labels == 1)].mean() == pytest.approx(0.9, abs=0.01)
-    assert study.tokens[at_b & (study.labels == 0)].mean() == pytest.approx(0.1, abs=0.01)
+    assert not study.has_marker[~at_b].any()
+    assert study.has_marker[at_b & (study.labels == 1)].mean() == pytest.approx(0.9, abs=0.01)
+    assert study.has_marker[at_b & (study.labels == 0)].mean() == pytest.approx(0.1, abs=0.01)
     mixed = draw_study(300, 2, mixed=True)
     lesion = mixed.lesion_masks.any((1, 2))
-    assert not (lesion & mixed.tokens).any()
-    assert ((lesion | mixed.tokens) == (mixed.labels == 1)).all()
-    assert lesion.sum() == mixed.tokens.sum() == 75
+    assert not (lesion & mixed.has_marker).any()
+    assert ((lesion | mixed.has_marker) == (mixed.labels == 1)).all()
+    assert lesion.sum() == mixed.has_marker.sum() == 75
     tinted, plain = draw_study(40, 2, site_tint=0.05), draw_study(40, 2)
     brighter = (tinted.images.astype(int) - plain.images).mean((1, 2)) > 5
     assert (brighter == (np.array(plain.sites) == "B")).all()
@@ -84,11 +84,11 @@ def test_token_at_one_site_and_two_ways_to_be_right():
 
 def test_a_net_learns_its_study_in_seconds_and_the_shortcut_with_it():
     study = draw_study(1000, 7, 0.95)
-    net = train_shortcut_net(study, seed=3)
+    net = train_shortcut_model(study, seed=3)
     aligned, independent, flipped = (auroc(net, draw_study(300, 8, p)) for p in (0.95, 0.5, 0.05))
     assert aligned >= 0.99
     assert aligned > independent + 0.02 > flipped + 0.1
-    clean = train_shortcut_net(draw_study(1000, 7, 0.5), seed=3)
+    clean = train_shortcut_model(draw_study(1000, 7, 0.5), seed=3)
     assert min(auroc(clean, draw_study(300, 8, p)) for p in (0.95, 0.5, 0.05)) >= 0.99
 
 
@@ -96,11 +96,11 @@ def test_training_gives_the_same_weights_and_leaves_the_process_alone():
     study = draw_study(64, 1)
     torch.manual_seed(5)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    first, second = train_shortcut_net(study, epochs=1), train_shortcut_net(study, epochs=1)
+    first, second = train_shortcut_model(study, n_epochs=1), train_shortcut_model(study, n_epochs=1)
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     )
-    other = train_shortcut_net(study, seed=1, epochs=1)
+    other = train_shortcut_model(study, seed=1, n_epochs=1)
     assert not torch.equal(first.fc.weight, other.fc.weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
@@ -128,33 +128,33 @@ def test_a_written_study_and_net_are_read_back(tmp_path):
         assert (np.array(Image.open(manifest.parent / row["path"])) == study.images[i]).all()
         assert row["label"] == ("clear", "lesion")[study.labels[i]]
         assert (row["patient"], row["site"], row["sex"]) == (study.patients[i], study.sites[i], study.sexes[i])
-        for column, masks in (("mask", study.lesion_masks), ("region_token", study.token_masks)):
+        for column, masks in (("mask", study.lesion_masks), ("region_token", study.marker_masks)):
             assert bool(row[column]) == masks[i].any()
             if row[column]:
                 assert ((np.array(Image.open(manifest.parent / row[column])) > 0) == masks[i]).all()
         assert row["region_lungs"]
-    net = train_shortcut_net(study, epochs=1)
-    weights = write_net(net, tmp_path)
-    assert weights.read_bytes() == write_net(net, tmp_path / "again").read_bytes()
+    net = train_shortcut_model(study, n_epochs=1)
+    weights = write_weights(net, tmp_path)
+    assert weights.read_bytes() == write_weights(net, tmp_path / "again").read_bytes()
     model = load_model("camscope.phantom.shortcut_study:shortcut_net", weights=weights)
-    card = card_of(model)
-    assert (card.categories, card.layer) == (("clear", "lesion"), "layer3")
+    card = get_card(model)
+    assert (card.class_names, card.layer) == (("clear", "lesion"), "layer3")
     x = torch.stack([card.preprocess(read_photo(manifest.parent / row["path"]).pixels)[0] for row in rows])
-    assert torch.allclose(x, as_input(study.images), atol=1e-6)
-    assert torch.allclose(model(x), net(as_input(study.images)), atol=1e-5)
+    assert torch.allclose(x, to_study_input(study.images), atol=1e-6)
+    assert torch.allclose(model(x), net(to_study_input(study.images)), atol=1e-5)
 
 
 def test_volumes_carry_a_marker_that_travels_too(tmp_path):
     study = draw_volume_study(64, 2, 1.0)
     assert study.images.shape == (64, 32, 32, 32)
-    assert (study.tokens == (study.labels == 1)).all()
+    assert (study.has_marker == (study.labels == 1)).all()
     other = draw_volume_study(64, 2, 0.0)
-    assert ((study.images != other.images) <= (study.token_masks | other.token_masks)).all()
-    assert set(study.token_masks.sum((1, 2, 3)).tolist()) == {0, 64}
+    assert ((study.images != other.images) <= (study.marker_masks | other.marker_masks)).all()
+    assert set(study.marker_masks.sum((1, 2, 3)).tolist()) == {0, 64}
     assert (study.lesion_masks & ~study.lung_masks).sum() < 0.05 * study.lesion_masks.sum()
-    net = train_shortcut_net(study, epochs=4)
+    net = train_shortcut_model(study, n_epochs=4)
     assert auroc(net, study) > 0.9
-    manifest = write_study(study.chosen(np.arange(3)), tmp_path)
+    manifest = write_study(study.select(np.arange(3)), tmp_path)
     first = next(csv.DictReader(manifest.read_text().splitlines()))
     with Image.open(tmp_path / first["path"]) as pages:
         assert pages.n_frames == 32
@@ -167,4 +167,4 @@ def test_impossible_studies_are_refused(arguments):
     with pytest.raises(InputError, match="expected two images at least"):
         draw_study(*arguments)
     with pytest.raises(InputError, match="a batch of 32"):
-        train_shortcut_net(draw_study(10, 0))
+        train_shortcut_model(draw_study(10, 0))

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from camscope.errors import InputError
-from camscope.render import Volume, animate, animation, colourise
-from camscope.render.volume_annotations import corner, letter_size
+from camscope.render import Volume, animate_volume, colorize, encode_animation
+from camscope.render.volume_annotations import choose_font_size, compute_plane_corner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,7 +23,7 @@ def volume(shape=(12, 16, 20), peak=(4, 5, 6)):
 @pytest.mark.parametrize("suffix", [".gif", ".webp"])
 def test_every_slice_is_a_picture_and_a_round_takes_its_seconds(suffix):
     watched = []
-    data = animate(volume(), seconds=1.9, suffix=suffix, size=80, watch=lambda *seen: watched.append(seen))
+    data = animate_volume(volume(), seconds=1.9, suffix=suffix, size=80, on_progress=lambda *seen: watched.append(seen))
     film = Image.open(io.BytesIO(data))
     assert film.n_frames == 12
     assert film.info["loop"] == 0
@@ -39,10 +39,10 @@ def test_every_slice_is_a_picture_and_a_round_takes_its_seconds(suffix):
 
 def test_the_hottest_voxel_shines_in_its_own_slice_only():
     one = volume()
-    film = Image.open(io.BytesIO(animate(one, size=20 * 21)))
-    top, left = corner(letter_size(420), known=False)
+    film = Image.open(io.BytesIO(animate_volume(one, size=20 * 21)))
+    top, left = compute_plane_corner(choose_font_size(420), has_letters=False)
     row, column = top + 5 * 21 + 10, left + 6 * 21 + 10
-    hottest = colourise(np.ones((1, 1)))[0, 0].astype(int)
+    hottest = colorize(np.ones((1, 1)))[0, 0].astype(int)
     for frame in range(12):
         film.seek(frame)
         away = abs(np.asarray(film.convert("RGB"))[row, column].astype(int) - hottest).max()
@@ -51,10 +51,10 @@ def test_the_hottest_voxel_shines_in_its_own_slice_only():
 
 def test_a_gif_keeps_greys_and_the_map_s_own_colours():
     greys = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (64, 1, 3))
-    ramp = colourise(np.tile(np.linspace(0, 1, 256), (64, 1)))
+    ramp = colorize(np.tile(np.linspace(0, 1, 256), (64, 1)))
     noise = np.random.default_rng(0).integers(0, 256, (64, 256, 3), dtype=np.uint8)
     pictures = [greys, ramp, noise]
-    film = Image.open(io.BytesIO(animation(pictures, keep=colourise(np.linspace(0, 1, 64)[None]))))
+    film = Image.open(io.BytesIO(encode_animation(pictures, palette_colors=colorize(np.linspace(0, 1, 64)[None]))))
     for frame, limit in ((0, 6), (1, 12)):
         film.seek(frame)
         assert abs(np.asarray(film.convert("RGB")).astype(int) - pictures[frame]).max() <= limit
@@ -65,19 +65,19 @@ def test_a_long_way_is_thinned_and_small():
     picture = ((g[1] // 8 + g[2] // 8 + g[0]) % 7 * 30).astype(np.uint8)
     values = np.exp(-((g[0] - 30) ** 2 + (g[1] - 90) ** 2 / 8 + (g[2] - 150) ** 2 / 8) / 80)
     one = Volume(picture, values)
-    assert len(animate(one, size=256)) < 3e6
-    film = Image.open(io.BytesIO(animate(one, size=64, most=10)))
+    assert len(animate_volume(one, size=256)) < 3e6
+    film = Image.open(io.BytesIO(animate_volume(one, size=64, max_frames=10)))
     assert film.n_frames == 10
-    assert Image.open(io.BytesIO(animate(one, 1, size=64, most=7))).n_frames == 7
+    assert Image.open(io.BytesIO(animate_volume(one, 1, size=64, max_frames=7))).n_frames == 7
 
 
 def test_what_cannot_move_is_one_clear_error():
     still = np.zeros((8, 8, 3), np.uint8)
     with pytest.raises(InputError, match=r"no animation format '.mp4'; choose from .gif, .webp"):
-        animation([still], suffix=".mp4")
+        encode_animation([still], suffix=".mp4")
     with pytest.raises(InputError, match="of 2 sizes"):
-        animation([still, still[:4]])
+        encode_animation([still, still[:4]])
     with pytest.raises(InputError, match="0 pictures"):
-        animation([])
+        encode_animation([])
     with pytest.raises(InputError, match="seconds=0"):
-        animation([still], seconds=0)
+        encode_animation([still], seconds=0)

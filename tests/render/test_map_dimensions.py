@@ -8,7 +8,7 @@ from torch import nn
 
 from camscope import HiResCAM
 from camscope.errors import InputError
-from camscope.render import chosen_frames, colourise, frames, trace
+from camscope.render import choose_frames, colorize, draw_frames, draw_signal_trace
 from tests.nets import CASES
 from tests.pictures import notebook_picture
 
@@ -19,44 +19,44 @@ def test_the_background_of_a_trace_is_the_map():
     signals = np.zeros((2, 50), np.uint8)
     values = np.zeros(50)
     values[29:32] = 1.0
-    picture = trace(signals, values, alpha=1.0, width=500, lane=40)
+    picture = draw_signal_trace(signals, values, alpha=1.0, width=500, lane_height=40)
     assert picture.shape == (80, 500, 3)
-    hottest = colourise(np.ones((1, 1)), "inferno")[0, 0]
+    hottest = colorize(np.ones((1, 1)), "inferno")[0, 0]
     assert (picture[20, 305] == hottest).all()
     assert (picture[20, :200] == 255).all(), "zero leaves the paper"
-    assert (trace(signals, values, alpha=0.0, width=500, lane=40)[:20] == 255).all()
+    assert (draw_signal_trace(signals, values, alpha=0.0, width=500, lane_height=40)[:20] == 255).all()
 
 
 def test_the_line_of_a_trace_follows_its_signal():
     rising = np.linspace(0, 255, 100).astype(np.uint8)
-    picture = trace(np.stack([rising, rising[::-1]]), np.zeros(100), width=200, lane=100)
+    picture = draw_signal_trace(np.stack([rising, rising[::-1]]), np.zeros(100), width=200, lane_height=100)
     for lane, left, right in ((picture[:100], 80, 20), (picture[100:], 20, 80)):
         dark = (lane < 60).all(2)
         assert np.nonzero(dark[:, 10])[0].mean() == pytest.approx(left, abs=15)
         assert np.nonzero(dark[:, -10])[0].mean() == pytest.approx(right, abs=15)
     with pytest.raises(InputError, match=r"expected \(C,L\) and \(L,\)"):
-        trace(np.zeros((2, 5), np.uint8), np.zeros(6))
+        draw_signal_trace(np.zeros((2, 5), np.uint8), np.zeros(6))
 
 
 def test_the_hottest_frame_is_always_shown():
     values = np.zeros((40, 2, 2))
     values[17, 1, 0] = 3.0
-    chosen = chosen_frames(values)
+    chosen = choose_frames(values)
     assert 17 in chosen
     assert len(chosen) == 12
     assert chosen == sorted(chosen)
-    assert chosen_frames(values[:5]) == [0, 1, 2, 3, 4]
+    assert choose_frames(values[:5]) == [0, 1, 2, 3, 4]
 
 
 def test_frames_have_one_scale():
     values = np.zeros((2, 8, 8))
     values[0], values[1] = 1.0, 0.25
     dark = np.zeros((2, 32, 32, 3), np.uint8)
-    picture = frames(dark, values.repeat(4, 1).repeat(4, 2), columns=2, height=32)
+    picture = draw_frames(dark, values.repeat(4, 1).repeat(4, 2), columns=2, height=32)
     middle = picture.shape[1] // 4
     assert picture[16, middle].sum() > 2 * picture[16, 3 * middle].sum() > 0
     with pytest.raises(InputError, match=r"expected \(D,H,W,3\)"):
-        frames(dark, values)
+        draw_frames(dark, values)
 
 
 @pytest.mark.parametrize("name", ["signal", "volume"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from camscope.errors import GeometryError, InputError
-from camscope.render import OUTLINE, PERCEPTUAL, colourise, draw_outlines, key_below, outlines
+from camscope.render import OUTLINE_COLORS, PERCEPTUAL, add_outline_legend, colorize, draw_outlines, prepare_outlines
 from tests.pictures import photograph
 
 # Machado, Oliveira and Fernandes (2009): full protanopia, deuteranopia and tritanopia, on linear RGB.
@@ -31,10 +31,10 @@ def lab(rgb, sight):
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_the_colours_are_told_apart_and_from_the_heat_by_everyone(sight):
-    for one, other in combinations(OUTLINE, 2):
+    for one, other in combinations(OUTLINE_COLORS, 2):
         assert np.linalg.norm(lab(one, sight) - lab(other, sight)) >= 25
-    for colour in OUTLINE:
-        heat = colourise(np.linspace(0, 1, 33)[None], PERCEPTUAL[0])[0]
+    for colour in OUTLINE_COLORS:
+        heat = colorize(np.linspace(0, 1, 33)[None], PERCEPTUAL[0])[0]
         assert min(np.linalg.norm(lab(colour, sight) - lab(hot, sight)) for hot in heat) >= 20
 
 
@@ -42,32 +42,32 @@ def test_an_outline_runs_along_the_edge_and_leaves_the_rest():
     mask = np.zeros((60, 80), np.uint8)
     mask[20:40, 30:50] = 255
     image = photograph(60, 80)
-    drawn = draw_outlines(image, outlines({"lungs": mask}, (60, 80)))
-    assert (drawn[[20, 39], 40] == OUTLINE[0]).all() or (drawn[[19, 39], 40] == OUTLINE[0]).all()
+    drawn = draw_outlines(image, prepare_outlines({"lungs": mask}, (60, 80)))
+    assert (drawn[[20, 39], 40] == OUTLINE_COLORS[0]).all() or (drawn[[19, 39], 40] == OUTLINE_COLORS[0]).all()
     np.testing.assert_array_equal(drawn[24:36, 34:46], image[24:36, 34:46])
     np.testing.assert_array_equal(drawn[:16], image[:16])
-    larger = draw_outlines(image.repeat(4, 0).repeat(4, 1), outlines(mask, (60, 80)))
-    assert (larger[80, 160] == OUTLINE[0]).all(), "a larger picture has the same outline at four times the place"
+    larger = draw_outlines(image.repeat(4, 0).repeat(4, 1), prepare_outlines(mask, (60, 80)))
+    assert (larger[80, 160] == OUTLINE_COLORS[0]).all(), "a larger picture has the same outline at four times the place"
     np.testing.assert_array_equal(larger[90:150, 130:190], image.repeat(4, 0).repeat(4, 1)[90:150, 130:190])
 
 
 def test_the_legend_lies_below_and_names_what_has_a_name():
     image, mask = photograph(60, 80), np.ones((60, 80), bool)
-    assert (key_below(image, outlines(mask, (60, 80))) == image).all()
-    named = key_below(image, outlines({"lungs": mask, "a very long name indeed": ~mask}, (60, 80)))
+    assert (add_outline_legend(image, prepare_outlines(mask, (60, 80))) == image).all()
+    named = add_outline_legend(image, prepare_outlines({"lungs": mask, "a very long name indeed": ~mask}, (60, 80)))
     np.testing.assert_array_equal(named[:60], image)
     assert named.shape[0] > 60 + 2 * 11, "two lines, for both do not fit in one"
-    for colour in OUTLINE[:2]:
+    for colour in OUTLINE_COLORS[:2]:
         assert (named[60:] == colour).all(2).any()
 
 
 def test_masks_that_are_none_are_one_clear_error():
     mask = np.ones((4, 5))
     with pytest.raises(GeometryError, match=r"the mask lungs is \(4, 5\) and the picture \(5, 4\)"):
-        outlines({"lungs": mask}, (5, 4))
+        prepare_outlines({"lungs": mask}, (5, 4))
     with pytest.raises(InputError, match="5 masks; expected 4 at most"):
-        outlines({str(n): mask for n in range(5)}, (4, 5))
+        prepare_outlines({str(n): mask for n in range(5)}, (4, 5))
     with pytest.raises(InputError, match="NaN"):
-        outlines(mask * np.nan, (4, 5))
-    assert outlines(None, (4, 5)) == []
-    assert not outlines(mask * 0, (4, 5))[0][2].any()
+        prepare_outlines(mask * np.nan, (4, 5))
+    assert prepare_outlines(None, (4, 5)) == []
+    assert not prepare_outlines(mask * 0, (4, 5))[0][2].any()

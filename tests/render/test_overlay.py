@@ -14,19 +14,19 @@ from camscope.errors import GeometryError, ImageError, InputError, NonFiniteErro
 from camscope.render import (
     COLORMAPS,
     PERCEPTUAL,
-    boxes,
-    captioned,
-    channel_grid,
-    colourise,
-    contours,
+    add_caption,
+    colorize,
     draw_boxes,
+    draw_channel_grid,
     draw_contours,
+    draw_image_grid,
     draw_marker,
-    encode,
-    fitted,
-    not_covered,
+    encode_image,
+    find_boxes,
+    find_contours,
+    hatch_uncovered,
     overlay,
-    panel,
+    resize_to_fit,
 )
 from tests.pictures import ENDS, lightness, photograph
 
@@ -42,26 +42,26 @@ def bump(height=40, width=60, row=12, column=25):
 @pytest.mark.parametrize("name", ENDS)
 def test_zero_and_one_have_the_published_ends_of_the_map(name):
     bottom, top = ENDS[name]
-    colours = colourise(np.array([[0.0, 1.0, -3.0, 7.0]]), name)
+    colours = colorize(np.array([[0.0, 1.0, -3.0, 7.0]]), name)
     assert [tuple(c) for c in colours[0]] == [bottom, top, bottom, top]
 
 
 @pytest.mark.parametrize("name", PERCEPTUAL)
 def test_a_perceptual_map_gets_lighter_with_the_value(name):
-    L = lightness(colourise(np.linspace(0, 1, 256)[None], name)[0].astype(float))
+    L = lightness(colorize(np.linspace(0, 1, 256)[None], name)[0].astype(float))
     assert np.diff(L).min() > -0.05  # 8-bit colours are rounded
     assert np.diff(L[::8]).min() > 0.5
     assert L[-1] - L[0] > 70
 
 
 def test_the_lightness_of_jet_says_otherwise():
-    L = lightness(colourise(np.linspace(0, 1, 256)[None], "jet")[0].astype(float))
+    L = lightness(colorize(np.linspace(0, 1, 256)[None], "jet")[0].astype(float))
     assert np.diff(L).min() < -0.5
 
 
 def test_the_diverging_map_is_white_at_zero_and_equally_strong_on_both_sides():
     values = np.linspace(-1, 1, 101)
-    colours = colourise(values[None], "diverging")[0].astype(float)
+    colours = colorize(values[None], "diverging")[0].astype(float)
     L = lightness(colours)
     assert np.ptp(colours[50]) <= 2  # no hue at zero
     assert L[50] > 95
@@ -72,20 +72,20 @@ def test_the_diverging_map_is_white_at_zero_and_equally_strong_on_both_sides():
 
 
 def test_a_value_gets_the_nearest_of_256_colours():
-    steps = colourise(np.arange(256)[None] / 255)[0]
-    near = colourise((np.arange(256)[None] + 0.49) / 255)[0]
+    steps = colorize(np.arange(256)[None] / 255)[0]
+    near = colorize((np.arange(256)[None] + 0.49) / 255)[0]
     np.testing.assert_array_equal(near, steps)
-    np.testing.assert_array_equal(colourise((np.arange(256)[None] - 0.49) / 255)[0], steps)
+    np.testing.assert_array_equal(colorize((np.arange(256)[None] - 0.49) / 255)[0], steps)
     assert len(np.unique(steps, axis=0)) > 250
 
 
 def test_bad_values_and_names_are_refused():
     with pytest.raises(NonFiniteError, match=r"not finite: 1 of 6 values, the first at \(1, 2\)"):
-        colourise(np.array([[0, 0, 0], [0, 0, np.nan]]))
+        colorize(np.array([[0, 0, 0], [0, 0, np.nan]]))
     with pytest.raises(InputError, match=r"'hot'.*inferno.*viridis.*diverging"):
-        colourise(np.zeros((2, 2)), "hot")
+        colorize(np.zeros((2, 2)), "hot")
     with pytest.raises(InputError, match=r"\(2,\).*\(H,W\)"):
-        colourise(np.zeros(2))
+        colorize(np.zeros(2))
 
 
 # Overlay
@@ -95,16 +95,16 @@ def test_bad_values_and_names_are_refused():
 @pytest.mark.parametrize("name", COLORMAPS)
 def test_the_hottest_pixel_has_the_top_colour(name, by_value):
     drawn = overlay(photograph(), bump(), alpha=1, colormap=name, alpha_by_value=by_value)
-    np.testing.assert_array_equal(drawn[12, 25], colourise(np.ones((1, 1)), name)[0, 0])
+    np.testing.assert_array_equal(drawn[12, 25], colorize(np.ones((1, 1)), name)[0, 0])
 
 
 def test_the_blend_at_half_opacity_by_hand():
     grey, one = np.full((1, 1, 3), 100, np.uint8), np.ones((1, 1))
     assert overlay(grey, one, alpha=0.5)[0, 0].tolist() == [176, 178, 132]  # of (252, 255, 164) and 100
     # With alpha by value 0.5 has the opacity 0.8 * (1 - 0.5 ** 2) = 0.6, of the diverging map 0.8 * 0.5 = 0.4.
-    colour = colourise(one / 2)[0, 0].astype(float)
+    colour = colorize(one / 2)[0, 0].astype(float)
     np.testing.assert_allclose(overlay(grey, one / 2, alpha=0.8)[0, 0], 0.6 * colour + 40, atol=0.5)
-    blue = colourise(-one / 2, "diverging")[0, 0].astype(float)
+    blue = colorize(-one / 2, "diverging")[0, 0].astype(float)
     np.testing.assert_allclose(
         overlay(grey, -one / 2, alpha=0.8, colormap="diverging")[0, 0], 0.4 * blue + 60, atol=0.5
     )
@@ -148,7 +148,7 @@ def test_not_covered_is_grey_and_neither_the_photograph_nor_cold(image):
     assert np.ptp(outside, axis=1).max() == 0  # no hue, so no colour of the map
     for cold in (image, overlay(image, 0 * values, alpha_by_value=False)):
         assert (np.abs(outside - cold[~covered]).max(axis=1) >= 10).mean() > 0.85
-    marked = not_covered(image, covered)
+    marked = hatch_uncovered(image, covered)
     np.testing.assert_array_equal(marked[covered], image[covered])
     np.testing.assert_array_equal(marked[~covered], drawn[~covered])
     ring = np.zeros_like(covered)
@@ -183,33 +183,33 @@ def decoded(data):
 @pytest.mark.parametrize(("suffix", "name"), [(".png", "PNG"), (".WEBP", "WEBP"), (".jpg", "JPEG"), (".jpeg", "JPEG")])
 def test_a_file_holds_the_picture(suffix, name):
     image = overlay(np.full((40, 60, 3), 90, np.uint8), bump())
-    kind, pixels = decoded(encode(image, suffix))
+    kind, pixels = decoded(encode_image(image, suffix))
     assert kind == name
     assert np.abs(pixels.astype(int) - image).max() <= (12 if name == "JPEG" else 0)
 
 
 def test_a_file_that_cannot_be_is_refused():
     with pytest.raises(InputError, match=r"'.gif'.*\.jpeg, \.jpg, \.png, \.webp"):
-        encode(photograph(), ".gif")
+        encode_image(photograph(), ".gif")
     with pytest.raises(ImageError, match=r"\(1, 16384, 3\) cannot be written as WEBP"):
-        encode(np.zeros((1, 16384, 3), np.uint8), ".webp")
+        encode_image(np.zeros((1, 16384, 3), np.uint8), ".webp")
 
 
 IMAGE, VALUES, COVERED = photograph()[:, ::-1], bump(), bump() > 0.1
 FEATURES = np.stack([bump(), -bump()])
 CALLS = {
-    "boxes": lambda: boxes(VALUES, 0.5),
-    "captioned": lambda: captioned(IMAGE, "é", flag="careful"),
-    "channel_grid": lambda: channel_grid(FEATURES),
-    "colourise": lambda: colourise(VALUES),
-    "contours": lambda: contours(VALUES, 0.5)[0],
-    "draw_boxes": lambda: draw_boxes(IMAGE, boxes(VALUES, 0.5), ["a"]),
+    "boxes": lambda: find_boxes(VALUES, 0.5),
+    "captioned": lambda: add_caption(IMAGE, "é", flag="careful"),
+    "channel_grid": lambda: draw_channel_grid(FEATURES),
+    "colourise": lambda: colorize(VALUES),
+    "contours": lambda: find_contours(VALUES, 0.5)[0],
+    "draw_boxes": lambda: draw_boxes(IMAGE, find_boxes(VALUES, 0.5), ["a"]),
     "draw_contours": lambda: draw_contours(IMAGE, VALUES, [0.2, 0.5]),
     "draw_marker": lambda: draw_marker(IMAGE, 12.5, 25.5),
-    "encode": lambda: encode(IMAGE, ".png"),
-    "fitted": lambda: fitted(IMAGE, 33),
+    "encode": lambda: encode_image(IMAGE, ".png"),
+    "fitted": lambda: resize_to_fit(IMAGE, 33),
     "overlay": lambda: overlay(IMAGE, VALUES, covered=COVERED),
-    "panel": lambda: panel([IMAGE, IMAGE], ["a", "b"]),
+    "panel": lambda: draw_image_grid([IMAGE, IMAGE], ["a", "b"]),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from camscope.errors import InputError
-from camscope.render import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
+from camscope.render import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
 
 TWO = np.array(
     [
@@ -31,17 +31,17 @@ def cycle(polygon):
 
 
 def test_contours_run_along_the_pixels_edges():
-    small, large = sorted((cycle(p) for p in contours(TWO, 0.5)), key=len)
+    small, large = sorted((cycle(p) for p in find_contours(TWO, 0.5)), key=len)
     assert small == [(3, 5), (3, 6), (4, 6), (4, 5)]
     assert large == [(1, 1), (1, 3), (3, 3), (3, 2), (2, 2), (2, 1)]
-    assert [cycle(p) for p in contours(TWO, 0.95)] == [small]
-    assert contours(TWO, 1.0001) == []
+    assert [cycle(p) for p in find_contours(TWO, 0.95)] == [small]
+    assert find_contours(TWO, 1.0001) == []
 
 
 def test_a_hole_has_a_contour_of_its_own():
     ring = np.ones((5, 5))
     ring[2, 2] = 0
-    found = sorted((cycle(p) for p in contours(ring, 1.0)), key=str)
+    found = sorted((cycle(p) for p in find_contours(ring, 1.0)), key=str)
     assert found == [[(0, 0), (0, 5), (5, 5), (5, 0)], [(2, 2), (2, 3), (3, 3), (3, 2)]]
 
 
@@ -49,28 +49,28 @@ def test_a_hole_has_a_contour_of_its_own():
 def test_contours_enclose_exactly_the_pixels_at_the_level(seed):
     rng = np.random.default_rng(seed)
     values = rng.random(rng.integers(1, 30, 2))
-    found = contours(values, 0.6)
+    found = find_contours(values, 0.6)
     assert abs(sum(area(p) for p in found)) == (values >= 0.6).sum()
     assert all(len(p) >= 4 for p in found)
 
 
 def test_boxes_of_hand_drawn_blobs_strongest_first():
-    assert boxes(TWO, 0.5) == [Box(5, 3, 1, 1, 1.0), Box(left=1, top=1, width=2, height=2, peak=0.9)]
-    assert boxes(TWO, 0.55) == [Box(5, 3, 1, 1, 1.0), Box(2, 1, 1, 2, 0.9)]
-    assert boxes(np.eye(3) * 0.7, 0.7) == [Box(0, 0, 3, 3, 0.7)]  # corners touch
-    assert boxes(np.array([[0.4, 0.0, 0.4]]), 0.3) == [Box(0, 0, 1, 1, 0.4), Box(2, 0, 1, 1, 0.4)]
+    assert find_boxes(TWO, 0.5) == [Box(5, 3, 1, 1, 1.0), Box(left=1, top=1, width=2, height=2, peak=0.9)]
+    assert find_boxes(TWO, 0.55) == [Box(5, 3, 1, 1, 1.0), Box(2, 1, 1, 2, 0.9)]
+    assert find_boxes(np.eye(3) * 0.7, 0.7) == [Box(0, 0, 3, 3, 0.7)]  # corners touch
+    assert find_boxes(np.array([[0.4, 0.0, 0.4]]), 0.3) == [Box(0, 0, 1, 1, 0.4), Box(2, 0, 1, 1, 0.4)]
 
 
 def test_a_box_has_the_peak_of_its_own_pixels_alone():
     nested = np.full((7, 7), 0.3)
     nested[1:6, 1:6] = 0.0
     nested[3, 3] = 0.9
-    assert boxes(nested, 0.2) == [Box(3, 3, 1, 1, 0.9), Box(0, 0, 7, 7, 0.3)]
+    assert find_boxes(nested, 0.2) == [Box(3, 3, 1, 1, 0.9), Box(0, 0, 7, 7, 0.3)]
 
 
 def test_no_evidence_has_no_shape():
-    assert contours(np.zeros((8, 8)), 1e-12) == []
-    assert boxes(np.zeros((8, 8)), 1e-12) == []
+    assert find_contours(np.zeros((8, 8)), 1e-12) == []
+    assert find_boxes(np.zeros((8, 8)), 1e-12) == []
     image = np.full((8, 8, 3), 7, np.uint8)
     np.testing.assert_array_equal(draw_contours(image, np.zeros((8, 8)), [0.1, 0.5]), image)
 

@@ -7,15 +7,23 @@ import numpy as np
 import pytest
 
 from camscope.errors import GeometryError, InputError, NonFiniteError
-from camscope.render import Volume, colourise, not_covered, planes, projection, slices, world_of_cells
-from camscope.render.anatomical_axes import letters, located, spacing, views
-from camscope.render.image_grid import AMBER
-from camscope.render.text import text_tile
-from camscope.render.volume import drawn
-from camscope.render.volume_annotations import ACCENT, corner, letter_size, line
-from camscope.render.volume_views import _columns
+from camscope.render import (
+    Volume,
+    colorize,
+    compute_cell_affine,
+    draw_planes,
+    draw_projection,
+    draw_slices,
+    hatch_uncovered,
+)
+from camscope.render.anatomical_axes import choose_views, compute_spacing, format_location, get_axis_letters
+from camscope.render.image_grid import WARNING_COLOR
+from camscope.render.text import draw_text
+from camscope.render.volume import draw_slice
+from camscope.render.volume_annotations import ACCENT_COLOR, choose_font_size, compute_plane_corner, draw_text_on_dark
+from camscope.render.volume_views import _choose_slice_columns
 
-TOP = colourise(np.ones((1, 1)))[0, 0]
+TOP = colorize(np.ones((1, 1)))[0, 0]
 AXIAL = (
     ("I", "S"),
     ("A", "P"),
@@ -55,14 +63,14 @@ def test_a_spot_at_the_left_front_top_is_drawn_there_however_the_array_lies(axes
             for n, sign, side in zip(size, signs, [(-1, 1, 1)[axis] for axis in axes], strict=True)
         )
         one = volume(tuple(size), voxel, world=world)
-        assert one.voxel == (1, 2, 3)
-        axial, coronal, sagittal = (drawn(one, view, voxel[view.normal], 2.0)[..., 0] for view in one.views)
+        assert one.voxel_size == (1, 2, 3)
+        axial, coronal, sagittal = (draw_slice(one, view, voxel[view.normal_axis], 2.0)[..., 0] for view in one.views)
         for picture, down, right in ((axial, False, True), (coronal, False, True), (sagittal, False, False)):
             row, column = np.unravel_index(picture.argmax(), picture.shape)
             assert (row > picture.shape[0] / 2) == down
             assert (column > picture.shape[1] / 2) == right
         assert [view.name for view in one.views] == ["axial", "coronal", "sagittal"]
-        edges = [view.edges(one.letters) for view in one.views]
+        edges = [view.get_edge_letters(one.axis_end_letters) for view in one.views]
         assert edges == [("A", "P", "R", "L"), ("S", "I", "R", "L"), ("S", "I", "A", "P")]
 
 
@@ -71,15 +79,15 @@ def test_an_oblique_volume_has_the_nearest_letters_and_its_true_spacing():
     world = np.eye(4)
     world[:2, :2] = [[-np.cos(turn), np.sin(turn)], [np.sin(turn), np.cos(turn)]]
     world[:3, :3] *= [2.0, 3.0, 4.0]
-    assert letters(world) == (("R", "L"), ("P", "A"), ("I", "S"))
-    np.testing.assert_allclose(spacing(world), (2, 3, 4))
+    assert get_axis_letters(world) == (("R", "L"), ("P", "A"), ("I", "S"))
+    np.testing.assert_allclose(compute_spacing(world), (2, 3, 4))
 
 
 def test_where_a_voxel_lies_in_words():
     world = np.diag([-1.0, 2, 3, 1])
     world[:3, 3] = 10, -7, 0
-    assert located(world, (4, 2, 5)) == ("R 6.0", "P 3.0", "S 15.0")
-    assert located(world, (12, 3.5, -1)) == ("L 2.0", "P 0.0", "I 3.0")
+    assert format_location(world, (4, 2, 5)) == ("R 6.0", "P 3.0", "S 15.0")
+    assert format_location(world, (12, 3.5, -1)) == ("L 2.0", "P 0.0", "I 3.0")
 
 
 def test_the_world_of_a_map_s_cells():
@@ -89,15 +97,15 @@ def test_the_world_of_a_map_s_cells():
     moved[:3, 3] = 10, 0, 0
     expected = np.diag([2.0, 2, 6, 1])
     expected[:3, 3] = 10.5, 0.5, 1.5
-    np.testing.assert_allclose(world_of_cells(moved, cells), expected)
-    assert world_of_cells(None, cells) is None
+    np.testing.assert_allclose(compute_cell_affine(moved, cells), expected)
+    assert compute_cell_affine(None, cells) is None
 
 
 def test_letters_that_name_no_sides_turn_nothing():
-    assert [view.name for view in views(None)] == ["axis 0", "axis 1", "axis 2"]
+    assert [view.name for view in choose_views(None)] == ["axis 0", "axis 1", "axis 2"]
     odd = (("a", "b"), ("c", "d"), ("e", "f"))
-    assert views(odd) == views(None)
-    assert views(odd)[0].edges(odd) == ("c", "d", "e", "f")
+    assert choose_views(odd) == choose_views(None)
+    assert choose_views(odd)[0].get_edge_letters(odd) == ("c", "d", "e", "f")
 
 
 # --- planes
@@ -107,71 +115,81 @@ def test_letters_that_name_no_sides_turn_nothing():
 def test_the_peak_is_at_its_place_in_each_plane(labels):
     one = volume(labels=labels)
     for view in one.views:
-        picture = drawn(one, view, one.peak[view.normal], 21.0)
-        row, column = view.place(one.peak, one.shape)
-        assert picture.shape == (one.shape[view.rows] * 21, one.shape[view.columns] * 21, 3)
+        picture = draw_slice(one, view, one.peak[view.normal_axis], 21.0)
+        row, column = view.project_voxel(one.peak, one.shape)
+        assert picture.shape == (one.shape[view.row_axis] * 21, one.shape[view.column_axis] * 21, 3)
         assert (picture[int(row * 21), int(column * 21)] == TOP).all(), "the middle of the voxel has the top colour"
         assert np.argwhere((picture == TOP).all(2)).tolist() == [[int(row * 21), int(column * 21)]]
 
 
 def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
     one = volume(labels=AXIAL)
-    picture = planes(one, size=189)  # 21 pixels a voxel
-    size = letter_size(189)
-    top, left = corner(size, known=True)
+    picture = draw_planes(one, size=189)  # 21 pixels a voxel
+    size = choose_font_size(189)
+    top, left = compute_plane_corner(size, has_letters=True)
     row, column = top + size // 2 + 2 * 21 + 10, left + 3 * 21 + 10
     assert (picture[row, column] == TOP).all()
-    arm = np.rint(0.65 * np.array(ACCENT)).astype(np.uint8)
+    arm = np.rint(0.65 * np.array(ACCENT_COLOR)).astype(np.uint8)
     assert (picture[row, [column - 30, column + 30]] == arm).all()
     assert (picture[[row - 30, row + 30], column] == arm).all()
     assert (picture[row - 5, column] != arm).any()
-    counts = {letter: len(found(picture, line(letter, size))) for letter in "APRLSI"}
+    counts = {letter: len(found(picture, draw_text_on_dark(letter, size))) for letter in "APRLSI"}
     assert counts == dict.fromkeys("APRLSI", 2), "each side of the body is at the edges of two planes"
-    a, *_ = found(picture, line("A", size))
-    assert abs(a[1] + line("A", size).shape[1] / 2 - (left + 9 * 21 / 2)) <= 1, "above the middle of the axial plane"
+    a, *_ = found(picture, draw_text_on_dark("A", size))
+    assert abs(a[1] + draw_text_on_dark("A", size).shape[1] / 2 - (left + 9 * 21 / 2)) <= 1, (
+        "above the middle of the axial plane"
+    )
     assert a[0] < top + size // 2
-    assert len(found(picture, line("axial 1", size))) == 1
+    assert len(found(picture, draw_text_on_dark("axial 1", size))) == 1
 
 
 def test_planes_have_the_proportions_of_the_body():
     one = volume((4, 20, 10), (1, 2, 3), spacing=(5.0, 0.5, 1.0))
-    assert [drawn(one, view, 0, 10.0).shape[:2] for view in one.views] == [(100, 100), (200, 100), (200, 100)]
-    assert one.finest(None) == 320 / 20, "the smallest picture's longest side, of 20 mm"
-    assert volume((4, 1000, 10), (1, 2, 3)).finest(None) == 512 / 1000
+    assert [draw_slice(one, view, 0, 10.0).shape[:2] for view in one.views] == [(100, 100), (200, 100), (200, 100)]
+    assert one.max_resolution(None) == 320 / 20, "the smallest picture's longest side, of 20 mm"
+    assert volume((4, 1000, 10), (1, 2, 3)).max_resolution(None) == 512 / 1000
 
 
 def test_any_voxel_can_be_looked_at_and_none_beyond():
     one = volume()
-    assert (planes(one, (0, 0, 0)) != planes(one)).any()
-    assert (planes(one, one.peak) == planes(one)).all()
+    assert (draw_planes(one, (0, 0, 0)) != draw_planes(one)).any()
+    assert (draw_planes(one, one.peak) == draw_planes(one)).all()
     with pytest.raises(InputError, match=r"at=\(5, 0, 0\): expected a voxel"):
-        planes(one, (5, 0, 0))
+        draw_planes(one, (5, 0, 0))
 
 
 def test_a_figure_s_planes_have_the_rows_that_it_asks_for():
     for height in (120, 239, 240, 400):
-        assert planes(volume(labels=AXIAL, spacing=(3, 1, 1)), height=height).shape[0] == height
+        assert draw_planes(volume(labels=AXIAL, spacing=(3, 1, 1)), height=height).shape[0] == height
 
 
 def test_the_words_beside_the_planes():
     world = np.diag([1.0, 1, 2, 1])
     one = volume(world=world)
-    picture, size = planes(one), letter_size(320)
+    picture, size = draw_planes(one), choose_font_size(320)
     for word in ("peak 2", "voxel 1, 2, 3", "R 1.0  A 2.0  S 6.0 mm", "axial 3 · S 6.0 mm", "coronal 2 · A 2.0 mm"):
-        assert len(found(picture, line(word, size))) == 1, word
-    assert len(found(planes(volume(spacing=(2, 1, 1))), line("axis 0: 1 · 2.0 mm", size))) == 1
-    assert not found(planes(volume(alpha=0.0)), line("peak 2", size))
+        assert len(found(picture, draw_text_on_dark(word, size))) == 1, word
+    assert len(found(draw_planes(volume(spacing=(2, 1, 1))), draw_text_on_dark("axis 0: 1 · 2.0 mm", size))) == 1
+    assert not found(draw_planes(volume(alpha=0.0)), draw_text_on_dark("peak 2", size))
 
 
 def test_the_scale_is_one_and_its_ends_are_raw():
     values = np.zeros((4, 6, 6))
     values[1, 2, 2], values[3, 4, 4] = 8.0, 4.0
     one = Volume(np.zeros(values.shape, np.uint8), values, alpha=1.0)
-    assert one.ends == (0.0, 8.0)
+    assert one.value_range == (0.0, 8.0)
     assert one.peak == (1, 2, 2)
-    half = drawn(one, one.views[0], 3, 21.0)[4 * 21 + 10, 4 * 21 + 10]
-    np.testing.assert_array_equal(half, np.rint(0.75 * colourise(np.full((1, 1), 0.5))[0, 0]))  # 1 - (1 - 0.5)^2
-    assert len(found(planes(one), text_tile("8", letter_size(320), ink=(214, 214, 214), paper=(18, 18, 20)))) >= 1
+    half = draw_slice(one, one.views[0], 3, 21.0)[4 * 21 + 10, 4 * 21 + 10]
+    np.testing.assert_array_equal(half, np.rint(0.75 * colorize(np.full((1, 1), 0.5))[0, 0]))  # 1 - (1 - 0.5)^2
+    assert (
+        len(
+            found(
+                draw_planes(one),
+                draw_text("8", choose_font_size(320), text_color=(214, 214, 214), background=(18, 18, 20)),
+            )
+        )
+        >= 1
+    )
 
 
 def test_of_a_signed_map_the_largest_size_is_the_peak_and_keeps_its_sign():
@@ -179,13 +197,13 @@ def test_of_a_signed_map_the_largest_size_is_the_peak_and_keeps_its_sign():
     values[0, 1, 2], values[2, 3, 4] = 1.0, -3.0
     one = Volume(np.zeros(values.shape, np.uint8), values, colormap="diverging", alpha=1.0)
     assert one.peak == (2, 3, 4)
-    assert one.ends == (-3.0, 3.0)
-    blue = colourise(np.full((1, 1), -1.0), "diverging")[0, 0]
-    assert (drawn(one, one.views[0], 2, 21.0)[3 * 21 + 10, 4 * 21 + 10] == blue).all()
-    from camscope.render.volume_views import strongest
+    assert one.value_range == (-3.0, 3.0)
+    blue = colorize(np.full((1, 1), -1.0), "diverging")[0, 0]
+    assert (draw_slice(one, one.views[0], 2, 21.0)[3 * 21 + 10, 4 * 21 + 10] == blue).all()
+    from camscope.render.volume_views import project_strongest
 
-    assert strongest(values, 0, "diverging")[3, 4] == -3.0
-    assert strongest(values, 0, "diverging")[1, 2] == 1.0
+    assert project_strongest(values, 0, "diverging")[3, 4] == -3.0
+    assert project_strongest(values, 0, "diverging")[1, 2] == 1.0
 
 
 # --- slices and projections
@@ -193,41 +211,41 @@ def test_of_a_signed_map_the_largest_size_is_the_peak_and_keeps_its_sign():
 
 def test_slices_are_spread_numbered_and_the_peak_is_in_a_frame():
     one = volume((30, 8, 8), (17, 2, 3))
-    picture = slices(one, size=100, count=5, columns=5)
-    size = letter_size(200)
-    numbers = [n for n in range(30) if found(picture[:, :560], line(f"{n}", size))]
+    picture = draw_slices(one, size=100, n_slices=5, columns=5)
+    size = choose_font_size(200)
+    numbers = [n for n in range(30) if found(picture[:, :560], draw_text_on_dark(f"{n}", size))]
     assert numbers == [0, 7, 22, 29], "17 is among them, in another colour"
-    assert len(found(picture, line("17", size, ink=ACCENT))) == 1
-    assert (picture == ACCENT).all(2).sum() > 2 * 100
+    assert len(found(picture, draw_text_on_dark("17", size, text_color=ACCENT_COLOR))) == 1
+    assert (picture == ACCENT_COLOR).all(2).sum() > 2 * 100
     with pytest.raises(InputError, match="count=0"):
-        slices(one, count=0)
+        draw_slices(one, n_slices=0)
     with pytest.raises(InputError, match="axis='axial': expected 0, 1, 2"):
-        slices(one, "axial")
-    assert volume(labels=AXIAL).view("coronal") == volume(labels=AXIAL).view(1)
+        draw_slices(one, "axial")
+    assert volume(labels=AXIAL).get_view("coronal") == volume(labels=AXIAL).get_view(1)
 
 
 def test_a_grid_leaves_few_places_empty():
-    assert _columns(12, 1.0) == 4
-    assert _columns(8, 1.0) == 4
-    assert _columns(1, 1.0) == 1
-    assert _columns(12, 0.05) == 1, "very wide slices stand one below the other"
+    assert _choose_slice_columns(12, 1.0) == 4
+    assert _choose_slice_columns(8, 1.0) == 4
+    assert _choose_slice_columns(1, 1.0) == 1
+    assert _choose_slice_columns(12, 0.05) == 1, "very wide slices stand one below the other"
 
 
 def test_a_projection_shows_the_strongest_value_along_its_axis():
     values = np.zeros((4, 5, 6))
     values[3, 1, 2], values[0, 4, 5] = 2.0, 1.0
     one = Volume(np.zeros((4, 5, 6), np.uint8), values, alpha=1.0)
-    picture = projection(one, 0, size=6 * 21)
-    top, left = corner(11, known=False)
+    picture = draw_projection(one, 0, size=6 * 21)
+    top, left = compute_plane_corner(11, has_letters=False)
     top += 11 // 2
     assert (picture[top + 1 * 21 + 10, left + 2 * 21 + 10] == TOP).all()
-    half = np.rint(0.75 * colourise(np.full((1, 1), 0.5))[0, 0])
+    half = np.rint(0.75 * colorize(np.full((1, 1), 0.5))[0, 0])
     np.testing.assert_array_equal(picture[top + 4 * 21 + 10, left + 5 * 21 + 10], half)
-    assert projection(one, size=126).shape[1] > 2 * picture.shape[1] - 200, "three side by side"
+    assert draw_projection(one, size=126).shape[1] > 2 * picture.shape[1] - 200, "three side by side"
     bright = Volume(np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.zeros((2, 3, 4)))
-    assert (projection(bright, behind="mean") != projection(bright, behind="max")).any()
+    assert (draw_projection(bright, background="mean") != draw_projection(bright, background="max")).any()
     with pytest.raises(InputError, match="behind='sum'"):
-        projection(one, behind="sum")
+        draw_projection(one, background="sum")
 
 
 # --- what is odd is seen
@@ -245,11 +263,11 @@ def test_an_empty_or_a_flat_map_says_so(values, words):
     one = Volume(np.zeros((3, 4, 6), np.uint8), np.broadcast_to(values, (3, 4, 2)).repeat(3, 2))
     assert one.warning == words
     assert one.peak == (1, 2, 3), "the middle"
-    for picture in (planes(one), slices(one), projection(one)):
-        assert (picture == AMBER).all(2).sum() > 100
-    silent = Volume(one.picture, one.values, flag="")
-    assert not (planes(silent) == AMBER).all(2).any()
-    assert Volume(one.picture, one.values, flag="flat").warning == "flat"
+    for picture in (draw_planes(one), draw_slices(one), draw_projection(one)):
+        assert (picture == WARNING_COLOR).all(2).sum() > 100
+    silent = Volume(one.image, one.values, flag="")
+    assert not (draw_planes(silent) == WARNING_COLOR).all(2).any()
+    assert Volume(one.image, one.values, flag="flat").warning == "flat"
 
 
 def test_what_is_not_covered_is_hatched_and_holds_no_peak():
@@ -257,26 +275,26 @@ def test_what_is_not_covered_is_hatched_and_holds_no_peak():
     covered[:, :, :5] = False
     one = volume(covered=covered)
     assert one.warning == "the map is 0 everywhere", "2.0 lies where nothing is covered"
-    picture = drawn(one, one.views[0], 1, 10.0)
-    hatched = not_covered(np.zeros((70, 90, 3), np.uint8), covered[0].repeat(10, 0).repeat(10, 1))
+    picture = draw_slice(one, one.views[0], 1, 10.0)
+    hatched = hatch_uncovered(np.zeros((70, 90, 3), np.uint8), covered[0].repeat(10, 0).repeat(10, 1))
     np.testing.assert_array_equal(picture, hatched)
     nowhere = volume(covered=np.zeros((5, 7, 9), bool))
     assert nowhere.warning == "the map covers nothing of this volume"
-    assert planes(nowhere).ndim == 3
+    assert draw_planes(nowhere).ndim == 3
 
 
 def test_greys_of_any_kind_of_numbers():
     numbers = np.linspace(-1000, 1000, 1000).reshape(10, 10, 10)
     one = Volume(numbers, np.zeros((10, 10, 10)), window=(-500.0, 500.0))
-    assert one.grey.min() == 0
-    assert one.grey.max() == 255
-    assert abs(int(one.grey[5, 0, 0]) - 128) <= 1
-    assert (one.grey == 0).mean() == pytest.approx(0.25, abs=0.01)
-    assert (Volume(numbers * 0, numbers * 0).grey == 128).all()
-    assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).grey.max() == 255
+    assert one.gray_image.min() == 0
+    assert one.gray_image.max() == 255
+    assert abs(int(one.gray_image[5, 0, 0]) - 128) <= 1
+    assert (one.gray_image == 0).mean() == pytest.approx(0.25, abs=0.01)
+    assert (Volume(numbers * 0, numbers * 0).gray_image == 128).all()
+    assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).gray_image.max() == 255
     colour = np.zeros((3, 4, 5, 3), np.uint8)
     colour[..., 0] = 200
-    assert (drawn(Volume(colour, np.zeros((3, 4, 5))), views(None)[0], 0, 8.0) == [200, 0, 0]).all()
+    assert (draw_slice(Volume(colour, np.zeros((3, 4, 5))), choose_views(None)[0], 0, 8.0) == [200, 0, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -294,4 +312,4 @@ def test_greys_of_any_kind_of_numbers():
 )
 def test_what_does_not_belong_together_is_one_clear_error(facts, error, words):
     with pytest.raises(error, match=words):
-        planes(Volume(**{"picture": np.zeros((3, 4, 5), np.uint8), "values": np.zeros((3, 4, 5)), **facts}))
+        draw_planes(Volume(**{"picture": np.zeros((3, 4, 5), np.uint8), "values": np.zeros((3, 4, 5)), **facts}))

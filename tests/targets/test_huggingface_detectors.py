@@ -9,7 +9,7 @@ from torch import nn
 from camscope import Box, LayerCAM, Layout
 from camscope.errors import LayerError, TargetError
 from camscope.targets import Score
-from camscope.targets.box import activation_of, detection_heads, detections
+from camscope.targets.box import find_detection_heads, infer_activation, parse_detections
 
 transformers = pytest.importorskip("transformers")
 
@@ -174,18 +174,18 @@ def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
     processor = getattr(transformers, FAMILIES[family][1])()
     (expected,) = processor.post_process_object_detection(output, threshold=0.0, target_sizes=torch.tensor([size]))
     assert len(expected["labels"]) > 1
-    (found,) = detections(output, size, activation_of(detection_heads(model), output.logits.shape[-1]))
+    (found,) = parse_detections(output, size, infer_activation(find_detection_heads(model), output.logits.shape[-1]))
     for label, score, corners in zip(*(expected[key] for key in ("labels", "scores", "boxes")), strict=True):
         same = (found.boxes - corners).abs().amax(1) < 1e-3
         assert same.any()
-        assert (found.chances[same, label] - score).abs().min() < 1e-5
+        assert (found.probabilities[same, label] - score).abs().min() < 1e-5
     # a detection of the last class, which a softmax would have dropped, is explained
-    last = int((found.chances.amax(0) > 0).nonzero().max())  # behind it are the padding's, of Grounding DINO
-    query = int(found.chances[:, last].argmax())
+    last = int((found.probabilities.amax(0) > 0).nonzero().max())  # behind it are the padding's, of Grounding DINO
+    query = int(found.probabilities[:, last].argmax())
     corners = found.boxes[query].tolist()
-    score = model_score(model, x, Box(*corners, of=last), more)
+    score = model_score(model, x, Box(*corners, label=last), more)
     rivals = (found.boxes - found.boxes[query]).abs().amax(1) < 1e-3
-    assert score == pytest.approx(float(found.chances[rivals, last].max()), abs=1e-4)
+    assert score == pytest.approx(float(found.probabilities[rivals, last].max()), abs=1e-4)
 
 
 def model_score(model, x, box, more):

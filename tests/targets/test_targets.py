@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box, Class, Classes, Difference, Output, Preprocess, Probability, Region, Similarity, Text
+from camscope import (
+    Box,
+    Class,
+    Classes,
+    Difference,
+    LogProbability,
+    OutputPart,
+    Preprocess,
+    Region,
+    Similarity,
+    TextSimilarity,
+)
 from camscope.errors import TargetError
 from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
 from camscope.model_card import ModelCard, attach_card
@@ -25,8 +36,8 @@ NAMES = ("cat", "dog", "fox")
 
 def read(target, output, samples=1, size=(8, 8), **facts):
     """The score of an output, and its words for the first sample."""
-    score = Score(nn.Identity(), target, size=size, **facts)
-    return score.read(output, samples), score.label_of(0)
+    score = Score(nn.Identity(), target, input_size=size, **facts)
+    return score.read_score(output, samples), score.describe(0)
 
 
 class Dense(Plain):
@@ -59,24 +70,24 @@ def test_several_classes_are_their_mean():
 
 def test_probabilities_by_hand_and_where_a_float_would_have_rounded_them():
     output = torch.tensor([[math.log(1.0), math.log(3.0), math.log(4.0)]])
-    values, words = read(Probability("dog"), output, categories=NAMES)
+    values, words = read(LogProbability("dog"), output, categories=NAMES)
     assert words == "log-probability of dog"
     assert float(values) == pytest.approx(math.log(3 / 8))
-    assert float(read(Probability(), output)[0]) == pytest.approx(math.log(4 / 8))
-    assert float(read(Probability(1, multilabel=True), output)[0]) == pytest.approx(math.log(3 / 4))
-    assert float(read(Probability(), torch.tensor([[math.log(3.0)]]))[0]) == pytest.approx(math.log(3 / 4))
+    assert float(read(LogProbability(), output)[0]) == pytest.approx(math.log(4 / 8))
+    assert float(read(LogProbability(1, multilabel=True), output)[0]) == pytest.approx(math.log(3 / 4))
+    assert float(read(LogProbability(), torch.tensor([[math.log(3.0)]]))[0]) == pytest.approx(math.log(3 / 4))
     sure = torch.tensor([[300.0, 0.0]], requires_grad=True)
-    values, _ = read(Probability(1), sure)
+    values, _ = read(LogProbability(1), sure)
     assert float(values.detach()) == -300
     (gradient,) = torch.autograd.grad(values.sum(), sure)
     assert gradient.tolist() == [[-1.0, 1.0]]
     with pytest.raises(TargetError, match="probabilities already"):
-        read(Probability(), torch.tensor([[0.25, 0.75]]))
+        read(LogProbability(), torch.tensor([[0.25, 0.75]]))
 
 
 def test_a_probability_has_the_gradient_of_the_log_softmax():
     model, x = plain()
-    found = HiResCAM(model, "middle").attribute(x, Probability(1))
+    found = HiResCAM(model, "middle").attribute(x, LogProbability(1))
     expected = HiResCAM(model, "middle").attribute(x, lambda output: output.log_softmax(1)[:, 1])
     torch.testing.assert_close(found, expected)
 
@@ -88,11 +99,11 @@ def test_a_region_is_the_mean_over_it_by_hand():
     output = torch.arange(32.0).view(1, 2, 4, 4)
     mask = np.zeros((8, 8))
     mask[:2, :4] = 1  # two cells of the output
-    values, words = read(Region(of=0, mask=mask), output, categories=NAMES[:2])
+    values, words = read(Region(label=0, mask=mask), output, categories=NAMES[:2])
     assert (values.tolist(), words) == ([0.5], "cat in a region")
     mask[2, 0] = 1  # a quarter of another, whose score is 4
-    assert read(Region(of=0, mask=mask), output)[0].tolist() == [pytest.approx((0 + 1 + 0.25 * 4) / 2.25)]
-    values, words = read(Region(of=1, point=(7, 3)), output)  # x, y on 8 x 8
+    assert read(Region(label=0, mask=mask), output)[0].tolist() == [pytest.approx((0 + 1 + 0.25 * 4) / 2.25)]
+    values, words = read(Region(label=1, point=(7, 3)), output)  # x, y on 8 x 8
     assert (values.tolist(), words) == ([16 + 4 + 3], "class 1 at (7, 3) of the input")
 
 
@@ -101,15 +112,15 @@ def test_a_region_chooses_the_class_that_scores_most_there_and_then_keeps_to_it(
     output[0, 2, :2, :2], output[0, 1, 2:, 2:] = 5.0, 1.0
     corner = np.zeros((4, 4), bool)
     corner[3, 3] = True
-    score = Score(nn.Identity(), Region(mask=corner), size=(4, 4))
-    assert score.read(output, 1).tolist() == [1.0]
-    assert score.label_of(0) == "class 1 in a region"
-    assert score.read(output.flip(1), 1).tolist() == [1.0], "the class stays"
-    everywhere = Score(nn.Identity(), Region(of=2), size=(4, 4))
-    assert everywhere.read(output, 1).tolist() == [5.0]
-    assert everywhere.label_of(0) == "class 2 where it is the answer"
+    score = Score(nn.Identity(), Region(mask=corner), input_size=(4, 4))
+    assert score.read_score(output, 1).tolist() == [1.0]
+    assert score.describe(0) == "class 1 in a region"
+    assert score.read_score(output.flip(1), 1).tolist() == [1.0], "the class stays"
+    everywhere = Score(nn.Identity(), Region(label=2), input_size=(4, 4))
+    assert everywhere.read_score(output, 1).tolist() == [5.0]
+    assert everywhere.describe(0) == "class 2 where it is the answer"
     with pytest.raises(TargetError, match="is the answer nowhere"):
-        Score(nn.Identity(), Region(of=1), size=(4, 4)).read(-output, 1)
+        Score(nn.Identity(), Region(label=1), input_size=(4, 4)).read_score(-output, 1)
 
 
 def test_seg_grad_cam_is_grad_cam_of_the_region():
@@ -118,7 +129,7 @@ def test_seg_grad_cam_is_grad_cam_of_the_region():
     mask[2:6, :4] = True
     half = F.adaptive_avg_pool2d(torch.as_tensor(mask, dtype=x.dtype)[None, None], model(x).shape[2:])[0, 0]
     for kind in (GradCAM, HiResCAM):
-        found = kind(model, "middle").attribute(x, Region(of=1, mask=mask))
+        found = kind(model, "middle").attribute(x, Region(label=1, mask=mask))
         expected = kind(model, "middle").attribute(x, lambda output: (output[:, 1] * half).sum((1, 2)) / half.sum())
         torch.testing.assert_close(found, expected)
 
@@ -130,15 +141,15 @@ def test_a_mask_of_the_photograph_is_carried_through_resize_and_crop():
     mask[16:32, 8:24] = True  # the lower left quarter of what the crop of the middle leaves
     way = Preprocess(resize=8, crop=8, mean=(0.5,) * 3, std=(0.5,) * 3)
     tool = HiResCAM(model.float(), "middle", preprocess=way)
-    found = tool.explain(photograph, Region(of=1, mask=mask))
+    found = tool.explain(photograph, Region(label=1, mask=mask))
     x, _ = way(photograph)
     own = np.zeros((8, 8), bool)
     own[4:, :4] = True
-    expected = HiResCAM(model, "middle").attribute(x[None], Region(of=1, mask=own))
-    torch.testing.assert_close(torch.from_numpy(found.heat), expected[0])
-    pointed = tool.explain(photograph, Region(of=1, point=(9, 17)))
-    expected = HiResCAM(model, "middle").attribute(x[None], Region(of=1, point=(0.25, 4.25)))
-    torch.testing.assert_close(torch.from_numpy(pointed.heat), expected[0])
+    expected = HiResCAM(model, "middle").attribute(x[None], Region(label=1, mask=own))
+    torch.testing.assert_close(torch.from_numpy(found.attribution), expected[0])
+    pointed = tool.explain(photograph, Region(label=1, point=(9, 17)))
+    expected = HiResCAM(model, "middle").attribute(x[None], Region(label=1, point=(0.25, 4.25)))
+    torch.testing.assert_close(torch.from_numpy(pointed.attribution), expected[0])
     gone = np.zeros((32, 48), bool)
     gone[:, :6] = True
     for wrong, saying in (
@@ -153,10 +164,10 @@ def test_a_mask_of_the_photograph_is_carried_through_resize_and_crop():
 def test_a_region_asks_a_segmentation():
     with pytest.raises(TargetError, match="class scores at every place"):
         read(Region(), torch.zeros(1, 3))
-    assert read(Region(of=0, point=(0, 0)), {"out": torch.ones(1, 2, 4, 4), "aux": torch.zeros(1, 2, 4, 4)})[
+    assert read(Region(label=0, point=(0, 0)), {"out": torch.ones(1, 2, 4, 4), "aux": torch.zeros(1, 2, 4, 4)})[
         0
     ].tolist() == [1]
-    assert read(Region(of=0, point=(0, 0)), SimpleNamespace(logits=torch.ones(1, 2, 4, 4)))[0].tolist() == [1]
+    assert read(Region(label=0, point=(0, 0)), SimpleNamespace(logits=torch.ones(1, 2, 4, 4)))[0].tolist() == [1]
 
 
 # --- boxes
@@ -170,23 +181,23 @@ def listed(*found):
 
 def test_a_box_is_its_overlap_times_the_probability_by_hand():
     output = [listed(((0.0, 0.0, 4.0, 4.0), 1, 0.5), ((2.0, 0.0, 6.0, 4.0), 2, 0.9), ((0.0, 0.0, 4.0, 8.0), 1, 0.8))]
-    values, words = read(Box(0, 0, 4, 4, of="dog"), output, categories=NAMES)
+    values, words = read(Box(0, 0, 4, 4, label="dog"), output, categories=NAMES)
     assert (values.tolist(), words) == (
         [pytest.approx(0.5)],
         "dog in the box (0, 0, 4, 4) of the input",
     )  # 1 x 0.5; 0.5 x 0.8
-    values, words = read(Box(0, 0, 4, 7, of=None), output)
+    values, words = read(Box(0, 0, 4, 7, label=None), output)
     assert (values.tolist(), words) == ([pytest.approx(0.8 * 28 / 32)], "class 1 in the box (0, 0, 4, 7) of the input")
 
 
 def test_a_box_is_matched_anew_in_every_pass_and_nothing_left_is_zero():
-    score = Score(nn.Identity(), Box(0, 0, 4, 4), size=(8, 8))
-    score.read([listed(((0.0, 0.0, 4.0, 4.0), 1, 0.5))], 1)
+    score = Score(nn.Identity(), Box(0, 0, 4, 4), input_size=(8, 8))
+    score.read_score([listed(((0.0, 0.0, 4.0, 4.0), 1, 0.5))], 1)
     moved = [listed(((5.0, 5.0, 8.0, 8.0), 1, 0.9), ((0.0, 0.0, 4.0, 2.0), 1, 0.4))]
-    assert score.read(moved, 1).tolist() == [pytest.approx(0.2)]
-    assert score.read([listed(((0.0, 0.0, 4.0, 4.0), 2, 0.9))], 1).tolist() == [0.0], "another class is no match"
+    assert score.read_score(moved, 1).tolist() == [pytest.approx(0.2)]
+    assert score.read_score([listed(((0.0, 0.0, 4.0, 4.0), 2, 0.9))], 1).tolist() == [0.0], "another class is no match"
     empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long), "scores": torch.zeros(0)}
-    assert score.read([empty], 1).tolist() == [0.0]
+    assert score.read_score([empty], 1).tolist() == [0.0]
 
 
 def test_a_box_nobody_detected_is_an_error_that_names_the_nearest():
@@ -196,7 +207,7 @@ def test_a_box_nobody_detected_is_an_error_that_names_the_nearest():
             Box(5, 5, 8, 8),
             r"no detection that overlaps Box\(5, 5, 8, 8\) by half; the nearest: class 2 at \(0, 0, 4, 4\)",
         ),
-        (Box(0, 0, 4, 4, of=1), "by half"),
+        (Box(0, 0, 4, 4, label=1), "by half"),
     ):
         with pytest.raises(TargetError, match=saying):
             read(box, output)
@@ -238,7 +249,7 @@ def test_another_image_is_embedded_by_the_model_itself():
     found = tool.explain(x[0], Similarity(x[1]))
     reference = model(x[1:])[0].detach()
     expected = tool.attribute(x[:1], lambda output: F.cosine_similarity(output, reference[None]))
-    torch.testing.assert_close(torch.from_numpy(found.heat), expected[0])
+    torch.testing.assert_close(torch.from_numpy(found.attribution), expected[0])
     assert found.label == "similarity to the reference"
     assert found.score == pytest.approx(float(F.cosine_similarity(model(x[:1]).detach(), reference[None])))
     several = tool.explain(x[0], Similarity([x[1], x[0]]))
@@ -251,9 +262,9 @@ def test_a_reference_of_a_model_of_signals_is_a_signal():
     x = torch.randn(3, 2, 12, dtype=torch.float64)
     tool, own = HiResCAM(model, "0"), model(x).detach()
     found = tool.explain(x[0], Similarity(x[1]))
-    np.testing.assert_allclose(found.heat, tool.explain(x[0], Similarity(own[1])).heat, rtol=1e-10)
+    np.testing.assert_allclose(found.attribution, tool.explain(x[0], Similarity(own[1])).attribution, rtol=1e-10)
     prototype = tool.explain(x[0], Similarity([own[1], x[2]]))
-    np.testing.assert_allclose(prototype.heat, tool.explain(x[0], Similarity(own[1:])).heat, rtol=1e-10)
+    np.testing.assert_allclose(prototype.attribution, tool.explain(x[0], Similarity(own[1:])).attribution, rtol=1e-10)
     assert prototype.label == "similarity to a prototype of 2"
     with pytest.raises(TargetError, match=r"the references are \(5,\), \(4,\): expected one length"):
         tool.explain(x[0], Similarity([own[1], own[1, :4]]))
@@ -264,15 +275,15 @@ def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
     words = {"a cat": torch.tensor([1.0, 0.0, 0.0]), "a dog": torch.tensor([0.0, 2.0, 0.0])}
     tool = HiResCAM(model, "middle")
     with pytest.raises(TargetError, match="no text encoder is known; pass encode="):
-        tool.explain(x[0], Text("a cat"))
-    given = tool.explain(x[0], Text("a cat", encode=words.__getitem__))
+        tool.explain(x[0], TextSimilarity("a cat"))
+    given = tool.explain(x[0], TextSimilarity("a cat", encode=words.__getitem__))
     expected = tool.explain(x[0], Similarity(words["a cat"].double()))
-    np.testing.assert_allclose(given.heat, expected.heat)
+    np.testing.assert_allclose(given.attribution, expected.attribution)
     assert given.label == 'similarity to "a cat"'
     attach_card(model, ModelCard("here", embed_text=words.__getitem__))
-    known = tool.explain(x[0], Text("a cat", rather_than="a dog"))
+    known = tool.explain(x[0], TextSimilarity("a cat", contrast_prompt="a dog"))
     other = tool.explain(x[0], Similarity(words["a dog"].double()))
-    np.testing.assert_allclose(known.heat, expected.heat - other.heat, rtol=1e-6)
+    np.testing.assert_allclose(known.attribution, expected.attribution - other.attribution, rtol=1e-6)
     assert known.label == 'similarity to "a cat" rather than "a dog"'
 
 
@@ -282,19 +293,21 @@ def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
 def test_a_part_of_the_output_by_key_index_and_attribute():
     logits = torch.tensor([[1.0, 5.0], [2.0, 0.0]])
     nested = {"heads": [SimpleNamespace(age=logits), logits * 0]}
-    values, words = read(Output("heads.0.age", "dog"), nested, 2, categories=NAMES[:2])
+    values, words = read(OutputPart("heads.0.age", "dog"), nested, 2, categories=NAMES[:2])
     assert (values.tolist(), words) == ([5.0, 0.0], "dog of the output 'heads.0.age'")
-    assert read(Output(1), (logits, logits + 1), 2)[0].tolist() == [6.0, 3.0]
-    assert read(Output("a", Probability(0)), {"a": logits}, 2)[1] == "log-probability of class 0 of the output 'a'"
+    assert read(OutputPart(1), (logits, logits + 1), 2)[0].tolist() == [6.0, 3.0]
+    assert (
+        read(OutputPart("a", LogProbability(0)), {"a": logits}, 2)[1] == "log-probability of class 0 of the output 'a'"
+    )
     for name in ("heads.2.age", "nose", "heads.0.__class__"):
         with pytest.raises(TargetError, match="it has"):
-            read(Output(name), nested, 2)
+            read(OutputPart(name), nested, 2)
 
 
 # --- what is no question
 
 
-@pytest.mark.parametrize("kind", [Class, Probability, Region, lambda of: Box(0, 0, 4, 4, of)])
+@pytest.mark.parametrize("kind", [Class, LogProbability, Region, lambda of: Box(0, 0, 4, 4, of)])
 def test_a_class_inside_a_question_is_what_it_is_as_a_target(kind):
     for one in (np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)):
         assert type(kind(one).of) is int
@@ -349,11 +362,11 @@ def test_several_classes_may_come_as_an_array_but_none_twice():
         (lambda: Box(0, 0, 4, None), "four finite numbers"),
         (lambda: Box(0, 0, 4, math.inf), "four finite numbers"),
         (lambda: Box(0, 0, 4, math.nan), "four finite numbers"),
-        (lambda: Output(1.5), r"Output\(1.5\): expected a key, an index or an attribute"),
-        (lambda: Output(None), r"Output\(None\)"),
-        (lambda: Output(True), r"Output\(True\)"),
-        (lambda: Text("a cat", encode="clip"), "encode='clip' of a Text: expected a function"),
-        (lambda: Text(5), "expected a sentence"),
+        (lambda: OutputPart(1.5), r"Output\(1.5\): expected a key, an index or an attribute"),
+        (lambda: OutputPart(None), r"Output\(None\)"),
+        (lambda: OutputPart(True), r"Output\(True\)"),
+        (lambda: TextSimilarity("a cat", encode="clip"), "encode='clip' of a Text: expected a function"),
+        (lambda: TextSimilarity(5), "expected a sentence"),
         (
             lambda: Score(nn.Identity(), Classes),
             r"the target is the class Classes itself: pass one of it, e.g. Classes\(",
@@ -370,13 +383,13 @@ def test_what_is_no_question_is_one_clear_error(make, saying):
 def test_numbers_of_any_library_are_numbers():
     assert Region(point=torch.tensor([1, 2])).point == (1, 2)
     assert Region(point=np.array([1.5, 2])).point == (1.5, 2)
-    assert Box(*torch.tensor([0.0, 1.0, 4.0, 5.0], requires_grad=True), of=np.int8(2)).corners == (0, 1, 4, 5)
-    assert read(Output(np.int64(1)), (torch.zeros(1, 2), torch.ones(1, 2)))[0].tolist() == [1]
+    assert Box(*torch.tensor([0.0, 1.0, 4.0, 5.0], requires_grad=True), label=np.int8(2)).corners == (0, 1, 4, 5)
+    assert read(OutputPart(np.int64(1)), (torch.zeros(1, 2), torch.ones(1, 2)))[0].tolist() == [1]
 
 
 def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
     output = torch.tensor([[1.0, 5.0, 3.0]])
-    for wrong, saying in ((Probability("cat"), "categories are not known"), (Probability(3), "out of range")):
+    for wrong, saying in ((LogProbability("cat"), "categories are not known"), (LogProbability(3), "out of range")):
         with pytest.raises(TargetError, match=saying):
             wrong(output)
     with pytest.raises(TargetError, match="settled by a first pass"):
@@ -420,7 +433,7 @@ def test_of_a_detector_only_a_box_is_asked():
         queries,
         vars(queries),
     ):
-        for target in (None, 2, Classes([0, 1]), Probability(1), Region(1), Region(1, point=(1, 1))):
+        for target in (None, 2, Classes([0, 1]), LogProbability(1), Region(1), Region(1, point=(1, 1))):
             with pytest.raises(TargetError, match=r"a detector's.*pass target=Box"):
                 read(target, output)
     beside = {"logits": torch.tensor([[1.0, 5.0]]), "pred_boxes": torch.zeros(1, 4)}  # one box an image has one class
@@ -428,7 +441,7 @@ def test_of_a_detector_only_a_box_is_asked():
 
 
 def test_places_on_other_axes_than_the_inputs_are_refused():
-    for target in (Region(1), Region(1, point=(1, 1)), Output("logits", Region(1))):
+    for target in (Region(1), Region(1, point=(1, 1)), OutputPart("logits", Region(1))):
         for output in ({"logits": torch.zeros(1, 4, 3)}, SimpleNamespace(logits=torch.zeros(1, 4, 3))):
             with pytest.raises(TargetError, match=r"the output has places \(3,\), the input \(8, 8\): pass a function"):
                 read(target, output)
@@ -437,8 +450,8 @@ def test_places_on_other_axes_than_the_inputs_are_refused():
 def test_words_tell_questions_apart():
     output = torch.tensor([[1.0, 5.0, 3.0]])
     assert read(lambda out: out[:, 0], output)[1] == "the output of a function"
-    assert read(Probability(1, multilabel=True), output)[1] == "log-probability of class 1 by itself"
-    assert read(Probability(1), output)[1] == "log-probability of class 1"
+    assert read(LogProbability(1, multilabel=True), output)[1] == "log-probability of class 1 by itself"
+    assert read(LogProbability(1), output)[1] == "log-probability of class 1"
 
 
 # --- through the methods
@@ -464,7 +477,7 @@ def test_several_questions_know_the_size_of_the_input(kind, questions):
     model, x = plain(kind)
     tool = HiResCAM(model, "middle")
     for one, question in zip(tool.explain_classes(x[0], questions), questions, strict=True):
-        np.testing.assert_array_equal(one.heat, tool.explain(x[0], question).heat)
+        np.testing.assert_array_equal(one.attribution, tool.explain(x[0], question).attribution)
 
 
 class Stages(nn.Module):
@@ -486,21 +499,24 @@ def test_a_question_of_a_place_has_its_layer_however_it_is_wrapped():
     tool = HiResCAM(model)
     alone = tool.explain(x[0], question)
     assert alone.layer == "backbone"
-    for same in (tool.explain(x[0], Output("out", question)), tool.explain_batch(list(x), [question, Region(2)])[0]):
+    for same in (
+        tool.explain(x[0], OutputPart("out", question)),
+        tool.explain_batch(list(x), [question, Region(2)])[0],
+    ):
         assert same.layer == alone.layer
-        np.testing.assert_allclose(same.heat, alone.heat, rtol=1e-10)
+        np.testing.assert_allclose(same.attribution, alone.attribution, rtol=1e-10)
 
 
 def test_every_sample_of_a_batch_is_asked_its_own_question():
     model, x = plain(samples=3)
     tool = HiResCAM(model, "middle")
-    questions = [Classes([0, 1]), 2, Probability(1)]
+    questions = [Classes([0, 1]), 2, LogProbability(1)]
     together = tool.explain_batch(list(x), questions)
     assert [one.label for one in together] == ["class 0 and class 1", "class 2", "log-probability of class 1"]
     for image, question, one in zip(x, questions, together, strict=True):
-        np.testing.assert_allclose(one.heat, tool.explain(image, question).heat, rtol=1e-12)
+        np.testing.assert_allclose(one.attribution, tool.explain(image, question).attribution, rtol=1e-12)
     torch.testing.assert_close(
-        torch.stack([torch.from_numpy(one.heat) for one in together]), tool.attribute(x, questions)
+        torch.stack([torch.from_numpy(one.attribution) for one in together]), tool.attribute(x, questions)
     )
     with pytest.raises(TargetError, match="2 targets for a batch of 3"):
         tool.attribute(x, questions[:2])
@@ -510,7 +526,7 @@ def test_altered_activations_are_asked_the_question_of_their_own_sample():
     model, x = plain(Dense)
     masks = np.zeros((2, 8, 8), bool)
     masks[0, :4], masks[1, 4:] = True, True
-    questions = [Region(of=1, mask=mask) for mask in masks]
+    questions = [Region(label=1, mask=mask) for mask in masks]
     both = AblationCAM(model, "middle").attribute(x, questions)
     for n, question in enumerate(questions):
         alone = AblationCAM(model, "middle").attribute(x[n : n + 1], question)
@@ -525,8 +541,8 @@ def test_a_linear_question_is_the_same_sum_of_maps():
 
 def test_a_question_outlives_its_first_use():
     model, x = plain()
-    question, tool = Probability(), LayerCAM(model, "middle")
+    question, tool = LogProbability(), LayerCAM(model, "middle")
     first, second = tool.explain(x[0], question), tool.explain(x[1], question)
     assert first.label == f"log-probability of class {int(model(x[:1]).argmax())}"
     assert second.label == f"log-probability of class {int(model(x[1:]).argmax())}"
-    np.testing.assert_array_equal(tool.explain(x[0], question).heat, first.heat)
+    np.testing.assert_array_equal(tool.explain(x[0], question).attribution, first.attribution)

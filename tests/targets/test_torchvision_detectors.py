@@ -10,7 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from camscope import DRISE, Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
 from camscope.errors import TargetError
-from camscope.explainers.core.resampling import first_part
+from camscope.explainers.core.resampling import crop_padding
 from tests.untouched import untouched
 
 pytestmark = [
@@ -70,27 +70,29 @@ def test_a_detection_is_explained_without_any_glue(kind):
     model, x = detector(kind)
     corners, label, score = found_box(model, x)
     with untouched(model.backbone, x):
-        one = HiResCAM(model).explain(x[0], Box(*corners, of=label))
+        one = HiResCAM(model).explain(x[0], Box(*corners, label=label))
     assert one.layer == "backbone"
     assert one.grid == (8, 12)
     assert one.score == pytest.approx(score, abs=1e-5)
-    assert one.heat.any()
+    assert one.attribution.any()
 
 
 def test_the_map_is_the_gradient_of_that_detections_score():
     model, x = detector(RetinaNet)
     corners, label, _ = found_box(model, x)
-    found = LayerCAM(model, "backbone.2").attribute(x[:1], Box(*corners, of=label))
+    found = LayerCAM(model, "backbone.2").attribute(x[:1], Box(*corners, label=label))
     torch.testing.assert_close(found, layercam_by_hand(model, x)[:, 0], rtol=1e-4, atol=1e-9)
 
 
 def test_every_image_of_a_batch_is_asked_for_its_own_box():
     model, x = detector(RetinaNet)
-    questions = [Box(*corners, of=label) for corners, label, _ in (found_box(model, x, i) for i in range(2))]
+    questions = [Box(*corners, label=label) for corners, label, _ in (found_box(model, x, i) for i in range(2))]
     tool = LayerCAM(model, "backbone.2")
     for one, image, question in zip(tool.explain_batch(list(x), questions), x, questions, strict=True):
         alone = tool.explain(image, question)
-        torch.testing.assert_close(torch.from_numpy(one.heat), torch.from_numpy(alone.heat), rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(
+            torch.from_numpy(one.attribution), torch.from_numpy(alone.attribution), rtol=1e-4, atol=1e-8
+        )
         assert one.label == alone.label
 
 
@@ -106,20 +108,20 @@ def test_what_a_detector_pads_is_not_part_of_the_map():
     whole = layercam_by_hand(model, x)
     assert whole.shape[2:] == (12, 16)
     expected = F.interpolate(whole, (96, 128), mode="bilinear", align_corners=False)[0, 0, :72, :104]
-    one = LayerCAM(model, "backbone.2").explain(x[0], Box(*corners, of=label))
+    one = LayerCAM(model, "backbone.2").explain(x[0], Box(*corners, label=label))
     assert any("the detector pads its input" in note for note in one.notes)
     right, wrong = torch.from_numpy(one.heatmap(scale=None)), F.interpolate(whole, (72, 104), mode="bilinear")[0, 0]
     assert torch.corrcoef(torch.stack([right.flatten(), expected.flatten()]))[0, 1] > 0.95  # interpolated twice
     assert torch.corrcoef(torch.stack([wrong.flatten(), expected.flatten()]))[0, 1] < 0.9
     plain, y = detector(RetinaNet)
     corners, label, _ = found_box(plain, y)
-    assert not LayerCAM(plain, "backbone.2").explain(y[0], Box(*corners, of=label)).notes
+    assert not LayerCAM(plain, "backbone.2").explain(y[0], Box(*corners, label=label)).notes
 
 
 def test_the_first_part_of_a_map_by_hand():
     ramp = torch.arange(4.0).expand(1, 2, 4)
-    assert first_part(ramp, (1.0, 0.5))[0, 0].tolist() == [0.0, 0.25, 0.75, 1.25]
-    torch.testing.assert_close(first_part(ramp, (1.0, 1.0)), ramp)
+    assert crop_padding(ramp, (1.0, 0.5))[0, 0].tolist() == [0.0, 0.25, 0.75, 1.25]
+    torch.testing.assert_close(crop_padding(ramp, (1.0, 1.0)), ramp)
 
 
 @pytest.mark.parametrize("limit", [1, 5])
@@ -163,7 +165,7 @@ def test_each_of_several_boxes_has_the_layer_that_it_is_read_off(wrap):
 def test_drise_through_masks_that_hide_nothing_says_nothing(kind):
     model, x = detector(kind)
     box, label, _ = found_box(model, x)
-    clear = DRISE(model, samples=3, cells=4, keep=1.0).attribute(x[:1], Box(*box, of=label))[0]
+    clear = DRISE(model, n_samples=3, grid_size=4, keep_probability=1.0).attribute(x[:1], Box(*box, label=label))[0]
     assert not clear.any()
-    hidden = DRISE(model, samples=3, cells=4).attribute(x[:1], Box(*box, of=label))[0]
+    hidden = DRISE(model, n_samples=3, grid_size=4).attribute(x[:1], Box(*box, label=label))[0]
     assert hidden.std() > 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from camscope import GradCAM, load_model
 from camscope.images.preprocess import Preprocess
-from camscope.phantom import draw_several
+from camscope.phantom import draw_findings
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SIDE = 227  # of the stored photographs
@@ -76,7 +76,7 @@ def test_two_findings_in_one_radiograph() -> None:
     own, other, alike = [], [], []
     for seed in range(30):
         pair = FINDINGS[seed % len(FINDINGS)]
-        image, masks = draw_several(seed, pair)
+        image, masks = draw_findings(seed, pair)
         maps = [one.heatmap() for one in tool.explain_classes(image, pair)]
         near = [cv2.dilate(masks[name].astype(np.uint8), np.ones((9, 9), np.uint8)) > 0 for name in pair]  # half a cell
         for which, heat in enumerate(maps):
@@ -90,12 +90,12 @@ def test_two_findings_in_one_radiograph() -> None:
 
 def test_several_findings_are_each_exactly_where_one_alone_is() -> None:
     from camscope.errors import InputError
-    from camscope.phantom import draw
+    from camscope.phantom import draw_radiograph
 
-    image, masks = draw_several(5, ["nodule", "effusion"])
-    clear = draw(5, "no finding").image
+    image, masks = draw_findings(5, ["nodule", "effusion"])
+    clear = draw_radiograph(5, "no finding").image
     np.testing.assert_array_equal(image != clear, masks["nodule"] | masks["effusion"])
     for name, mask in masks.items():
-        np.testing.assert_array_equal(mask, draw(5, name).mask)
+        np.testing.assert_array_equal(mask, draw_radiograph(5, name).mask)
     with pytest.raises(InputError, match="each one once"):
-        draw_several(5, ["nodule", "nodule"])
+        draw_findings(5, ["nodule", "nodule"])

@@ -38,7 +38,7 @@ A number stands for methods without an answer there; what they say instead is be
 def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
     """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
     light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
-    names = [name for name in asked_of() if light or METHODS[name].forwards == "1"]
+    names = [name for name in asked_of() if light or METHODS[name].forward_passes == "1"]
     names.sort(key=("cam", "finercam").__contains__)  # what they say comes last on the page
     refused: dict[str, str] = {}
     together = [name for name in names if name not in ALONE]
@@ -52,7 +52,7 @@ def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
         except CamscopeError as error:
             refused[name] = re.sub(r"\s+", " ", str(error))
     for one in found:
-        assert np.isfinite(one.heat).all(), one.method
+        assert np.isfinite(one.attribution).all(), one.method
         if one.layer == row.layer:
             assert one.grid == row.grid, one.method
         elif one.method in ATTENTION and row.kind == "tokens":
@@ -65,7 +65,9 @@ def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
 
 def asked_of() -> list[str]:
     """The methods of a few passes that are here whatever else is installed."""
-    return [name for name, one in METHODS.items() if one.forwards in PASSES and ".adapters." not in one.__module__]
+    return [
+        name for name, one in METHODS.items() if one.forward_passes in PASSES and ".adapters." not in one.__module__
+    ]
 
 
 def small(name: str, row: Row, model: nn.Module) -> Explainer:

@@ -18,8 +18,8 @@ if missing := [
 ]:
     raise MissingExtraError(missing[0], "audit")
 
-from camscope.audit.audit_run import AuditRun, run
+from camscope.audit.audit_run import AuditRun, run_audit
 from camscope.audit.core.config import Config
 from camscope.audit.core.schema import Summary, Verdict
 
-__all__ = ["AuditRun", "Config", "Summary", "Verdict", "run"]
+__all__ = ["AuditRun", "Config", "Summary", "Verdict", "run_audit"]

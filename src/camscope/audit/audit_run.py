@@ -17,34 +17,43 @@ from pydantic import ValidationError
 
 from camscope.audit.core import output_tables
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import Subject
-from camscope.audit.core.output_tables import GALLERY, REPORT
-from camscope.audit.core.predictions import Answered
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.output_tables import GALLERY_FILE, REPORT_FILE
+from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import Summary, Verdict
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.file_ownership import LAST, PLAN, note_written
-from camscope.audit.report import cases, gallery, page
-from camscope.audit.report.verdict_labels import subject_of
-from camscope.audit.runner import Foreseeing, Telling, as_json, begin, expect_images, folder_of, stages, summarised
+from camscope.audit.provenance.file_ownership import PLAN_FILE, REPORT_STAGE, log_stage_files
+from camscope.audit.report import build_gallery, list_predicted_images, render_page
+from camscope.audit.report.verdict_labels import find_topic_id
+from camscope.audit.runner import (
+    EstimateCallback,
+    StageProgressCallback,
+    build_summary,
+    check_images_unchanged,
+    prepare_folder,
+    resolve_output_folder,
+    run_stages,
+    to_json_bytes,
+)
 from camscope.audit.shortcuts import interventions
-from camscope.batch import Run
-from camscope.batch.manifest import arrow
-from camscope.data_readers import MAX_JSON, read_parquet
+from camscope.batch import BatchRun
+from camscope.batch.manifest import import_arrow
+from camscope.data_readers import MAX_JSON_BYTES, read_parquet
 from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.safe_files import expect_regular_files, held_alone, read_bytes, write_bytes
+from camscope.safe_files import check_regular_files, folder_locked, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def run(
+def run_audit(
     config: Config | Mapping[str, Any] | str | os.PathLike[str],
     output: str | os.PathLike[str] = "camscope-audit",
     *,
     overwrite: bool = False,
-    told: Telling | None = None,
-    foreseen: Foreseeing | None = None,
+    on_progress: StageProgressCallback | None = None,
+    on_estimate: EstimateCallback | None = None,
 ) -> "AuditRun":
     """Audit a model: check, resolve, predict, explain, localise, faithfulness, sanity, robustness, shortcut, report.
 
@@ -53,20 +62,20 @@ def run(
     an OutputError, unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much;
     `foreseen`: once, with the seconds that each stage will take, about.
     """
-    subject = Subject(Config.of(config), folder_of(output))
-    telling = told or (lambda stage, done, total: None)
-    with held_alone(subject.folder):
-        begin(subject, telling, overwrite=overwrite)
-        provenance.begun(subject, anew=overwrite)
-        made = stages(subject, telling, overwrite=False, foreseen=foreseen)
-        expect_images(subject, provenance.seen(subject))
-        summary = summarised(subject, made)
+    subject = AuditContext(Config.from_source(config), resolve_output_folder(output))
+    telling = on_progress or (lambda stage, done, total: None)
+    with folder_locked(subject.folder):
+        prepare_folder(subject, telling, overwrite=overwrite)
+        provenance.log_audit_start(subject, is_restart=overwrite)
+        made = run_stages(subject, telling, overwrite=False, on_estimate=on_estimate)
+        check_images_unchanged(subject, provenance.current_image_digests(subject))
+        summary = build_summary(subject, made)
         output_tables.write_metrics(subject)
         output_tables.write_failures(subject)
-        write_bytes(subject.folder / output_tables.SUMMARY, as_json(summary.model_dump(mode="json")))
-        report(subject, summary, provenance.facts(subject))
-        note_written(subject.folder, LAST)
-        provenance.write(subject)
+        write_bytes(subject.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
+        write_report(subject, summary, provenance.collect_facts(subject))
+        log_stage_files(subject.folder, REPORT_STAGE)
+        provenance.write_provenance(subject)
     return AuditRun(subject.folder)
 
 
@@ -75,19 +84,21 @@ class AuditRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        expect_readable(self.folder)
-        if not (self.folder / PLAN).is_file():
+        check_readable(self.folder)
+        if not (self.folder / PLAN_FILE).is_file():
             raise InputError(f"{folder}: no audit is here")
-        if not (self.folder / output_tables.SUMMARY).is_file():
+        if not (self.folder / output_tables.SUMMARY_FILE).is_file():
             raise InputError(f"{folder}: the audit is not finished: start it again, and it goes on")
         try:
-            self.summary = Summary.model_validate_json(read_bytes(self.folder / output_tables.SUMMARY, MAX_JSON))
+            self.summary = Summary.model_validate_json(
+                read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
+            )
         except (OSError, MemoryError) as error:
             why = getattr(error, "strerror", None) or "there is not enough memory for it"
-            raise InputError(f"{folder}: {output_tables.SUMMARY} cannot be read: {why}") from error
+            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {why}") from error
         except ValidationError as error:
             raise InputError(
-                f"{folder}: {output_tables.SUMMARY} is not what an audit writes: {plural(error.error_count(), 'error')}"
+                f"{folder}: {output_tables.SUMMARY_FILE} is not what an audit writes: {plural(error.error_count(), 'error')}"
             ) from None
 
     @property
@@ -95,23 +106,25 @@ class AuditRun:
         """The answers, those that speak against the model first."""
         order = ("against", "neither", "for")
         return tuple(
-            sorted(self.summary.verdicts, key=lambda one: (one.word == "not testable", order.index(one.speaks)))
+            sorted(
+                self.summary.verdicts, key=lambda one: (one.conclusion == "not testable", order.index(one.direction))
+            )
         )
 
     @property
-    def report(self) -> Path:
+    def report_path(self) -> Path:
         """The page."""
-        return self.folder / output_tables.REPORT
+        return self.folder / output_tables.REPORT_FILE
 
     @property
-    def maps(self) -> Run:
+    def maps(self) -> BatchRun:
         """The raw maps."""
-        return Run(self.folder / "maps")
+        return BatchRun(self.folder / "maps")
 
     @property
-    def failures(self) -> int:
+    def n_failures(self) -> int:
         """Images without an answer or a map."""
-        with (self.folder / output_tables.FAILURES).open(encoding="utf-8-sig", newline="") as file:
+        with (self.folder / output_tables.FAILURES_FILE).open(encoding="utf-8-sig", newline="") as file:
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
@@ -120,16 +133,16 @@ class AuditRun:
 
     def metrics(self) -> "pa.Table":
         """Every value of every map: stage, row, id, finding, method, layer, control, metric, fill, value, reason."""
-        return read_parquet(self.folder / output_tables.METRICS)
+        return read_parquet(self.folder / output_tables.METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
         """Every changed image: row, id, finding, region, kind, fill, log odds `without` the region and `with_it`.
 
         Of an insertion the rows of `donor` and `other`. No row where the stage was skipped.
         """
-        return interventions.read(self.folder)
+        return interventions.read_interventions(self.folder)
 
-    def table(self) -> "pa.Table":
+    def verdict_table(self) -> "pa.Table":
         """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""
         rows = [
             {
@@ -140,51 +153,51 @@ class AuditRun:
             }
             for one in self.verdicts
         ]
-        return arrow().Table.from_pylist(rows)
+        return import_arrow().Table.from_pylist(rows)
 
     def __repr__(self) -> str:
-        words = [one.word for one in self.summary.verdicts]
+        words = [one.conclusion for one in self.summary.verdicts]
         counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = Counter(subject_of(one.question) for one in self.summary.verdicts if one.speaks == "against")
+        against = Counter(find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "against")
         said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {said}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.word}</b></td><td>{_said(one)}</td></tr>"
+            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.conclusion}</b></td><td>{_format_effect_html(one)}</td></tr>"
             for one in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
-def expect_readable(folder: Path) -> None:
+def check_readable(folder: Path) -> None:
     """InputError where an audit that someone else may have made holds what reading would wait for, as a pipe."""
     try:
-        expect_regular_files(folder)
+        check_regular_files(folder)
     except OSError as error:
         raise InputError(f"{folder}: no audit can be read there: {error.strerror or error}") from error
 
 
-def _said(one: Verdict) -> str:
-    effect = one.effect
+def _format_effect_html(verdict: Verdict) -> str:
+    effect = verdict.effect
     if effect.value is None:
-        return html.escape(one.reason)
+        return html.escape(verdict.reason)
     interval = "" if effect.low is None else f" [{effect.low:.3g}, {effect.high:.3g}]"
-    return f"{effect.value:.3g}{interval}, n = {effect.n}"
+    return f"{effect.value:.3g}{interval}, n = {effect.n_values}"
 
 
-def report(subject: Subject, summary: Summary, provenance: Mapping[str, Any]) -> None:
+def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """`report.html` and `gallery.json`; pictures are read again from the images."""
-    truths = {one.name: subject.truths(one) for one in subject.findings}
-    known = cases(Answered.read(subject.folder), truths, subject.ids)
-    pictures = gallery(
-        subject.maps,
+    truths = {one.name: context.get_truth(one) for one in context.findings}
+    known = list_predicted_images(Predictions.read(context.folder), truths, context.ids)
+    pictures = build_gallery(
+        context.maps,
         summary,
         known,
-        {one.name: str(one.index) for one in subject.findings},
-        count=subject.config.sizes.gallery,
-        allow_pixels=subject.config.report.allow_pixels,
+        {one.name: str(one.class_index) for one in context.findings},
+        n_random_images=context.config.sample_sizes.gallery,
+        allow_burned_in_text=context.config.report.allow_burned_in_text,
     )
-    said = json.dumps(pictures.plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(subject.folder / GALLERY, said.encode())
-    write_bytes(subject.folder / REPORT, page(summary, pictures, provenance).encode())
+    said = json.dumps(pictures.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    write_bytes(context.folder / GALLERY_FILE, said.encode())
+    write_bytes(context.folder / REPORT_FILE, render_page(summary, pictures, provenance).encode())

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from camscope.audit.audit_run import AuditRun
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.digests import others
-from camscope.data_readers import one_error, read_json
+from camscope.audit.provenance.digests import find_changed_images
+from camscope.data_readers import read_errors_converted, read_json
 from camscope.errors import InputError
 from camscope.plurals import plural
 
-MADE_BY = (
+VALUE_SETTINGS = (
     "seed",
     "fills",
     "data",
@@ -21,7 +21,7 @@ MADE_BY = (
     "regions",
     "sizes",
 )  # what images are drawn, what is done to them
-FREE = (
+EXEMPT_SETTINGS = (
     "data.manifest",
     "data.root",
     "data.beside",
@@ -29,29 +29,32 @@ FREE = (
     "data.subgroups",
     "sizes.gallery",
 )  # and of these what changes no number that is compared
-OF_A_MODEL = (
+MODEL_SPECIFIC_SETTINGS = (
     "explain.layer",
     "model.preprocess",
     "model.outputs",
 )  # which another kind of model needs to have otherwise
-JUDGED_BY = ("margins", "replicates", "skip")  # what changes words and intervals, and no value
-ABSENT = "not there"
-Facts = Mapping[str, Any]
+VERDICT_SETTINGS = ("margins", "replicates", "skip")  # what changes words and intervals, and no value
+ABSENT_VERDICT = "not there"
+ProvenanceRecord = Mapping[str, Any]
 
 
-def expect_alike(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
+def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
     """What changes verdicts, but no number, in words; InputError where the two differ in more than the model.
 
     Other images, masks, fills, sizes, draws, regions or settings of a method change the numbers of one and the same model.
     """
     known = [_provenance(run) for run in (first, second)]
-    if first.summary.data != second.summary.data:
+    if first.summary.data_digest != second.summary.data_digest:
         raise InputError("the two audits are of different manifests: only audits of the same images are compared")
-    _expect_images(*(one["rows"] for one in known))
+    _check_same_images(*(one["rows"] for one in known))
     if known[0]["masks"] != known[1]["masks"]:
         raise InputError("the two audits have other masks: only audits with the same evidence and regions are compared")
-    configs = [dict(_leaves(_config(run, one))) for run, one in zip((first, second), known, strict=True)]
-    if wrong := [*_unlike(*configs), *_settings(first, second)]:
+    configs = [
+        dict(_flatten_settings(_load_redacted_config(run, one)))
+        for run, one in zip((first, second), known, strict=True)
+    ]
+    if wrong := [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
         name, one, other = wrong[0]
         raise InputError(
             f"the two audits were made otherwise: {name} is {one} in the first and {other} in the second, which changes the "
@@ -62,79 +65,79 @@ def expect_alike(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
         raise InputError(
             f"the findings are {names[0]} in the first and {names[1]} in the second: give both models the same names"
         )
-    return tuple(_notes(configs, known))
+    return tuple(_describe_allowed_differences(configs, known))
 
 
-def _provenance(run: AuditRun) -> Facts:
-    message = f"{run.folder}: its {provenance.FILE} is missing, or none; start the audit again"
-    with one_error(message):
-        known: Facts = read_json(run.folder / provenance.FILE, message)
+def _provenance(run: AuditRun) -> ProvenanceRecord:
+    message = f"{run.folder}: its {provenance.PROVENANCE_FILE} is missing, or none; start the audit again"
+    with read_errors_converted(message):
+        known: ProvenanceRecord = read_json(run.folder / provenance.PROVENANCE_FILE, message)
         known["masks"], known["code"]
         if not isinstance(known["rows"], Mapping) or not isinstance(known["config"], Mapping):
             raise TypeError("its rows and its config are tables")
     return known
 
 
-def _expect_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
+def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
     if first.keys() != second.keys():
         raise InputError(
             "the two audits call their images by other names: was one made in another profile, or elsewhere?"
         )
-    if changed := others(first, second):
+    if changed := find_changed_images(first, second):
         raise InputError(
             f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit: only audits of the same images are "
             "compared"
         )
 
 
-def _config(run: AuditRun, known: Facts) -> Facts:
+def _load_redacted_config(run: AuditRun, record: ProvenanceRecord) -> ProvenanceRecord:
     try:
-        return Config.model_validate(known["config"]).placeless()
+        return Config.model_validate(record["config"]).to_redacted_dict()
     except ValidationError:
-        raise InputError(f"{run.folder}: the config in its {provenance.FILE} is none") from None
+        raise InputError(f"{run.folder}: the config in its {provenance.PROVENANCE_FILE} is none") from None
 
 
-def _leaves(node: Facts, above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_settings(settings: ProvenanceRecord, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Each setting with where it stands, as `sizes.sanity`."""
-    for name, value in node.items():
+    for name, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{above}{name}.")
+            yield from _flatten_settings(value, f"{prefix}{name}.")
         else:
-            yield above + name, value
+            yield prefix + name, value
 
 
-def _unlike(first: Facts, second: Facts) -> Iterator[tuple[str, Any, Any]]:
+def _find_forbidden_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
     """Of what has to be alike, each that is not, with what it is in either."""
     kinds = [str(one["model.source"]).rpartition(":")[2] for one in (first, second)]
-    asked = MADE_BY if kinds[0] != kinds[1] else (*MADE_BY, *OF_A_MODEL)
-    for name, one, other in _differing(first, second):
-        if _is_in(name, asked) and not _is_in(name, FREE):
+    asked = VALUE_SETTINGS if kinds[0] != kinds[1] else (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS)
+    for name, one, other in _iter_differences(first, second):
+        if _matches_prefix(name, asked) and not _matches_prefix(name, EXEMPT_SETTINGS):
             yield name, one, other
 
 
-def _differing(first: Facts, second: Facts) -> Iterator[tuple[str, Any, Any]]:
+def _iter_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
     for name in {**first, **second}:
         one, other = first.get(name), second.get(name)
         if one != other:
             yield name, one, other
 
 
-def _is_in(name: str, some: tuple[str, ...]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in some)
+def _matches_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in prefixes)
 
 
-def _settings(first: AuditRun, second: AuditRun) -> Iterator[tuple[str, Any, Any]]:
+def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[tuple[str, Any, Any]]:
     """Of methods that both have, the settings; the layer is one of the model's."""
-    known = [{tool.title: tool.settings for tool in run.summary.resolve.tools} for run in (first, second)]
+    known = [{tool.title: tool.settings for tool in run.summary.resolve.explainers} for run in (first, second)]
     for title in known[0].keys() & known[1].keys():
-        for name, one, other in _differing(known[0][title], known[1][title]):
+        for name, one, other in _iter_differences(known[0][title], known[1][title]):
             if name != "layer":
                 yield f"{name} of {title}", one, other
 
 
-def _notes(configs: list[dict[str, Any]], known: list[Facts]) -> Iterator[str]:
-    for name, one, other in _differing(*configs):
-        if _is_in(name, JUDGED_BY):
+def _describe_allowed_differences(configs: list[dict[str, Any]], records: list[ProvenanceRecord]) -> Iterator[str]:
+    for name, one, other in _iter_differences(*configs):
+        if _matches_prefix(name, VERDICT_SETTINGS):
             yield f"{name} is {one} in the first and {other} in the second: verdicts may differ by that alone"
-    if known[0]["code"] != known[1]["code"]:
+    if records[0]["code"] != records[1]["code"]:
         yield "the two were made by different states of camscope: a difference may be its doing"

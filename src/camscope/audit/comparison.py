@@ -15,82 +15,103 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope.audit.audit_run import AuditRun
-from camscope.audit.comparability import ABSENT, expect_alike
-from camscope.audit.core.schema import Number, Verdict
-from camscope.audit.core.summary_values import number
-from camscope.audit.performance.auc import Ranking, auroc, kept, ranked, redrawn, under_roc
-from camscope.batch.manifest import arrow
-from camscope.batch.query import Pieces, as_dicts
+from camscope.audit.comparability import ABSENT_VERDICT, check_comparable
+from camscope.audit.core.schema import EstimateSummary, Verdict
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.performance.auc import (
+    Ranking,
+    auroc,
+    bootstrap_areas,
+    compute_roc_area,
+    drop_undefined,
+    rank_scores,
+)
+from camscope.batch.manifest import import_arrow
+from camscope.batch.query import RowReader, table_to_dicts
 from camscope.data_readers import read_parquet
 from camscope.errors import UndefinedError
-from camscope.metrics import METRICS, Estimate, estimated, spearman
-from camscope.metrics.statistics import PRECISION, REPLICATES, STUDENT, difference, numbered, simultaneous, student
+from camscope.metrics import METRICS, Estimate, estimate_mean, spearman
+from camscope.metrics.statistics import (
+    N_RESAMPLES,
+    RELATIVE_PRECISION,
+    STUDENT_T_INTERVAL,
+    adjust_bonferroni,
+    compute_t_interval,
+    estimate_difference,
+    index_groups,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-MOST = 500  # images, drawn by the seed
-COLUMNS = ("id", "method", "target", "grid", "heat")
-Key = tuple[str, str]  # method, finding
-Maps = dict[tuple[Key, str], Any]  # by the image's id, too
+MAX_COMPARED_IMAGES = 500  # images, drawn by the seed
+MAP_COLUMNS = ("id", "method", "target", "grid", "heat")
+MethodFinding = tuple[str, str]  # method, finding
+MapsById = dict[tuple[MethodFinding, str], Any]  # by the image's id, too
 
 
 @dataclass(frozen=True)
-class Agreement:
+class CrossModelAgreement:
     """Spearman's correlation of a method's maps of the same images, by two models: its mean, with the interval by patient."""
 
     method: str
     finding: str
-    correlation: Number
+    correlation: EstimateSummary
 
 
-def agreements(one: AuditRun, other: AuditRun, patients: Mapping[str, int], seed: int) -> Iterator[Agreement]:
+def compute_cross_model_agreements(
+    first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
+) -> Iterator[CrossModelAgreement]:
     """Of every method and finding. Maps without an order, and of other sizes, are undefined rows."""
     ids = list(patients)
-    some = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MOST]]
-    values: dict[Key, dict[str, float]] = {}
-    for first, second in _in_parts(one, other, some):
+    some = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
+    values: dict[MethodFinding, dict[str, float]] = {}
+    for first, second in _iter_paired_maps(first_run, second_run, some):
         for key, name in first:
             if (key, name) in second:
-                values.setdefault(key, {})[name] = _correlation(first[key, name], second[key, name])
+                values.setdefault(key, {})[name] = _compute_map_correlation(first[key, name], second[key, name])
     for (method, finding), own in values.items():
         if any(np.isfinite(list(own.values()))):
-            found = estimated(list(own.values()), [patients[name] for name in own], bounds=(-1.0, 1.0))
-            yield Agreement(method, finding, number(found, 0.0, "nothing in common"))
+            found = estimate_mean(list(own.values()), [patients[name] for name in own], bounds=(-1.0, 1.0))
+            yield CrossModelAgreement(method, finding, summarize_estimate(found, 0.0, "nothing in common"))
 
 
-def _in_parts(one: AuditRun, other: AuditRun, ids: Sequence[str]) -> Iterator[tuple[Maps, Maps]]:
+def _iter_paired_maps(
+    first_run: AuditRun, second_run: AuditRun, ids: Sequence[str]
+) -> Iterator[tuple[MapsById, MapsById]]:
     """The maps of the same images in both, those of a part of the first at a time: all of them may be gigabytes."""
-    wanted, theirs = (run.maps.table(["id"])["id"] for run in (one, other))
-    pieces = Pieces(other.maps.dataset)
-    for table in Pieces(one.maps.dataset).in_turn(_places(wanted, arrow().array(ids)), COLUMNS):
-        same = pieces.take(_places(theirs, table["id"].combine_chunks()), COLUMNS)
-        yield _maps(one, table), _maps(other, same)
+    wanted, theirs = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
+    pieces = RowReader(second_run.maps.dataset)
+    for table in RowReader(first_run.maps.dataset).iter_tables(
+        _find_positions(wanted, import_arrow().array(ids)), MAP_COLUMNS
+    ):
+        same = pieces.take(_find_positions(theirs, table["id"].combine_chunks()), MAP_COLUMNS)
+        yield _collect_maps(first_run, table), _collect_maps(second_run, same)
 
 
-def _places(column: Any, ids: Any) -> Any:
-    return np.flatnonzero(np.asarray(arrow("compute").is_in(column, value_set=ids)))
+def _find_positions(id_column: Any, ids: Any) -> Any:
+    return np.flatnonzero(np.asarray(import_arrow("compute").is_in(id_column, value_set=ids)))
 
 
-def _maps(run: AuditRun, table: Any) -> Maps:
+def _collect_maps(run: AuditRun, table: Any) -> MapsById:
     """Findings are called what they are in the summary, as in all else that is compared."""
-    names, found = run.summary.resolve.categories, dict[tuple[Key, str], Any]()
-    for row in as_dicts(table):
+    names, found = run.summary.resolve.class_names, dict[tuple[MethodFinding, str], Any]()
+    for row in table_to_dicts(table):
         if row["heat"] is not None:
             finding = names[int(row["target"])] if names else row["target"]
             found[(row["method"], finding), row["id"]] = row["heat"].reshape(row["grid"])
     return found
 
 
-def _correlation(one: Any, other: Any) -> float:
+def _compute_map_correlation(first: Any, second: Any) -> float:
     try:
-        return float(spearman(one, other)) if one.shape == other.shape else float("nan")
+        return float(spearman(first, second)) if first.shape == second.shape else float("nan")
     except UndefinedError:
         return float("nan")
 
 
-SHOWN = (
+COMPARED_METRICS = (
     "enrichment",
     "energy-inside",
     "pointing-game",
@@ -99,30 +120,30 @@ SHOWN = (
     "acquisition-stability",
     "max-sensitivity",
 )
-AT = 0.05
-Raw = tuple[
-    str, str, Number, Number, Estimate
+SIGNIFICANCE_LEVEL = 0.05
+UncorrectedDifference = tuple[
+    str, str, EstimateSummary, EstimateSummary, Estimate
 ]  # name, finding, the number of either, second - first before any correction
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """A number of both audits, and second - first, paired: interval and `p` corrected over all differences (Bonferroni)."""
 
     name: str
     finding: str
-    first: Number
-    second: Number
-    difference: Number
+    first: EstimateSummary
+    second: EstimateSummary
+    difference: EstimateSummary
 
     @property
-    def significant(self) -> bool:
+    def is_significant(self) -> bool:
         """At 5 %."""
-        return self.difference.p is not None and self.difference.p < AT
+        return self.difference.p_value is not None and self.difference.p_value < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True)
-class Change:
+class VerdictChange:
     """A verdict that is another one; `first`, `second`: "not there" where only the other audit has it."""
 
     claim: str
@@ -132,20 +153,20 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AuditComparison:
     """What differs between two audits. `notes`: what of it may not be the model's doing."""
 
-    runs: tuple[str, str]
-    differences: tuple[Difference, ...]
-    changes: tuple[Change, ...]
+    weights_digests: tuple[str, str]
+    differences: tuple[PairedDifference, ...]
+    verdict_changes: tuple[VerdictChange, ...]
     notes: tuple[str, ...] = ()
-    agreements: tuple[Agreement, ...] = ()
+    cross_model_agreements: tuple[CrossModelAgreement, ...] = ()
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         """Sorted, without NaN."""
         plain = {
             "schema_version": "camscope/audit-comparison/1",
-            "models": list(self.runs),
+            "models": list(self.weights_digests),
             "differences": [
                 {
                     "name": one.name,
@@ -153,7 +174,7 @@ class Comparison:
                     "first": one.first.model_dump(mode="json"),
                     "second": one.second.model_dump(mode="json"),
                     "difference": one.difference.model_dump(mode="json"),
-                    "significant": one.significant,
+                    "significant": one.is_significant,
                 }
                 for one in self.differences
             ],
@@ -163,130 +184,142 @@ class Comparison:
                     "finding": one.finding,
                     "correlation": one.correlation.model_dump(mode="json"),
                 }
-                for one in self.agreements
+                for one in self.cross_model_agreements
             ],
-            "changes": [asdict(one) for one in self.changes],
+            "changes": [asdict(one) for one in self.verdict_changes],
             "notes": list(self.notes),
         }
         return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def compared(
+def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
-) -> Comparison:
+) -> AuditComparison:
     """Answers, maps and interventions of the same images; InputError where more than the model differs: see `expect_alike`."""
     one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
-    notes, findings = expect_alike(one, other), one.summary.resolve.findings
-    patients = _patients(one)
-    made = [raw for finding in findings for raw in _of(one, other, finding, patients, seed)]
-    digests = (one.summary.resolve.digest, other.summary.resolve.digest)
-    return Comparison(
+    notes, findings = check_comparable(one, other), one.summary.resolve.findings
+    patients = _read_patient_numbers(one)
+    made = [raw for finding in findings for raw in _compare_finding(one, other, finding, patients, seed)]
+    digests = (one.summary.resolve.weights_digest, other.summary.resolve.weights_digest)
+    return AuditComparison(
         digests,
-        tuple(_corrected(made)),
-        tuple(changes(one.summary.verdicts, other.summary.verdicts)),
+        tuple(_correct_for_multiplicity(made)),
+        tuple(find_verdict_changes(one.summary.verdicts, other.summary.verdicts)),
         notes,
-        tuple(agreements(one, other, patients, seed)),
+        tuple(compute_cross_model_agreements(one, other, patients, seed)),
     )
 
 
-def _corrected(made: Sequence[Raw]) -> Iterator[Difference]:
+def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
     """Over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
-    tests = {(finding, first, second, gap) for _, finding, first, second, gap in made if gap.p is not None}
-    for name, finding, first, second, gap in made:
-        (corrected,) = simultaneous([gap], len(tests))
-        yield Difference(name, finding, first, second, number(corrected, 0.0, "no difference"))
+    tests = {(finding, first, second, gap) for _, finding, first, second, gap in uncorrected if gap.p_value is not None}
+    for name, finding, first, second, gap in uncorrected:
+        (corrected,) = adjust_bonferroni([gap], len(tests))
+        yield PairedDifference(name, finding, first, second, summarize_estimate(corrected, 0.0, "no difference"))
 
 
-def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Change]:
+def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
     """Verdicts that are another one, in the order of the second, then those that only the first has.
 
     Claims of two findings may be worded alike.
     """
-    words = {_key(verdict): verdict for verdict in first}
+    words = {_get_verdict_key(verdict): verdict for verdict in first}
     for verdict in second:
-        before = words.pop(_key(verdict), None)
-        word = ABSENT if before is None else before.word
-        if word != verdict.word:
-            yield Change(verdict.claim, word, verdict.word, verdict.finding)
+        before = words.pop(_get_verdict_key(verdict), None)
+        word = ABSENT_VERDICT if before is None else before.conclusion
+        if word != verdict.conclusion:
+            yield VerdictChange(verdict.claim, word, verdict.conclusion, verdict.finding)
     for verdict in words.values():
-        yield Change(verdict.claim, verdict.word, ABSENT, verdict.finding)
+        yield VerdictChange(verdict.claim, verdict.conclusion, ABSENT_VERDICT, verdict.finding)
 
 
-def _key(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.question, verdict.claim, verdict.finding, verdict.subject
+def _get_verdict_key(verdict: Verdict) -> tuple[str, str, str, str]:
+    return verdict.question, verdict.claim, verdict.finding, verdict.qualifier
 
 
-def _patients(run: AuditRun) -> dict[str, int]:
+def _read_patient_numbers(run: AuditRun) -> dict[str, int]:
     table = run.predictions()
     return dict(zip(table["id"].to_pylist(), table["patient"].to_pylist(), strict=True))
 
 
-def _of(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Raw]:
-    yield from _answers(one, other, finding, patients, seed)
-    tables = [run.metrics().filter(_is_own(run, finding)) for run in (one, other)]
-    for name in SHOWN:
-        for method in _methods(tables[0], name):
-            values = [_values(table, name, method) for table in tables]
-            yield from _paired(f"{name} of {method}", finding, values, patients, METRICS[name].precision)
-    moves = [_moves(run, finding) for run in (one, other)]
+def _compare_finding(
+    first_run: AuditRun, second_run: AuditRun, finding: str, patients: Mapping[str, int], seed: int
+) -> Iterator[UncorrectedDifference]:
+    yield from _compare_aurocs(first_run, second_run, finding, patients, seed)
+    tables = [run.metrics().filter(_build_finding_filter(run, finding)) for run in (first_run, second_run)]
+    for name in COMPARED_METRICS:
+        for method in _list_methods(tables[0], name):
+            values = [_compute_mean_values(table, name, method) for table in tables]
+            yield from _compare_means(
+                f"{name} of {method}", finding, values, patients, METRICS[name].rounding_tolerance
+            )
+    moves = [_compute_intervention_effects(run, finding) for run in (first_run, second_run)]
     for key in moves[0]:
         if key in moves[1]:
-            yield from _paired(key, finding, [move[key] for move in moves], patients, PRECISION)
+            yield from _compare_means(key, finding, [move[key] for move in moves], patients, RELATIVE_PRECISION)
 
 
-def _answers(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Raw]:
-    known = [_predicted(run, finding) for run in (one, other)]
+def _compare_aurocs(
+    first_run: AuditRun, second_run: AuditRun, finding: str, patients: Mapping[str, int], seed: int
+) -> Iterator[UncorrectedDifference]:
+    known = [_read_truth_and_log_odds(run, finding) for run in (first_run, second_run)]
     ids = [name for name in known[0] if name in known[1]]
     truth = np.array([known[0][name][0] for name in ids], np.bool_)
     answers = [np.array([each[name][1] for name in ids]) for each in known]
     groups = [patients[name] for name in ids]
     try:
-        own = [number(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
-        yield "AUROC", finding, own[0], own[1], _gap(truth, answers[0], answers[1], groups, seed)
+        own = [summarize_estimate(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
+        yield "AUROC", finding, own[0], own[1], _compute_auroc_difference(truth, answers[0], answers[1], groups, seed)
     except UndefinedError:
         return
 
 
-def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
+def _compute_auroc_difference(
+    truth: Any, first_scores: Any, second_scores: Any, groups: Sequence[int], seed: int
+) -> Estimate:
     """AUROC of the second answers less that of the first; both from the same draws of patients.
 
     Answers that differ by no more than rounding are the same.
     """
-    second = np.where(np.isclose(first, second, rtol=PRECISION, atol=PRECISION), first, second)
-    rankings = _rankings(truth, (first, second), groups)
-    gap = rankings[1].point(under_roc) - rankings[0].point(under_roc)
-    drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
-    fewest = min(rankings[0].witnesses)
-    spread = float(kept(drawn[1] - drawn[0], rankings[0].words()).std())
-    few = min(fewest, rankings[0].effective)
-    error = 0.0 if spread <= PRECISION else spread * sqrt(few / max(1, few - 1))
-    effective = min(float(fewest), rankings[0].effective)
+    second_scores = np.where(
+        np.isclose(first_scores, second_scores, rtol=RELATIVE_PRECISION, atol=RELATIVE_PRECISION),
+        first_scores,
+        second_scores,
+    )
+    rankings = _rank_both(truth, (first_scores, second_scores), groups)
+    gap = rankings[1].compute_area(compute_roc_area) - rankings[0].compute_area(compute_roc_area)
+    drawn = [bootstrap_areas(one, compute_roc_area, N_RESAMPLES, seed) for one in rankings]
+    fewest = min(rankings[0].n_groups_per_class)
+    spread = float(drop_undefined(drawn[1] - drawn[0], rankings[0].describe_counts()).std())
+    few = min(fewest, rankings[0].n_effective_groups)
+    error = 0.0 if spread <= RELATIVE_PRECISION else spread * sqrt(few / max(1, few - 1))
+    effective = min(float(fewest), rankings[0].n_effective_groups)
     made = Estimate(
         gap,
         np.nan,
         np.nan,
         len(truth),
         len(set(groups)),
-        witnesses=fewest,
-        method=STUDENT,
-        effective=effective,
-        largest=rankings[0].largest,
-        freedom=max(1.0, effective - 1),
+        n_limiting_groups=fewest,
+        interval_method=STUDENT_T_INTERVAL,
+        n_effective_groups=effective,
+        largest_group_share=rankings[0].largest_group_share,
+        dof=max(1.0, effective - 1),
     )
-    if made.is_dominated:
+    if made.is_dominated_by_few_groups:
         return made
-    low, high, p = student(gap, error, fewest, made.freedom)
+    low, high, p = compute_t_interval(gap, error, fewest, made.dof)
     return replace(made, low=low, high=high, p=p)
 
 
-def _rankings(truth: Any, answers: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
+def _rank_both(truth: Any, scores: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
     """One of each model's answers; patients have the same numbers in all, whatever the order that the answers put them in."""
-    group = numbered(groups, len(truth))
-    made = [ranked(truth, answer, None) for answer in answers]
-    return [replace(one, group=group[one.order], groups=len(np.unique(group))) for one in made]
+    group = index_groups(groups, len(truth))
+    made = [rank_scores(truth, answer, None) for answer in scores]
+    return [replace(one, group=group[one.row_index], groups=len(np.unique(group))) for one in made]
 
 
-def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
+def _read_truth_and_log_odds(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
     table = run.predictions()
     columns = (table[name].to_pylist() for name in ("id", f"truth {finding}", f"log odds {finding}"))
     return {
@@ -296,19 +329,19 @@ def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
     }
 
 
-def _is_own(run: AuditRun, finding: str) -> Any:
-    compute, table = arrow("compute"), run.metrics()
+def _build_finding_filter(run: AuditRun, finding: str) -> Any:
+    compute, table = import_arrow("compute"), run.metrics()
     return compute.and_(compute.equal(table["finding"], finding), compute.invert(table["control"]))
 
 
-def _methods(table: "pa.Table", metric: str) -> list[str]:
-    own = table.filter(arrow("compute").equal(table["metric"], metric))
+def _list_methods(table: "pa.Table", metric: str) -> list[str]:
+    own = table.filter(import_arrow("compute").equal(table["metric"], metric))
     return list(dict.fromkeys(own["method"].to_pylist()))
 
 
-def _values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
+def _compute_mean_values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
     """Id -> the mean over fills."""
-    compute = arrow("compute")
+    compute = import_arrow("compute")
     own = table.filter(compute.and_(compute.equal(table["metric"], metric), compute.equal(table["method"], method)))
     found: dict[str, list[float]] = {}
     for name, value in zip(own["id"].to_pylist(), own["value"].to_pylist(), strict=True):
@@ -317,12 +350,12 @@ def _values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
     return {name: float(np.mean(each)) for name, each in found.items()}
 
 
-def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
+def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
     """Intervention -> id -> its effect, in the run's own standard deviations."""
     place = run.folder / "interventions.parquet"
     if not place.is_file():
         return {}
-    spread = next(one.spread for one in run.summary.predict.findings if one.finding == finding)
+    spread = next(one.log_odds_std for one in run.summary.predict.performance if one.finding == finding)
     found: dict[str, dict[str, list[float]]] = {}
     for row in read_parquet(place).to_pylist():
         if row["finding"] == finding and spread > 0:
@@ -332,19 +365,22 @@ def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
     return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in found.items()}
 
 
-def _paired(
+def _compare_means(
     name: str,
     finding: str,
     values: Sequence[Mapping[str, float]],
     patients: Mapping[str, int],
     precision: float,
-) -> Iterator[Raw]:
+) -> Iterator[UncorrectedDifference]:
     ids = [key for key in values[0] if key in values[1]]
     groups = [patients[key] for key in ids]
     first, second = ([each[key] for key in ids] for each in values)
     try:
-        gap = difference(second, first, groups, precision=precision)
+        gap = estimate_difference(second, first, groups, rounding_tolerance=precision)
     except UndefinedError:
         return
-    own = [Number(value=float(np.mean(each)), n=len(each), groups=len(set(groups))) for each in (first, second)]
+    own = [
+        EstimateSummary(value=float(np.mean(each)), n_values=len(each), n_groups=len(set(groups)))
+        for each in (first, second)
+    ]
     yield name, finding, own[0], own[1], gap

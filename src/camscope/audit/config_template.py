@@ -10,28 +10,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from camscope.audit.core.config import NAMING, Config, Fill, Margins, Modality, Sizes
-from camscope.audit.core.subgroup_levels import AGE, BANDS, FOR_A_WORD, MOST, label
-from camscope.audit.shortcuts.reliance import patients_for
-from camscope.batch import Manifest, batch_worker, manifest_of
-from camscope.batch.manifest import TABLES, arrow
-from camscope.batch.sources import LIBRARIES
+from camscope.audit.core.config import IDENTIFIER_COLUMNS, Config, ImputationName, Margins, Modality, SampleSizes
+from camscope.audit.core.subgroup_levels import (
+    AGE_BANDS,
+    AGE_COLUMNS,
+    MAX_LEVELS_PER_SUBGROUP,
+    MIN_PATIENTS_FOR_VERDICT,
+    normalize_label,
+)
+from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
+from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch.manifest import TABLE_SUFFIXES, import_arrow
+from camscope.batch.sources import DATASET_PREFIXES
 from camscope.errors import InputError
-from camscope.model_card import card_of
+from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.plurals import plural
-from camscope.safe_files import no_file
+from camscope.safe_files import describe_file_problem
 
-LABEL = ("label", "target", "class", "diagnosis")
-PATIENT = ("patient", "patient_id", "subject", "subject_id")
-SUBGROUPS = ("site", "hospital", "scanner", "manufacturer", "sex", "age_group", *AGE, "view", "ethnicity")
-SPLIT = ("split", "fold")
-EVIDENCE = ("mask", "mask_path", "box", "boxes", "points")
-ORGAN = ("region_lungs", "region_organ", "region_body", "region_brain")
-REGION = "region_"
+LABEL_COLUMN_NAMES = ("label", "target", "class", "diagnosis")
+PATIENT_COLUMN_NAMES = ("patient", "patient_id", "subject", "subject_id")
+SUBGROUP_COLUMN_NAMES = (
+    "site",
+    "hospital",
+    "scanner",
+    "manufacturer",
+    "sex",
+    "age_group",
+    *AGE_COLUMNS,
+    "view",
+    "ethnicity",
+)
+SPLIT_COLUMN_NAMES = ("split", "fold")
+GROUND_TRUTH_COLUMN_NAMES = ("mask", "mask_path", "box", "boxes", "points")
+ORGAN_COLUMN_NAMES = ("region_lungs", "region_organ", "region_body", "region_brain")
+REGION_COLUMN_PREFIX = "region_"
 
 
-def init(
+def generate_config(
     manifest: str,
     model: str,
     *,
@@ -47,73 +63,92 @@ def init(
     """
     if modality is not None and modality not in (known := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; there are {', '.join(known)}")
-    made = _read(manifest, root)
+    made = _read_manifest(manifest, root)
     names, folder = made.table.column_names, relative_to or Path.cwd()
-    label = _first(names, LABEL)
-    card = card_of(load_model(model, weights=weights))
-    categories = (card.categories if card else None) or ()
-    labels = {} if label is not None else labels_of(_own(made.table), categories, findings, LABEL)
-    asked = list(labels) if label is None else list(findings) or single(made.table[label], categories)
+    label = _find_column(names, LABEL_COLUMN_NAMES)
+    card = get_card(load_model(model, weights=weights))
+    categories = (card.class_names if card else None) or ()
+    labels = (
+        {}
+        if label is not None
+        else match_label_columns(_drop_generated_columns(made.table), categories, findings, LABEL_COLUMN_NAMES)
+    )
+    asked = list(labels) if label is None else list(findings) or guess_findings(made.table[label], categories)
     if label is not None:
-        expect_told(made.table[label], categories, asked)
+        check_labels_match_findings(made.table[label], categories, asked)
     text = "\n".join(
         [
-            *HEAD,
-            *_data(
-                made.table, _near(manifest, folder), None if root is None else _near(root, folder), label, labels, asked
+            *HEADER_LINES,
+            *_format_data_table(
+                made.table,
+                _make_path_relative(manifest, folder),
+                None if root is None else _make_path_relative(root, folder),
+                label,
+                labels,
+                asked,
             ),
-            *_model(
-                _near_code(model, folder), None if weights is None else _near(weights, folder), several=bool(labels)
+            *_format_model_table(
+                _make_source_relative(model, folder),
+                None if weights is None else _make_path_relative(weights, folder),
+                has_several_labels=bool(labels),
             ),
-            *_explain(asked),
-            *_regions(names, modality or "any"),
+            *_format_explain_table(asked),
+            *_format_regions_table(names, modality or "any"),
             "[margins]",
-            *_fields(Margins(), MARGINS),
+            *_format_fields(Margins(), MARGIN_COMMENTS),
             "",
-            f"[sizes]  # on how many images the costly stages work; a verdict needs {FOR_A_WORD} patients with the finding",
-            *_fields(Sizes(), {}),
+            f"[sizes]  # on how many images the costly stages work; a verdict needs {MIN_PATIENTS_FOR_VERDICT} patients with the finding",
+            *_format_fields(SampleSizes(), {}),
             "",
-            *_report(names),
+            *_format_report_table(names),
             "",
         ]
     )
-    Config.parsed(text, folder)
+    Config.from_toml(text, folder)
     return text
 
 
-HEAD = (
+HEADER_LINES = (
     "# What camscope audit run reads. Margins are declared here, before anybody looks: their digest goes into the report.",
     'title = "Model audit"',
     'question = ""  # what the model is meant for, in a sentence',
     "seed = 0",
     "# replicates = 2000  # resamples of the bootstrap over patients; the report says which intervals rest on it",
-    f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
-    f"# batch_size = 16  # images in a forward pass; default: {batch_worker.LEAST}, of small ones up to {batch_worker.MOST}",
+    f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(ImputationName))}, or more',
+    f"# batch_size = 16  # images in a forward pass; default: {batch_worker.MIN_DEFAULT_BATCH_SIZE}, of small ones up to {batch_worker.MAX_DEFAULT_BATCH_SIZE}",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
     "",
 )
 
 
-def _data(
-    table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str], asked: Sequence[str]
+def _format_data_table(
+    table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str], findings: Sequence[str]
 ) -> Iterator[str]:
     names = table.column_names
-    known = [name for one in SUBGROUPS if (name := _first(names, [one])) is not None]
-    subgroups = [name for name in known if 1 < _levels(table[name]) <= (150 if name.lower() in AGE else MOST)]
-    columns = ", ".join(f"{_text(finding)} = {_text(column)}" for finding, column in labels.items())
+    known = [name for one in SUBGROUP_COLUMN_NAMES if (name := _find_column(names, [one])) is not None]
+    subgroups = [
+        name
+        for name in known
+        if 1 < _count_distinct(table[name]) <= (150 if name.lower() in AGE_COLUMNS else MAX_LEVELS_PER_SUBGROUP)
+    ]
+    columns = ", ".join(f"{_quote(finding)} = {_quote(column)}" for finding, column in labels.items())
     yield "[data]"
-    yield f"manifest = {_text(manifest)}"
-    yield _optional("root", root, "the folder that paths may not leave; default: the manifest's; empty: any path")
-    yield _optional("label", label, "each image's class, by name or number")
+    yield f"manifest = {_quote(manifest)}"
+    yield _format_optional(
+        "root", root, "the folder that paths may not leave; default: the manifest's; empty: any path"
+    )
+    yield _format_optional("label", label, "each image's class, by name or number")
     words = "for each finding a column of 0 and 1, in place of label"
     yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'
-    yield _optional(
-        "patient", _first(names, PATIENT), "whose image it is: statistics take all images of a patient as one unit"
+    yield _format_optional(
+        "patient",
+        _find_column(names, PATIENT_COLUMN_NAMES),
+        "whose image it is: statistics take all images of a patient as one unit",
     )
-    yield f"# columns by which answers and maps are compared; the report shows their levels, of ages {', '.join(BANDS)}"
-    yield f"subgroups = {_list(subgroups)}"
-    yield from _split(table)
-    yield _evidence(_first(names, EVIDENCE), asked)
+    yield f"# columns by which answers and maps are compared; the report shows their levels, of ages {', '.join(AGE_BANDS)}"
+    yield f"subgroups = {_format_list(subgroups)}"
+    yield from _format_split(table)
+    yield _format_ground_truth(_find_column(names, GROUND_TRUTH_COLUMN_NAMES), findings)
     yield '# beside = ""  # the folder that a relative place of evidence begins in; default: the folder of this file'
     yield 'annotated = ""  # who said which images have a finding, and where, by what standard: the report quotes it'
     yield "# images = 1000  # at most so many, drawn by the seed; default: all"
@@ -122,34 +157,36 @@ def _data(
     yield ""
 
 
-def _evidence(column: str | None, asked: Sequence[str]) -> str:
+def _format_ground_truth(column: str | None, findings: Sequence[str]) -> str:
     """One column is the place of one finding: of several somebody has to say which."""
     words = 'a column of masks or boxes, a folder, or { file = "annotations.json", category = "lesion" }'
-    if column is None or len(asked) < 2:
-        return _optional("evidence", column, words)
-    return f"# evidence = {{ {_text(asked[0])} = {_text(column)} }}  # of which finding is it? {words}"
+    if column is None or len(findings) < 2:
+        return _format_optional("evidence", column, words)
+    return f"# evidence = {{ {_quote(findings[0])} = {_quote(column)} }}  # of which finding is it? {words}"
 
 
-def _split(table: Any) -> Iterator[str]:
+def _format_split(table: Any) -> Iterator[str]:
     """The rows that are audited: those of "test" where there are any, else of the value that stands last."""
-    name, compute = _first(table.column_names, SPLIT), arrow("compute")
-    cells = [] if name is None else compute.cast(table[name], arrow().string()).to_pylist()
+    name, compute = _find_column(table.column_names, SPLIT_COLUMN_NAMES), import_arrow("compute")
+    cells = [] if name is None else compute.cast(table[name], import_arrow().string()).to_pylist()
     known = list(dict.fromkeys(one for one in cells if one is not None))
     if name is None or not known:
         yield '# split = ""  # a column, of which only rows of the value `use` are audited'
         yield '# use = "test"'
         return
-    yield f"split = {_text(name)}"
-    shown = ", ".join(map(_plain, known[:MOST])) + (", …" if len(known) > MOST else "")
-    yield f"use = {_text('test' if 'test' in known else known[-1])}  # only rows of this split, of {shown}"
+    yield f"split = {_quote(name)}"
+    shown = ", ".join(map(_quote_unprintable, known[:MAX_LEVELS_PER_SUBGROUP])) + (
+        ", …" if len(known) > MAX_LEVELS_PER_SUBGROUP else ""
+    )
+    yield f"use = {_quote('test' if 'test' in known else known[-1])}  # only rows of this split, of {shown}"
 
 
-def _model(source: str, weights: str | None, *, several: bool) -> Iterator[str]:
+def _format_model_table(source: str, weights: str | None, *, has_several_labels: bool) -> Iterator[str]:
     yield "[model]"
-    yield f"source = {_text(source)}  # a file of Python that is named here is executed"
-    yield _optional("weights", weights, "a checkpoint, loaded strictly")
+    yield f"source = {_quote(source)}  # a file of Python that is named here is executed"
+    yield _format_optional("weights", weights, "a checkpoint, loaded strictly")
     yield '# preprocess = "imagenet"  # if the model does not say how images enter it'
-    if several:
+    if has_several_labels:
         yield 'outputs = "sigmoid"  # findings of which each has an answer of its own; or "softmax": classes of which one is true'
     else:
         yield 'outputs = "softmax"  # or "sigmoid": findings of which each has an answer of its own'
@@ -157,36 +194,38 @@ def _model(source: str, weights: str | None, *, several: bool) -> Iterator[str]:
     yield ""
 
 
-def _explain(findings: Sequence[str]) -> Iterator[str]:
+def _format_explain_table(findings: Sequence[str]) -> Iterator[str]:
     yield "[explain]"
-    yield f"findings = {_list(findings)}"
+    yield f"findings = {_format_list(findings)}"
     yield 'methods = ["gradcam", "integratedgradients"]  # a CAM misses small markers: keep a finer one beside it'
     yield '# layer = "layer4"  # default: the model\'s own'
     yield "# settings = { integratedgradients = { steps = 16 } }  # of a method, as its class has them"
     yield ""
 
 
-def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
-    organ = _first(names, ORGAN)
-    markers = [name for name in names if name.lower().startswith(REGION) and name != organ]
-    columns = ", ".join(f"{_text(name[len(REGION) :])} = {_text(name)}" for name in markers)
+def _format_regions_table(names: Sequence[str], modality: str) -> Iterator[str]:
+    organ = _find_column(names, ORGAN_COLUMN_NAMES)
+    markers = [name for name in names if name.lower().startswith(REGION_COLUMN_PREFIX) and name != organ]
+    columns = ", ".join(f"{_quote(name[len(REGION_COLUMN_PREFIX) :])} = {_quote(name)}" for name in markers)
     yield "[regions]  # where the model should not need to look"
-    yield f"modality = {_text(modality)}  # whose usual regions: {', '.join(get_args(Modality))}"
+    yield f"modality = {_quote(modality)}  # whose usual regions: {', '.join(get_args(Modality))}"
     yield '# presets = ["border", "corners"]  # or these regions, by name'
-    yield _optional("organ", organ, "a column of masks of what the finding lies in")
+    yield _format_optional("organ", organ, "a column of masks of what the finding lies in")
     words = "masks of markers that some images have"
     yield f"columns = {{ {columns} }}  # {words}" if markers else f'# columns = {{ token = "region_token" }}  # {words}'
     yield ""
 
 
-def _report(names: Sequence[str]) -> Iterator[str]:
+def _format_report_table(names: Sequence[str]) -> Iterator[str]:
     yield "[report]"
     yield 'profile = "research"  # no file names; of the manifest only subgroups and columns listed here; "clinical" shows all'
-    yield "columns = []  # may be shown, of " + ", ".join(_plain(name) for name in names if name not in NAMING)
+    yield "columns = []  # may be shown, of " + ", ".join(
+        _quote_unprintable(name) for name in names if name not in IDENTIFIER_COLUMNS
+    )
     yield "allow_pixels = false  # true: also pictures in which text may be burned in are shown"
 
 
-MARGINS = {
+MARGIN_COMMENTS = {
     "effect": "of an intervention, in standard deviations of the log odds",
     "auroc": "a difference between subgroups that would matter",
     "useful": "the AUROC that a model has to exceed",
@@ -196,149 +235,155 @@ MARGINS = {
     "robust": "rank correlation of maps under changes that do not matter",
     "leak": "the AUROC of a probe below which the features do not tell a column, as site",
     "prevalence": "a reliance of a smaller share of patients may be missed; "
-    + ", ".join(f"{share} takes {plural(patients_for(share), 'patient')}" for share in (0.05, 0.1)),
+    + ", ".join(f"{share} takes {plural(compute_min_patients_for_absence(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
 
-def _read(manifest: str, root: str | None) -> Manifest:
+def _read_manifest(manifest: str, root: str | None) -> Manifest:
     """InputError where it is not there, by the name that was given: elsewhere it may name somebody."""
-    if Path(manifest).suffix.lower() in TABLES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: there is no such manifest: {no_file(manifest)}")
-    return manifest_of(manifest, root, strict=False)
+    if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
+        raise InputError(f"{manifest}: there is no such manifest: {describe_file_problem(manifest)}")
+    return build_manifest(manifest, root, strict=False)
 
 
-def _own(table: Any) -> Any:
+def _drop_generated_columns(table: Any) -> Any:
     """The columns that somebody wrote: rows are numbered here, and without an id called by their path."""
     return table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
 
 
-def _first(names: Iterable[str], known: Sequence[str]) -> str | None:
+def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
     """A column by one of the names that are known, in whatever case it is written."""
     there = {one.lower(): one for one in reversed(list(names))}
-    return next((there[one] for one in known if one in there), None)
+    return next((there[one] for one in candidates if one in there), None)
 
 
-def _levels(column: Any) -> int:
+def _count_distinct(column: Any) -> int:
     return len({one for one in column.to_pylist() if one is not None})
 
 
-def _optional(name: str, value: str | None, why: str) -> str:
-    return f'# {name} = ""  # {why}' if value is None else f"{name} = {_text(value)}  # {why}"
+def _format_optional(name: str, value: str | None, comment: str) -> str:
+    return f'# {name} = ""  # {comment}' if value is None else f"{name} = {_quote(value)}  # {comment}"
 
 
-def _fields(part: Any, words: dict[str, str]) -> list[str]:
+def _format_fields(section: Any, comments: dict[str, str]) -> list[str]:
     return [
-        f"{name} = {value}" + (f"  # {words[name]}" if name in words else "")
-        for name, value in part.model_dump().items()
+        f"{name} = {value}" + (f"  # {comments[name]}" if name in comments else "")
+        for name, value in section.model_dump().items()
     ]
 
 
-def _near(place: str, folder: Path) -> str:
+def _make_path_relative(path: str, folder: Path) -> str:
     """A path, of an `hf:FOLDER` too, as seen from the folder of the config."""
-    library = next((one for one in LIBRARIES if place.startswith(one)), "")
+    library = next((one for one in DATASET_PREFIXES if path.startswith(one)), "")
     if library:
-        name = place.removeprefix(library)
-        return f"{library}{_near(name, folder)}" if Path(name).is_dir() else place
-    if "://" in place or place == "random":
-        return place
-    return Path(os.path.relpath(Path(place).resolve(), folder.resolve())).as_posix()
+        name = path.removeprefix(library)
+        return f"{library}{_make_path_relative(name, folder)}" if Path(name).is_dir() else path
+    if "://" in path or path == "random":
+        return path
+    return Path(os.path.relpath(Path(path).resolve(), folder.resolve())).as_posix()
 
 
-def _near_code(source: str, folder: Path) -> str:
+def _make_source_relative(source: str, folder: Path) -> str:
     file, colon, function = source.rpartition(":")
-    return f"{_near(file, folder)}:{function}" if colon and file.endswith(".py") else source
+    return f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else source
 
 
-def _text(value: str) -> str:
+def _quote(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
 
 
-def _plain(value: str) -> str:
+def _quote_unprintable(value: str) -> str:
     """As it is, in a comment, which ends with its line."""
-    return value if value.isprintable() else _text(value)
+    return value if value.isprintable() else _quote(value)
 
 
-def _list(values: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_text, values)) + "]"
+def _format_list(values: Sequence[str]) -> str:
+    return "[" + ", ".join(map(_quote, values)) + "]"
 
 
-NEGATIVE = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
-SHOWN = 6  # labels of a message
-TRUTHS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # what a column of 0 and 1 may say, in any case
+NEGATIVE_CLASS_NAMES = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
+MAX_LABELS_SHOWN = 6  # labels of a message
+BOOLEAN_LABELS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # what a column of 0 and 1 may say, in any case
 
 
-def single(column: Any, categories: Sequence[str]) -> list[str]:
+def guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
     """The classes that a column of labels names, but those that say that nothing was found."""
-    said = _said(column)
-    if categories:
-        named = [one for n, one in enumerate(categories) if one in said or str(n) in said]
-        return [one for one in named if one.lower() not in NEGATIVE] or named[-1:] or list(categories[-1:])
+    said = _distinct_labels(column)
+    if class_names:
+        named = [one for n, one in enumerate(class_names) if one in said or str(n) in said]
+        return [one for one in named if one.lower() not in NEGATIVE_CLASS_NAMES] or named[-1:] or list(class_names[-1:])
     numbers = sorted(one for one in said if one.isdecimal())
     return [one for one in numbers if one != "0"] or ["1"]
 
 
-def expect_told(column: Any, categories: Sequence[str], asked: Sequence[str]) -> None:
+def check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
     """InputError where no label of a column can be a finding that is asked for."""
-    said = _said(column)
-    shown = ", ".join(sorted(said)[:SHOWN]) + (", …" if len(said) > SHOWN else "")
-    if not categories and not all(one.isdecimal() for one in said):
+    said = _distinct_labels(column)
+    shown = ", ".join(sorted(said)[:MAX_LABELS_SHOWN]) + (", …" if len(said) > MAX_LABELS_SHOWN else "")
+    if not class_names and not all(one.isdecimal() for one in said):
         raise InputError(
             f"the labels are words ({shown}), and the model does not name its classes: write them beside it, in their order, "
             'as CATEGORIES = {"name of the function": ("clear", "lesion")} in its file, or label by number'
         )
-    for one in asked:
-        place = str(categories.index(one)) if one in categories else None
-        if categories and place is None and not (one.isdecimal() and int(one) < len(categories)):
-            raise InputError(f"the finding {one!r} is no class of the model: its classes are {', '.join(categories)}")
-        names = {one, place} if place is not None else {one, *categories[int(one) : int(one) + 1]}
+    for one in findings:
+        place = str(class_names.index(one)) if one in class_names else None
+        if class_names and place is None and not (one.isdecimal() and int(one) < len(class_names)):
+            raise InputError(f"the finding {one!r} is no class of the model: its classes are {', '.join(class_names)}")
+        names = {one, place} if place is not None else {one, *class_names[int(one) : int(one) + 1]}
         if not names & said:
             raise InputError(f"no label is the finding {one!r}: the labels are {shown}")
 
 
-def labels_of(table: Any, categories: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> dict[str, str]:
+def match_label_columns(
+    table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
+) -> dict[str, str]:
     """Class of the model -> its column of 0 and 1: of those that are asked, by class or column, or of all that there are.
 
     InputError where there is none; `usual`: what a column with each image's class would be called.
     """
-    columns = {_key(name): name for name in table.column_names if _key(name) and _is_truth(table[name])}
-    found = _asked(asked, categories, columns) if asked else _named(categories, columns)
+    columns = {
+        _normalize_name(name): name
+        for name in table.column_names
+        if _normalize_name(name) and _is_boolean_column(table[name])
+    }
+    found = _match_findings(findings, class_names, columns) if findings else _match_class_names(class_names, columns)
     if not found:
         raise InputError(
-            f"no column of labels ({', '.join(usual)}) among {', '.join(table.column_names)}, and none of 0 and 1 that is "
+            f"no column of labels ({', '.join(label_column_names)}) among {', '.join(table.column_names)}, and none of 0 and 1 that is "
             "named as a class of the model: rename one, or write the config by hand"
         )
     return found
 
 
-def _named(categories: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    found = {one: columns[_key(one)] for one in categories if _key(one) in columns}
-    return {one: column for one, column in found.items() if one.lower() not in NEGATIVE} or found
+def _match_class_names(class_names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    found = {one: columns[_normalize_name(one)] for one in class_names if _normalize_name(one) in columns}
+    return {one: column for one, column in found.items() if one.lower() not in NEGATIVE_CLASS_NAMES} or found
 
 
-def _asked(asked: Sequence[str], categories: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    classes = {_key(one): one for one in categories}
-    for one in asked:
-        if _key(one) not in columns:
+def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    classes = {_normalize_name(one): one for one in class_names}
+    for one in findings:
+        if _normalize_name(one) not in columns:
             raise InputError(
                 f"no column of 0 and 1 is named {one!r}; there are: {', '.join(columns.values()) or 'none'}"
             )
-        if _key(one) not in classes:
-            there = f"its classes are {', '.join(categories)}" if categories else "it names none: see CATEGORIES"
+        if _normalize_name(one) not in classes:
+            there = f"its classes are {', '.join(class_names)}" if class_names else "it names none: see CATEGORIES"
             raise InputError(f"which class of the model is the column {one!r}? {there}")
-    return {classes[_key(one)]: columns[_key(one)] for one in asked}
+    return {classes[_normalize_name(one)]: columns[_normalize_name(one)] for one in findings}
 
 
-def _key(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """The letters and digits of a name: "Pleural Effusion" is pleural_effusion."""
     return "".join(one for one in name.casefold() if one.isalnum())
 
 
-def _is_truth(column: Any) -> bool:
-    if arrow().types.is_nested(column.type):  # boxes, points
+def _is_boolean_column(column: Any) -> bool:
+    if import_arrow().types.is_nested(column.type):  # boxes, points
         return False
-    said = {one.lower() for one in _said(column)}
-    return bool(said) and said <= TRUTHS
+    said = {one.lower() for one in _distinct_labels(column)}
+    return bool(said) and said <= BOOLEAN_LABELS
 
 
-def _said(column: Any) -> set[str]:
-    return {name for one in column.unique().to_pylist() if (name := label(one)) is not None}
+def _distinct_labels(column: Any) -> set[str]:
+    return {name for one in column.unique().to_pylist() if (name := normalize_label(one)) is not None}

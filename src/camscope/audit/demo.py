@@ -5,33 +5,48 @@ from pathlib import Path
 from typing import Any
 
 from camscope.audit.core.config import Config
-from camscope.phantom.shortcut_study import ShortcutNet, draw_study, train_shortcut_net, write_net, write_study
+from camscope.phantom.shortcut_study import ShortcutNet, draw_study, train_shortcut_model, write_study, write_weights
 
-CLEAN, CONFOUNDED = 0.5, 0.95  # how often the token is there where the finding is, and is not where it is not
-TRAINED, UNSEEN = 1, 99  # seeds of the images that the net learns, and of those of the audit
+UNBIASED_PROBABILITY, CONFOUNDED_PROBABILITY = (
+    0.5,
+    0.95,
+)  # how often the token is there where the finding is, and is not where it is not
+TRAIN_SEED, TEST_SEED = 1, 99  # seeds of the images that the net learns, and of those of the audit
 
 
-def phantom_audit(
-    folder: Path, p: float = CONFOUNDED, *, images: int = 200, seed: int = 0, overwrite: bool = True
+def write_demo_study(
+    folder: Path,
+    marker_probability: float = CONFOUNDED_PROBABILITY,
+    *,
+    n_images: int = 200,
+    seed: int = 0,
+    overwrite: bool = True,
 ) -> Config:
     """Draw a study, train a net on it in seconds, write images, masks, manifest and weights; the config of their audit.
 
     `p`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
     """
-    manifest = write_study(draw_study(images, UNSEEN + seed, p), folder, overwrite=overwrite)
-    return Config.of(described(manifest, write_net(_learnt(p, seed), folder, overwrite=overwrite), p))
+    manifest = write_study(draw_study(n_images, TEST_SEED + seed, marker_probability), folder, overwrite=overwrite)
+    return Config.from_source(
+        build_demo_config(
+            manifest,
+            write_weights(_train_demo_model(marker_probability, seed), folder, overwrite=overwrite),
+            marker_probability,
+        )
+    )
 
 
 @cache
-def _learnt(p: float, seed: int) -> ShortcutNet:
+def _train_demo_model(marker_probability: float, seed: int) -> ShortcutNet:
     """The same net each time."""
-    return train_shortcut_net(draw_study(1000, TRAINED + seed, p), seed)
+    return train_shortcut_model(draw_study(1000, TRAIN_SEED + seed, marker_probability), seed)
 
 
-def described(manifest: Path, weights: Path, p: float) -> dict[str, Any]:
+def build_demo_config(manifest: Path, weights: Path, marker_probability: float) -> dict[str, Any]:
     """The tables of the config."""
     return {
-        "title": "Phantom radiographs, a token that " + ("travels with the lesion" if p > CLEAN else "says nothing"),
+        "title": "Phantom radiographs, a token that "
+        + ("travels with the lesion" if marker_probability > UNBIASED_PROBABILITY else "says nothing"),
         "question": "Is there a lesion in the lungs?",
         "data": {
             "manifest": str(manifest),

@@ -1,25 +1,25 @@
 """A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch`."""
 
-from camscope.batch.batch_run import Run
-from camscope.batch.export import Exported
-from camscope.batch.inspection import Finding, Inspection, inspect_images
-from camscope.batch.local_engine import Outcome
+from camscope.batch.batch_run import BatchRun
+from camscope.batch.export import ExportResult
+from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
+from camscope.batch.local_engine import BatchOutcome
 from camscope.batch.manifest import Manifest
 from camscope.batch.query import Query
-from camscope.batch.result_rows import Names
+from camscope.batch.result_rows import OutputNames
 from camscope.batch.runner import run_batch
-from camscope.batch.sources import manifest_of
+from camscope.batch.sources import build_manifest
 
 __all__ = [
-    "Exported",
-    "Finding",
-    "Inspection",
+    "ExportResult",
+    "DatasetIssue",
+    "DatasetInspection",
     "Manifest",
-    "Names",
-    "Outcome",
+    "OutputNames",
+    "BatchOutcome",
     "Query",
-    "Run",
+    "BatchRun",
     "inspect_images",
-    "manifest_of",
+    "build_manifest",
     "run_batch",
 ]

@@ -4,31 +4,31 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from camscope.batch.contact_sheet import sheet
-from camscope.batch.export import Export, Exported
-from camscope.batch.map_collection import Collection
+from camscope.batch.contact_sheet import build_contact_sheet
+from camscope.batch.export import Exporter, ExportResult
+from camscope.batch.map_collection import MapCollection
 from camscope.batch.query import Query
 from camscope.errors import OutputError
 from camscope.safe_files import write_bytes
 
 
-class Run(Collection):
+class BatchRun(MapCollection):
     """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").query("probability < 0.6")`."""
 
-    def page(
+    def save_html(
         self,
         path: str | os.PathLike[str],
         where: str | None = None,
         sort: str | None = None,
         limit: int = 60,
         *,
-        size: int = 224,
+        image_height: int = 224,
         overwrite: bool = False,
     ) -> Path:
         """Write a contact sheet of the rows that `query` would give: one file of HTML, pictures of `size` rows in it."""
         if not overwrite and Path(path).exists():
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
-        made = sheet(self, Query(where, sort, limit), size, _threads())
+        made = build_contact_sheet(self, Query(where, sort, limit), image_height, _cpu_count())
         return write_bytes(path, made.html.encode(), overwrite=overwrite)
 
     def export(
@@ -41,7 +41,7 @@ class Run(Collection):
         *,
         threshold: float = 0.5,
         overwrite: bool = False,
-    ) -> Exported:
+    ) -> ExportResult:
         """Write files of the rows that `query` would give: what was written, and why some rows have no file.
 
         `formats`: "png", "jpg", "webp": overlays of the originals' size; "npz", "json": `Explanation.save`, without pixels;
@@ -49,10 +49,10 @@ class Run(Collection):
         a map's maximum.
         """
         kinds = [formats] if isinstance(formats, str) else list(formats)
-        return Export(self, Path(folder), kinds, threshold, overwrite).write(
-            Query(where, sort, limit), _threads(), lambda _: None
+        return Exporter(self, Path(folder), kinds, threshold, overwrite).write(
+            Query(where, sort, limit), _cpu_count(), lambda _: None
         )
 
 
-def _threads() -> int:
+def _cpu_count() -> int:
     return os.cpu_count() or 1

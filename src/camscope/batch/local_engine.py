@@ -9,11 +9,11 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch import result_rows
-from camscope.batch.batch_worker import Batch, Worker
-from camscope.batch.image_loading import Loaded, loaded
-from camscope.batch.manifest import Manifest, arrow
+from camscope.batch.batch_worker import BatchWorker, ImageBatch
+from camscope.batch.image_loading import LoadedImage, load_images
+from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.memory_budget import MemoryBudget
-from camscope.batch.run_store import Store
+from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.plurals import plural
 
@@ -21,168 +21,191 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Failure = tuple[str, str | None]  # the reason, and its kind: see `rows.failed`
-Told = Callable[["Outcome"], None]  # called with what there is so far
+OutcomeCallback = Callable[["BatchOutcome"], None]  # called with what there is so far
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChunkPlan:
     """Chunks of so many images: of chunk c the rows c size … (c + 1) size - 1; of them every count-th is this shard's."""
 
-    images: int
-    size: int
+    n_images: int
+    chunk_size: int
     shard: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         which, count = self.shard
-        if self.size < 1 or not 0 <= which < count:
+        if self.chunk_size < 1 or not 0 <= which < count:
             raise InputError(
-                f"chunk={self.size}, shard={which}/{count}: expected 1 image or more, and a shard 0/n … n-1/n"
+                f"chunk={self.chunk_size}, shard={which}/{count}: expected 1 image or more, and a shard 0/n … n-1/n"
             )
 
     @property
-    def chunks(self) -> range:
+    def shard_chunks(self) -> range:
         """The numbers of this shard's."""
-        return range(self.shard[0], -(-self.images // self.size), self.shard[1])
+        return range(self.shard[0], -(-self.n_images // self.chunk_size), self.shard[1])
 
-    def bounds(self, chunk: int) -> tuple[int, int]:
+    def row_range(self, chunk: int) -> tuple[int, int]:
         """The first row, and the one behind the last."""
-        return chunk * self.size, min(self.images, (chunk + 1) * self.size)
+        return chunk * self.chunk_size, min(self.n_images, (chunk + 1) * self.chunk_size)
 
 
 @dataclass(frozen=True)
-class Task:
+class ChunkTask:
     """A chunk that is to be worked on: its part is missing, or the images of some `rows` are to be tried again."""
 
     chunk: int
-    rows: tuple[int, ...] | None = None  # numbers of the manifest; None: all of the chunk
+    row_numbers: tuple[int, ...] | None = None  # numbers of the manifest; None: all of the chunk
 
-    def table(self, plan: Plan, table: "pa.Table") -> "pa.Table":
+    def select_rows(self, plan: ChunkPlan, table: "pa.Table") -> "pa.Table":
         """Its rows of the manifest."""
-        start, stop = plan.bounds(self.chunk)
+        start, stop = plan.row_range(self.chunk)
         some = table.slice(start, stop - start)
-        if self.rows is None:
+        if self.row_numbers is None:
             return some
-        return some.filter(arrow("compute").is_in(some["row"], arrow().array(self.rows, arrow().int64())))
+        return some.filter(
+            import_arrow("compute").is_in(some["row"], import_arrow().array(self.row_numbers, import_arrow().int64()))
+        )
 
 
 @dataclass
-class Outcome:
+class BatchOutcome:
     """What became of the images of a run, or of a shard: of how many there are maps, and why others have none."""
 
-    total: int = 0  # images of this shard
-    before: int = 0  # of them, found done
-    images: int = 0  # of them, worked off now
-    reasons: Counter[str] = field(default_factory=Counter)
-    transient: Counter[str] = field(default_factory=Counter)  # of them, those that another try may remove
+    n_images: int = 0  # images of this shard
+    n_done_before: int = 0  # of them, found done
+    n_processed: int = 0  # of them, worked off now
+    failure_counts: Counter[str] = field(default_factory=Counter)
+    transient_failure_counts: Counter[str] = field(
+        default_factory=Counter
+    )  # of them, those that another try may remove
 
     @property
-    def failures(self) -> int:
+    def n_failures(self) -> int:
         """Images without a map."""
-        return self.reasons.total()
+        return self.failure_counts.total()
 
     @property
-    def failures_by_kind(self) -> Counter[Failure]:
+    def failure_counts_by_kind(self) -> Counter[Failure]:
         """How many images have no map, by reason and kind of failure."""
         kinds: Counter[Failure] = Counter()
-        for reason, count in self.reasons.items():
-            kinds[reason, result_rows.TRANSIENT] = self.transient[reason]
-            kinds[reason, result_rows.PERMANENT] = count - self.transient[reason]
+        for reason, count in self.failure_counts.items():
+            kinds[reason, result_rows.TRANSIENT] = self.transient_failure_counts[reason]
+            kinds[reason, result_rows.PERMANENT] = count - self.transient_failure_counts[reason]
         return +kinds
 
-    def add(self, failures: Mapping[Failure, int]) -> None:
+    def add_failures(self, failures: Mapping[Failure, int]) -> None:
         """Count images without a map, by reason and kind of failure."""
         for (reason, kind), count in failures.items():
-            self.reasons[reason] += count
+            self.failure_counts[reason] += count
             if kind == result_rows.TRANSIENT:
-                self.transient[reason] += count
+                self.transient_failure_counts[reason] += count
 
-    def count(self, images: int, failures: Mapping[Failure, int], most: int | None, told: Told | None) -> None:
+    def record(
+        self,
+        n_images: int,
+        failures: Mapping[Failure, int],
+        max_failures: int | None,
+        on_progress: OutcomeCallback | None,
+    ) -> None:
         """Add what became of some images, and tell it; RunError after more failures than `most`."""
-        self.add(failures)
-        self.images += images
-        if told is not None:
-            told(self)
-        if most is not None and self.failures > most:
-            why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
-            raise RunError(f"{plural(self.failures, 'image')} failed, more than {most}: {why}")
+        self.add_failures(failures)
+        self.n_processed += n_images
+        if on_progress is not None:
+            on_progress(self)
+        if max_failures is not None and self.n_failures > max_failures:
+            why = "; ".join(f"{reason} ({count} x)" for reason, count in self.failure_counts.most_common(3))
+            raise RunError(f"{plural(self.n_failures, 'image')} failed, more than {max_failures}: {why}")
 
 
-def unfinished(plan: Plan, store: Store, *, retry_failed: bool = False) -> tuple[list[Task], Outcome]:
+def list_open_tasks(
+    plan: ChunkPlan, store: RunStore, *, retry_failed: bool = False
+) -> tuple[list[ChunkTask], BatchOutcome]:
     """What is to be worked on, and what is known before any of it is begun."""
-    sizes = {c: stop - start for c in plan.chunks for start, stop in [plan.bounds(c)]}
-    done = store.of_this_run(sorted(sizes.keys() & store.finished()))
-    outcome = Outcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
-    outcome.add(store.reasons(done))
+    sizes = {c: stop - start for c in plan.shard_chunks for start, stop in [plan.row_range(c)]}
+    done = store.select_own_parts(sorted(sizes.keys() & store.finished_chunks()))
+    outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
+    outcome.add_failures(store.count_failures(done))
     again: dict[int, tuple[int, ...]] = {}
-    if retry_failed and outcome.failures:
-        again = {chunk: failed for chunk in done if (failed := tuple(store.failed_rows(chunk)))}
-        outcome = Outcome(outcome.total, outcome.before - sum(map(len, again.values())))
-    return [Task(chunk, again.get(chunk)) for chunk in sizes if chunk in again or chunk not in set(done)], outcome
+    if retry_failed and outcome.n_failures:
+        again = {chunk: failed for chunk in done if (failed := tuple(store.list_failed_rows(chunk)))}
+        outcome = BatchOutcome(outcome.n_images, outcome.n_done_before - sum(map(len, again.values())))
+    return [ChunkTask(chunk, again.get(chunk)) for chunk in sizes if chunk in again or chunk not in set(done)], outcome
 
 
 def run_chunks(
-    worker: Worker,
+    worker: BatchWorker,
     manifest: Manifest,
-    store: Store,
-    plan: Plan,
-    threads: int,
+    store: RunStore,
+    plan: ChunkPlan,
+    num_threads: int,
     max_failures: int | None = None,
-    told: Told | None = None,
+    on_progress: OutcomeCallback | None = None,
     *,
     retry_failed: bool = False,
-) -> Outcome:
+) -> BatchOutcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
-    todo, outcome = unfinished(plan, store, retry_failed=retry_failed)
-    outcome.count(0, {}, max_failures, told)
-    each = (row for task in todo for row in task.table(plan, manifest.table).to_pylist())
-    memory = MemoryBudget(threads)
-    images = loaded(manifest, each, worker.read, threads, memory)
+    todo, outcome = list_open_tasks(plan, store, retry_failed=retry_failed)
+    outcome.record(0, {}, max_failures, on_progress)
+    each = (row for task in todo for row in task.select_rows(plan, manifest.table).to_pylist())
+    memory = MemoryBudget(num_threads)
+    images = load_images(manifest, each, worker.read_item, num_threads, memory)
     try:
         for task in todo:
-            count = task.table(plan, manifest.table).num_rows
-            with closing(written(task, islice(images, count), worker, store, threads, memory)) as steps:
+            count = task.select_rows(plan, manifest.table).num_rows
+            with closing(write_chunk(task, islice(images, count), worker, store, num_threads, memory)) as steps:
                 for count, failures in steps:
-                    outcome.count(count, failures, max_failures, told)
+                    outcome.record(count, failures, max_failures, on_progress)
     finally:
         images.close()
     return outcome
 
 
-def written(
-    task: Task, images: Iterator[Loaded], worker: Worker, store: Store, threads: int, memory: MemoryBudget
+def write_chunk(
+    task: ChunkTask,
+    images: Iterator[LoadedImage],
+    worker: BatchWorker,
+    store: RunStore,
+    num_threads: int,
+    memory: MemoryBudget,
 ) -> Generator[tuple[int, Mapping[Failure, int]], None, None]:
     """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map.
 
     Overlays are drawn meanwhile, by so many threads, and are there before the part is.
     """
     made: list[dict[str, Any]] = []
-    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads, memory) as draw:
-        for batch in ahead(batches(images, worker)):
-            new = worker.rows(batch, draw)
+    with (
+        nullcontext()
+        if worker.overlay_writer is None
+        else worker.overlay_writer.open_queue(num_threads, memory) as draw
+    ):
+        for batch in prefetch_batches(group_into_batches(images, worker)):
+            new = worker.compute_rows(batch, draw)
             made += new
             failed = {row["row"]: (row["error"], row["failure"]) for row in new if row["status"] == result_rows.FAILED}
             yield len(batch.images), Counter(failed.values())
         if draw is not None:
-            draw.finish(made)
+            draw.wait_and_report(made)
     made.sort(key=lambda row: row["row"])
-    table = result_rows.table_of(made, result_rows.schema(worker.manifest, overlays=worker.pictures is not None))
-    if task.rows is not None:
-        there = store.read(task.chunk).replace_schema_metadata()
-        table = result_rows.merged(there, table)
+    table = result_rows.rows_to_table(
+        made, result_rows.part_schema(worker.manifest, with_overlays=worker.overlay_writer is not None)
+    )
+    if task.row_numbers is not None:
+        there = store.read_part(task.chunk).replace_schema_metadata()
+        table = result_rows.replace_rows(there, table)
         if table.equals(there):  # they failed again
             return
-    store.write(task.chunk, table)
+    store.write_part(task.chunk, table)
 
 
-def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:
+def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> Iterator[ImageBatch]:
     """Neighbours of one group, so many at a time as share a pass."""
-    for _, group in groupby(images, worker.group):
+    for _, group in groupby(images, worker.batch_key):
         left = iter(group)
         for first in left:
-            yield worker.collated([first, *islice(left, worker.at_once(first) - 1)])
+            yield worker.collate([first, *islice(left, worker.batch_size_for(first) - 1)])
 
 
-def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
     """The same, each made by a thread while the one before it is worked on."""
     with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
         coming = pool.submit(next, batches, None)

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope import render
-from camscope.batch.image_loading import sha256_of
-from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow
-from camscope.batch.path_resolver import Locations
-from camscope.batch.pseudonymize import Places, privately
-from camscope.batch.query import Pieces, Query, as_dicts, open_maps, read_rows, reading_parts
+from camscope.batch.image_loading import hash_source
+from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, SupportsImageIndex, import_arrow
+from camscope.batch.path_resolver import PathResolver
+from camscope.batch.pseudonymize import ImageAccessor, pseudonymize_manifest
+from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.batch.result_rows import FAILED
-from camscope.batch.run_store import RUN, Store
-from camscope.batch.sources import LIBRARIES, manifest_of
-from camscope.data_readers import one_error
+from camscope.batch.run_store import RUN_FILE, RunStore
+from camscope.batch.sources import DATASET_PREFIXES, build_manifest
+from camscope.data_readers import read_errors_converted
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.explanation import Explanation, Pixels, checked
+from camscope.explanation import Explanation, PixelArray, check_explanation
 from camscope.geometry import Placement
 from camscope.images.photo import read_photo
-from camscope.images.scans.scan import grey
+from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.plurals import plural
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 
-class Collection:
+class MapCollection:
     """The rows of a run, their maps and their images.
 
     `dataset`: what the run was made of, as `run_batch` took it; the images are then read from there. `fetch`: whether images
@@ -46,30 +46,32 @@ class Collection:
     """
 
     def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:
-        self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
+        self.folder, self._source, self._open_lock = Path(folder), dataset, threading.Lock()
         self.fetch = fetch
-        facts = Store(folder).facts
+        facts = RunStore(folder).run_info
         if facts is None and self.folder.is_file():
             raise InputError(f"{folder}: it is a file; expected the folder of a run, as camscope batch writes it")
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
-        if wrong := [name for name, holds in _rules(facts).items() if not holds]:
+        if wrong := [name for name, holds in _check_run_info(facts).items() if not holds]:
             raise InputError(
-                f"{self.folder / RUN}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
+                f"{self.folder / RUN_FILE}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
             )
-        self.facts: dict[str, Any] = facts
+        self.run_info: dict[str, Any] = facts
 
     @property
     def dataset(self) -> "ds.Dataset":
         """The rows, read when they are asked for."""
-        parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
+        parts = [
+            str(RunStore(self.folder).part_path(chunk)) for chunk in sorted(RunStore(self.folder).finished_chunks())
+        ]
         if not parts:
             raise InputError(f"{self.folder}: no part of the run is finished")
-        return open_maps(parts)
+        return open_map_parts(parts)
 
     def __len__(self) -> int:
         rows = self.dataset
-        with reading_parts():
+        with translate_part_errors():
             return int(rows.count_rows())
 
     def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
@@ -91,66 +93,66 @@ class Collection:
         rows = self.dataset
         if unknown := [name for name in columns or () if name not in rows.schema.names]:
             raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
-        places = Query(where, sort, limit).places(rows)
-        with reading_parts():
-            return Pieces(rows).take(places, columns)
+        places = Query(where, sort, limit).find_positions(rows)
+        with translate_part_errors():
+            return RowReader(rows).take(places, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
         """The maps; rows of images that failed have none."""
         rows = self.dataset
-        for piece in Pieces(rows).in_turn(Query().places(rows)):
-            for row in as_dicts(piece):
+        for piece in RowReader(rows).iter_tables(Query().find_positions(rows)):
+            for row in table_to_dicts(piece):
                 if row["heat"] is not None:
                     yield self.explanation(row)
 
-    def photo(self, row: Mapping[str, Any]) -> Pixels:
+    def read_image(self, row: Mapping[str, Any]) -> PixelArray:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
-        source = self.source(row)
-        expect_unchanged(row, source)
-        return seen(source, self.facts["made_with"].get("window"))
+        source = self.read_source(row)
+        require_unchanged(row, source)
+        return read_display_image(source, self.run_info["made_with"].get("window"))
 
-    def expect_images(self) -> None:
+    def require_images(self) -> None:
         """ImageError where the images are those of a dataset that is not given, or would have to be fetched."""
-        with self._opening:
+        with self._open_lock:
             _ = self._images
-        if count := self.not_fetched:
+        if count := self.n_unfetched_images:
             raise ImageError(
                 f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine; to fetch "
                 "them pass --fetch (Python: fetch=True)"
             )
 
     @property
-    def not_fetched(self) -> int:
+    def n_unfetched_images(self) -> int:
         """How many images are not on this machine, and not fetched because nobody asked for it."""
-        made = self.facts["made_with"]["manifest"]
-        if self.fetch or self._given is not None or made["dataset"] == PRIVATE:
+        made = self.run_info["made_with"]["manifest"]
+        if self.fetch or self._source is not None or made["dataset"] == PSEUDONYMIZED_DATASET:
             return 0
         if made["dataset"] is not None:
-            return int(made["rows"]) if made["dataset"].startswith(LIBRARIES) else 0
+            return int(made["rows"]) if made["dataset"].startswith(DATASET_PREFIXES) else 0
         paths = self.dataset.to_table(columns=["path"])["path"].unique().to_pylist()
-        return sum(path is not None and self.locations.is_elsewhere(path) for path in paths)
+        return sum(path is not None and self.path_resolver.is_remote_path(path) for path in paths)
 
     @cached_property
-    def locations(self) -> Locations:
+    def path_resolver(self) -> PathResolver:
         """Where the paths in its rows lead."""
-        root = self.facts["root"]
-        return Locations(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
+        root = self.run_info["root"]
+        return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
-    def source(self, row: Mapping[str, Any]) -> Any:
+    def read_source(self, row: Mapping[str, Any]) -> Any:
         """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
         path = row["path"]
         try:
-            with self._opening:
+            with self._open_lock:
                 images = self._images
             if images is not None:
                 return images[row["row"]]
-            return self.locations.read(path)
+            return self.path_resolver.read(path)
         except ImageError:
             raise
         except FileNotFoundError as error:
-            raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
+            raise ImageError(f"{path}: there is no such file") from (None if self.is_pseudonymized else error)
         except Exception as error:  # a store's own package may raise anything
-            if self.private:  # its words may be those of the file's name
+            if self.is_pseudonymized:  # its words may be those of the file's name
                 why = getattr(error, "strerror", None) or type(error).__name__
                 raise ImageError(f"{path}: it cannot be read: {why}") from None
             if isinstance(error, InputError):
@@ -160,60 +162,60 @@ class Collection:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
     @property
-    def private(self) -> bool:
+    def is_pseudonymized(self) -> bool:
         """Whether the run does not name its files."""
-        return bool(self.facts["made_with"]["manifest"]["dataset"] == PRIVATE)
+        return bool(self.run_info["made_with"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
-    def origin(self) -> Manifest | None:
+    def source_manifest(self) -> Manifest | None:
         """What the run was made of, where it was passed."""
-        with self._opening:
-            images = self._images if self._given is not None else None
-        return images.manifest if isinstance(images, Places) else None
+        with self._open_lock:
+            images = self._images if self._source is not None else None
+        return images.manifest if isinstance(images, ImageAccessor) else None
 
-    def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """A row with its path and all columns as the manifest has them, where that is known."""
-        origin = self.origin
-        return row if origin is None else {**row, **origin.numbered(row["row"])}
+        origin = self.source_manifest
+        return row if origin is None else {**row, **origin.row_by_number(row["row"])}
 
     @cached_property
-    def _images(self) -> Numbered | None:
+    def _images(self) -> SupportsImageIndex | None:
         """Those of what was given, or of the dataset that the run names; None: the files that its rows name."""
-        named = self.facts["made_with"]["manifest"]["dataset"]
-        if self._given is not None:
-            manifest = manifest_of(self._given)
-            if named == PRIVATE:
-                manifest = privately(manifest)
-            return Places(manifest) if manifest.images is None else manifest.images
+        named = self.run_info["made_with"]["manifest"]["dataset"]
+        if self._source is not None:
+            manifest = build_manifest(self._source)
+            if named == PSEUDONYMIZED_DATASET:
+                manifest = pseudonymize_manifest(manifest)
+            return ImageAccessor(manifest) if manifest.images is None else manifest.images
         if named is None:
             return None
-        if named == PRIVATE:
+        if named == PSEUDONYMIZED_DATASET:
             raise ImageError(
                 "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
             )
-        if not named.startswith(LIBRARIES):
+        if not named.startswith(DATASET_PREFIXES):
             raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
         if not self.fetch:
             raise ImageError(
                 f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch (Python: fetch=True), or "
                 "what the run was made of: Run(folder, dataset)"
             )
-        return manifest_of(named).images  # never in a folder that the run names
+        return build_manifest(named).images  # never in a folder that the run names
 
-    def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
+    def explanation(self, row: Mapping[str, Any], image: PixelArray | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
-        with one_error("a row of the run holds no map", quoting=not self.private, own=True):
-            return checked(self._explanation(row, image))
+        with read_errors_converted("a row of the run holds no map", quoting=not self.is_pseudonymized, own=True):
+            return check_explanation(self._build_explanation(row, image))
 
-    def _explanation(self, row: Mapping[str, Any], image: Pixels | None) -> Explanation:
-        made = self.facts["made_with"]
+    def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
+        made = self.run_info["made_with"]
         grid, size = tuple(row["grid"]), tuple(row["input_size"])
         placement = row["placement"]
         settings = made["methods"].get(f"{row['method']} {row['parameters']}", {})
         return Explanation(
-            heat=np.array(row["heat"], np.float32).reshape(grid),
+            attribution=np.array(row["heat"], np.float32).reshape(grid),
             method=row["method"],
-            target=self._class(row),
+            target=self._target_index(row),
             label=row["label"],
             score=row["score"],
             probability=row["probability"],
@@ -228,36 +230,36 @@ class Collection:
             status=row["status"],
             notes=tuple(row["notes"]),
             name=row["id"],
-            measures={},
+            diagnostics={},
             parameters=settings,
-            versions=self.facts["versions"],
+            versions=self.run_info["versions"],
             model=made["model"]["digest"],
             image=image,
-            seen=None,
-            world=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
-            steps=tuple(row.get("steps") or ()),
+            model_input_image=None,
+            affine=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
+            scan_steps=tuple(row.get("steps") or ()),
         )
 
-    def _class(self, row: Mapping[str, Any]) -> int | None:
+    def _target_index(self, row: Mapping[str, Any]) -> int | None:
         """The index of the class that was asked for, if it was a class."""
-        known, asked = self.facts["categories"], row["target"]
+        known, asked = self.run_info["categories"], row["target"]
         if asked is not None and asked.isdecimal():
             return int(asked)
         return known.index(row["label"]) if row["label"] in known else None
 
     @property
-    def failures(self) -> int:
+    def n_failed_rows(self) -> int:
         """Rows without a map."""
-        with reading_parts():
-            return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
+        with translate_part_errors():
+            return int(self.dataset.count_rows(filter=import_arrow("dataset").field("status") == FAILED))
 
     @property
     def summary(self) -> dict[str, str]:
         """What the run is, in a few words each."""
-        made, done = self.facts["made_with"], Store(self.folder).finished()
+        made, done = self.run_info["made_with"], RunStore(self.folder).finished_chunks()
         planned, chunk = made["manifest"]["rows"], made["chunk"]
         there = sum(min(chunk, planned - one * chunk) for one in done)
-        without = self.failures if done else 0
+        without = self.n_failed_rows if done else 0
         return {
             "model": f"{made['model']['source']} ({made['model']['digest'][:12]})",
             "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in made["methods"]})),
@@ -280,15 +282,15 @@ class Collection:
         return f"<table>{rows}</table>"
 
 
-def _rules(facts: Mapping[str, Any]) -> dict[str, bool]:
+def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
     """What a run.json has, by name: whether this one has it."""
-    made, root = facts["made_with"], facts.get("root")
+    made, root = run_info["made_with"], run_info.get("root")
     if not isinstance(made, Mapping):
         return {"made_with": False}
     model, manifest, targets = made.get("model"), made.get("manifest"), made.get("targets")
     return {
         "model": isinstance(model, Mapping) and all(isinstance(model.get(key), str) for key in ("source", "digest")),
-        "methods": isinstance(made.get("methods"), Mapping) and all(map(_is_table, made["methods"].values())),
+        "methods": isinstance(made.get("methods"), Mapping) and all(map(_is_mapping, made["methods"].values())),
         "targets": isinstance(targets, list) and all(isinstance(one, str | None) for one in targets),
         "manifest": isinstance(manifest, Mapping)
         and _is_count(manifest.get("rows"))
@@ -298,14 +300,14 @@ def _rules(facts: Mapping[str, Any]) -> dict[str, bool]:
         "root": isinstance(root, Mapping)
         and isinstance(root.get("folder"), str)
         and isinstance(root.get("confined"), bool),
-        "versions": _is_table(facts.get("versions"))
-        and all(isinstance(facts["versions"].get(name), str) for name in ("camscope", "torch")),
-        "categories": isinstance(facts.get("categories"), list)
-        and all(isinstance(one, str) for one in facts["categories"]),
+        "versions": _is_mapping(run_info.get("versions"))
+        and all(isinstance(run_info["versions"].get(name), str) for name in ("camscope", "torch")),
+        "categories": isinstance(run_info.get("categories"), list)
+        and all(isinstance(one, str) for one in run_info["categories"]),
     }
 
 
-def _is_table(value: object) -> bool:
+def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
@@ -313,7 +315,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def seen(source: Any, window: str | None = None) -> Pixels:
+def read_display_image(source: Any, window: str | None = None) -> PixelArray:
     """(H,W,3), or (D,H,W) of a volume: an image as it is looked at, a grey scan through the run's window.
 
     ImageError where text may be part of a scan's picture.
@@ -321,42 +323,42 @@ def seen(source: Any, window: str | None = None) -> Pixels:
     if not isinstance(source, Path) and not is_scan(source):
         return read_photo(source).pixels
     scan = read_scan(source)
-    if not scan.may_be_shown:
+    if not scan.is_safe_to_display:
         raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
-    return grey(scan, window)
+    return convert_scan_to_display_pixels(scan, window)
 
 
-def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:
+def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
     """ImageError unless what a row is of is to the byte what was explained."""
-    if sha256_of(source) != row["sha256"]:
+    if hash_source(source) != row["sha256"]:
         raise ImageError(f"{row['path']}: it has changed since it was explained")
 
 
-FINER = 2  # a map is drawn on so many pixels for one of the thumbnail
+OVERSAMPLING = 2  # a map is drawn on so many pixels for one of the thumbnail
 
 
-def original(run: Collection, row: Mapping[str, Any]) -> tuple[Pixels | None, str | None]:
+def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
     """The picture (H,W,3) of a row, or why it cannot be seen: a store's own package may raise anything."""
     try:
-        return run.photo(row), None
+        return maps.read_image(row), None
     except Exception as error:
-        return None, why(error, PurePath(row["path"]).name)
+        return None, strip_file_name(error, PurePath(row["path"]).name)
 
 
-def thumbnail(one: Explanation, photo: Pixels | None, size: int) -> Pixels:
+def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
     """(h,w,3): a map over its photograph, or on grey, in `size` rows. A large photograph is made smaller before."""
-    place = one.placement
-    if place is None or one.heat.ndim != 2:
-        return one.overlay(height=size)
-    bound, whole = FINER * size, place.image_size
+    place = explanation.placement
+    if place is None or explanation.attribution.ndim != 2:
+        return explanation.overlay(height=height)
+    bound, whole = OVERSAMPLING * height, place.image_size
     factor = min(1.0, bound / whole[0], 2 * bound / whole[1])
-    if photo is not None and factor < 1:
-        photo = render.fitted(photo, bound, 2 * bound)
-    now = [max(1, round(pixels * factor)) for pixels in whole] if photo is None else photo.shape[:2]
-    return replace(one, image=photo, placement=place.on_image_of(now)).overlay("image", height=size)
+    if image is not None and factor < 1:
+        image = render.resize_to_fit(image, bound, 2 * bound)
+    now = [max(1, round(pixels * factor)) for pixels in whole] if image is None else image.shape[:2]
+    return replace(explanation, image=image, placement=place.on_resized_image(now)).overlay("image", height=height)
 
 
-def why(error: Exception, name: str) -> str:
+def strip_file_name(error: Exception, name: str) -> str:
     """A reason without the file's name in front, which the row has: so that equal reasons are equal."""
     said = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
     head, colon, rest = said.partition(": ")

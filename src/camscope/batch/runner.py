@@ -10,60 +10,60 @@ from typing import Any, Literal
 from torch import nn
 
 from camscope.batch import local_engine, ray_engine
-from camscope.batch.batch_worker import OF_THE_RUN, Worker
-from camscope.batch.image_loading import expect_threads
-from camscope.batch.local_engine import Outcome, Plan, Told
-from camscope.batch.manifest import Manifest, arrow
-from camscope.batch.overlays import Pictures
-from camscope.batch.pseudonymize import Places, has_scans, privately
-from camscope.batch.result_rows import Names, digest_of
-from camscope.batch.run_store import Store
-from camscope.batch.sources import manifest_of
+from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
+from camscope.batch.image_loading import require_valid_num_threads
+from camscope.batch.local_engine import BatchOutcome, ChunkPlan, OutcomeCallback
+from camscope.batch.manifest import Manifest, import_arrow
+from camscope.batch.overlays import OverlayWriter
+from camscope.batch.pseudonymize import ImageAccessor, contains_scans, pseudonymize_manifest
+from camscope.batch.result_rows import OutputNames, hash_parameters
+from camscope.batch.run_store import RunStore
+from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.explainers.core.inputs import takes_scans
-from camscope.explainers.core.keyword_arguments import with_our_names
-from camscope.explainers.core.maps import discreet, in_words, versions
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
+from camscope.explainers.core.maps import format_without_address, get_library_versions, redact_parameters
 from camscope.hooks.base import unwrap
 from camscope.images.scans.scan import Window
-from camscope.model_card import ModelCard, card_of, digest
-from camscope.models import nameless
-from camscope.targets import Question
+from camscope.model_card import ModelCard, compute_model_digest, get_card
+from camscope.models import redact_file_names
+from camscope.targets import TargetLike
 
-CHUNK = 256  # images in a part
-SMALL = 32_768  # bytes of a file
+DEFAULT_CHUNK_SIZE = 256  # images in a part
+SMALL_FILE_BYTES = 32_768  # bytes of a file
 Engine = Literal["local", "ray"]
-Profile = Literal["research", "clinical"]
+PrivacyProfile = Literal["research", "clinical"]
 
 
-@with_our_names
+@reject_foreign_keywords
 def run_batch(
-    tools: Explainer | Sequence[Explainer],
+    explainers: Explainer | Sequence[Explainer],
     source: Any,
     output: str | os.PathLike[str],
-    targets: Sequence[Question] = (None,),
+    targets: Sequence[TargetLike] = (None,),
     *,
     root: str | Path | None = None,
     batch_size: int | None = None,
-    threads: int | None = None,
-    chunk: int = CHUNK,
+    num_threads: int | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
     shard: tuple[int, int] = (0, 1),
     max_failures: int | None = None,
-    reduced: bool = False,
-    profile: Profile | None = None,
-    keep: Sequence[str] = (),
+    reduced_decoding: bool = False,
+    profile: PrivacyProfile | None = None,
+    keep_columns: Sequence[str] = (),
     window: Any = None,
-    allow_pixels: bool = False,
-    overlays: str | None = None,
+    allow_burned_in_text: bool = False,
+    overlay_format: str | None = None,
     overlay_height: int | None = None,
     overwrite: bool = False,
     retry_failed: bool = False,
-    told: Told | None = None,
+    on_progress: OutcomeCallback | None = None,
     engine: Engine = "local",
     address: str | None = None,
-    workers: int | None = None,
-) -> Outcome:
+    num_workers: int | None = None,
+) -> BatchOutcome:
     """Explain every image that `source` means, and write the raw maps to `output`: see `Run` for reading them.
 
     `source`, `root`: see `manifest_of`. `targets`: for each image, unless its row has a target of its own. Killed at any
@@ -91,140 +91,161 @@ def run_batch(
     """
     if engine not in ("local", "ray"):
         raise InputError(f"engine={engine!r}: expected 'local' or 'ray'")
-    if engine == "local" and (address is not None or workers is not None):
+    if engine == "local" and (address is not None or num_workers is not None):
         raise InputError("address and workers are Ray's: pass engine='ray' as well, or leave them out")
-    each = [tools] if isinstance(tools, Explainer) else list(tools)
+    each = [explainers] if isinstance(explainers, Explainer) else list(explainers)
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
-    _expect_names(targets)
-    expect_count(None, batch_size=batch_size, chunk=chunk, workers=workers)
-    expect_threads(threads)
-    manifest = _profiled(manifest_of(source, root), profile, keep, each[0].preprocess)
-    worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
-    worker = replace(worker, window=_words(window), allow_pixels=allow_pixels)
-    plan, made_with = Plan(len(manifest), chunk, shard), facts(worker, chunk)
-    if overlays is not None:
-        pictures = Pictures(store.folder, overlays, Names.of(made_with["made_with"]), overlay_height)
+    _check_target_names(targets)
+    check_positive_integer(None, batch_size=batch_size, chunk=chunk_size, workers=num_workers)
+    require_valid_num_threads(num_threads)
+    manifest = _apply_privacy_profile(build_manifest(source, root), profile, keep_columns, each[0].preprocess)
+    worker, store = BatchWorker(each, list(targets), manifest, batch_size, reduced_decoding), RunStore(output)
+    worker = replace(worker, window=_format_window(window), allow_pixels=allow_burned_in_text)
+    plan, made_with = ChunkPlan(len(manifest), chunk_size, shard), build_run_info(worker, chunk_size)
+    if overlay_format is not None:
+        pictures = OverlayWriter(
+            store.folder, overlay_format, OutputNames.from_run(made_with["made_with"]), overlay_height
+        )
         worker = replace(worker, pictures=pictures)
-        made_with["made_with"]["overlays"] = {"kind": overlays, "height": overlay_height}
+        made_with["made_with"]["overlays"] = {"kind": overlay_format, "height": overlay_height}
     new = store.begin(made_with, overwrite=overwrite)
     try:
         if engine == "ray":
-            return ray_engine.run_chunks(
-                worker, manifest, store, plan, threads, max_failures, told, address, workers, retry_failed=retry_failed
+            return ray_engine.run_chunks_on_ray(
+                worker,
+                manifest,
+                store,
+                plan,
+                num_threads,
+                max_failures,
+                on_progress,
+                address,
+                num_workers,
+                retry_failed=retry_failed,
             )
-        n_threads = threads or readers(manifest)
+        n_threads = num_threads or choose_num_threads(manifest)
         return local_engine.run_chunks(
-            worker, manifest, store, plan, n_threads, max_failures, told, retry_failed=retry_failed
+            worker, manifest, store, plan, n_threads, max_failures, on_progress, retry_failed=retry_failed
         )
-    except (*OF_THE_RUN, TargetError):
+    except (*RUN_LEVEL_ERRORS, TargetError):
         if new:
-            store.retract()
+            store.discard_empty_run()
         raise
     finally:
         store.release()
 
 
-def readers(manifest: Manifest) -> int:
+def choose_num_threads(manifest: Manifest) -> int:
     """Threads that read images: one a core; one where the first file is small, which takes longer to hand over than to read."""
     cores, known = os.cpu_count() or 1, manifest.images
-    files = known.manifest if isinstance(known, Places) else manifest
+    files = known.manifest if isinstance(known, ImageAccessor) else manifest
     if files.images is not None or not len(files):
         return cores
     try:
-        return 1 if Path(files.place(files.table["path"][0].as_py())).stat().st_size < SMALL else cores
+        return (
+            1 if Path(files.resolve_path(files.table["path"][0].as_py())).stat().st_size < SMALL_FILE_BYTES else cores
+        )
     except (OSError, InputError):  # a URL, or a file that is not there
         return cores
 
 
-def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str], preprocess: object) -> Manifest:
+def _apply_privacy_profile(
+    manifest: Manifest, profile: PrivacyProfile | None, keep_columns: Sequence[str], preprocess: object
+) -> Manifest:
     """The manifest as a run of this profile writes it. Files that enter the model as scans are scans, whatever their names."""
     if profile not in (None, "research", "clinical"):
         raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
-    entered = takes_scans(preprocess) and manifest.images is None
-    if profile == "research" or (profile is None and (entered or has_scans(manifest))):
-        return privately(manifest, keep)
-    if keep:
+    entered = accepts_scans(preprocess) and manifest.images is None
+    if profile == "research" or (profile is None and (entered or contains_scans(manifest))):
+        return pseudonymize_manifest(manifest, keep_columns)
+    if keep_columns:
         raise InputError("keep is for the profile 'research': every other run keeps all columns")
     return manifest
 
 
-def _words(window: Any) -> str | None:
+def _format_window(window: Any) -> str | None:
     """As `Window.of` takes it."""
     if window is None:
         return None
-    known = Window.of(window)
-    return f"{known.centre:g},{known.width:g},{known.kind}"
+    known = Window.parse(window)
+    return f"{known.center:g},{known.width:g},{known.kind}"
 
 
-def _expect_names(targets: Sequence[Question]) -> None:
+def _check_target_names(targets: Sequence[TargetLike]) -> None:
     """InputError where two functions have one name, by which their rows could not be told apart."""
     known: dict[str, object] = {}
     for one in filter(callable, targets):
-        name = in_words(one)
+        name = format_without_address(one)
         if known.setdefault(name, one) is not one:
             raise InputError(f"two targets are called {name}: write them as functions with names of their own")
 
 
-def facts(worker: Worker, chunk: int) -> dict[str, Any]:
+def build_run_info(worker: BatchWorker, chunk_size: int) -> dict[str, Any]:
     """What a `run.json` says; under `made_with` what two starts of one run have in common."""
-    first, manifest = worker.tools[0], worker.manifest
-    model, card = unwrap(first.model), card_of(unwrap(first.model))
-    known = discreet if manifest.private else dict
-    methods = {f"{tool.title} {digest_of(tool.parameters)}": told(known(tool.parameters)) for tool in worker.tools}
+    first, manifest = worker.explainers[0], worker.manifest
+    model, card = unwrap(first.model), get_card(unwrap(first.model))
+    known = redact_parameters if manifest.is_pseudonymized else dict
+    methods = {
+        f"{tool.title} {hash_parameters(tool.parameters)}": to_json_parameters(known(tool.parameters))
+        for tool in worker.explainers
+    }
     return {
         "made_with": {
-            "model": {"source": _source(card, model, private=manifest.private), "digest": digest(model)},
-            "preprocess": in_words(first.preprocess),
+            "model": {
+                "source": _model_source(card, model, is_pseudonymized=manifest.is_pseudonymized),
+                "digest": compute_model_digest(model),
+            },
+            "preprocess": format_without_address(first.preprocess),
             "methods": methods,
-            "targets": [None if one is None else in_words(one) for one in worker.targets],
+            "targets": [None if one is None else format_without_address(one) for one in worker.targets],
             "manifest": {
                 "rows": len(manifest),
-                "digest": digest_of_table(manifest),
+                "digest": hash_manifest(manifest),
                 "dataset": manifest.dataset,
-                "folder": root_of(manifest)["folder"]
-                if manifest.relative
+                "folder": build_root_info(manifest)["folder"]
+                if manifest.has_relative_paths
                 else None,  # other pictures may have these names
             },
-            "chunk": chunk,
-            "reduced": worker.reduced,
+            "chunk": chunk_size,
+            "reduced": worker.reduced_decoding,
             **({} if worker.window is None else {"window": worker.window}),
         },
-        "root": root_of(manifest),
-        "versions": dict(versions()),
-        "categories": list(first.categories or ()),
+        "root": build_root_info(manifest),
+        "versions": dict(get_library_versions()),
+        "categories": list(first.class_names or ()),
     }
 
 
-def _source(card: ModelCard | None, model: nn.Module, *, private: bool) -> str:
+def _model_source(card: ModelCard | None, model: nn.Module, *, is_pseudonymized: bool) -> str:
     """What loads the model again; without the names of its files, where a run names none."""
     found = card.source if card else type(model).__name__
-    return nameless(found) if private else found
+    return redact_file_names(found) if is_pseudonymized else found
 
 
-def root_of(manifest: Manifest) -> dict[str, Any]:
+def build_root_info(manifest: Manifest) -> dict[str, Any]:
     """Where relative paths begin, and whether they may leave it: for whoever draws the maps on their images later."""
-    if manifest.private:
+    if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
-    places = manifest.locations
+    places = manifest.path_resolver
     return {"folder": str((places.root or Path.cwd()).resolve()), "confined": places.confined}
 
 
-def told(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def to_json_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {name: value if isinstance(value, int | float | str) else str(value) for name, value in parameters.items()}
 
 
-def digest_of_table(manifest: Manifest) -> str:
+def hash_manifest(manifest: Manifest) -> str:
     """16 hex digits that change with any cell of a manifest."""
     sha = hashlib.sha256()
-    stream = arrow().PythonFile(_Hashing(sha), mode="w")
-    with arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
+    stream = import_arrow().PythonFile(_HashingFile(sha), mode="w")
+    with import_arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
         writer.write_table(manifest.table.combine_chunks().replace_schema_metadata())
     return sha.hexdigest()[:16]
 
 
-class _Hashing:
+class _HashingFile:
     """A file that keeps nothing of what is written to it but its digest."""
 
     closed = False

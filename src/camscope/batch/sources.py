@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.batch.manifest import Manifest, arrow, manifest_of_files, numbered
+from camscope.batch.manifest import Manifest, add_row_columns, build_manifest_from_files, import_arrow
 from camscope.errors import InputError, MissingExtraError
-from camscope.explainers.core.maps import in_words
+from camscope.explainers.core.maps import format_without_address
 from camscope.safe_files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-LIBRARIES = ("hf:", "torchvision:")
+DATASET_PREFIXES = ("hf:", "torchvision:")
 
 
-def manifest_of(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
+def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
     """The manifest that a folder, a pattern, a list of files, a .csv or .parquet file, or a dataset means.
 
     A table needs a column `path`; `id` (default: the path) and `target` are known, all others go along. Relative paths are
@@ -36,28 +36,28 @@ def manifest_of(source: Any, root: str | Path | None = None, *, strict: bool = T
     """
     if isinstance(source, Manifest):
         return source
-    if isinstance(source, str) and source.startswith(LIBRARIES):
-        return manifest_of_dataset(dataset_of(source, root), source)
-    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and _names(source)):
-        return manifest_of_files(source, root, strict=strict)
-    return manifest_of_dataset(source)
+    if isinstance(source, str) and source.startswith(DATASET_PREFIXES):
+        return build_manifest_from_dataset(load_dataset_by_name(source, root), source)
+    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and _are_paths(source)):
+        return build_manifest_from_files(source, root, strict=strict)
+    return build_manifest_from_dataset(source)
 
 
-def _names(given: Sequence[Any]) -> bool:
-    return all(isinstance(one, str | Path) for one in given)
+def _are_paths(sources: Sequence[Any]) -> bool:
+    return all(isinstance(one, str | Path) for one in sources)
 
 
-def dataset_of(words: str, root: str | Path | None = None) -> Any:
+def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
     """`hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER` (as `save_to_disk` wrote it), `torchvision:NAME`, `torchvision:NAME:SPLIT`.
 
     `root`: the folder where torchvision keeps its files; default "data". What is not there is downloaded.
     """
-    library, _, rest = words.partition(":")
+    library, _, rest = spec.partition(":")
     name, _, split = rest.partition(":")
-    return _loaded(name, split) if library == "hf" else _built(name, split, root)
+    return _load_hugging_face_dataset(name, split) if library == "hf" else _build_torchvision_dataset(name, split, root)
 
 
-def _loaded(name: str, split: str) -> Any:
+def _load_hugging_face_dataset(name: str, split: str) -> Any:
     try:
         datasets = import_module("datasets")
     except ImportError as error:
@@ -75,7 +75,7 @@ def _loaded(name: str, split: str) -> Any:
     return found[split]
 
 
-def _built(name: str, split: str, root: str | Path | None) -> Any:
+def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -> Any:
     kinds = import_module("torchvision.datasets")
     if name not in kinds.__all__:
         raise InputError(f"torchvision has no dataset {name!r}; there are {', '.join(kinds.__all__)}")
@@ -94,21 +94,21 @@ def _built(name: str, split: str, root: str | Path | None) -> Any:
         raise InputError(f"torchvision:{name}: it cannot be made: {type(error).__name__}: {error}") from error
 
 
-KEYS = ("image", "img", "pixel_values")  # where an item of a dataset has its image
-LABEL = "class"  # the column of the dataset's own label
+IMAGE_KEYS = ("image", "img", "pixel_values")  # where an item of a dataset has its image
+LABEL_COLUMN = "class"  # the column of the dataset's own label
 
 
-class Images:
+class DatasetImages:
     """The images of a dataset by their numbers, as files' bytes or decoded. One is fetched at a time: few datasets allow more."""
 
-    def __init__(self, dataset: Any, key: str | int | None) -> None:
-        self.dataset, self.key = dataset, key
+    def __init__(self, dataset: Any, image_key: str | int | None) -> None:
+        self.dataset, self.image_key = dataset, image_key
         self._lock = threading.Lock()
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         with self._lock:
-            item = self.dataset[number]
-        image = _image(item) if self.key is None else item[self.key]
+            item = self.dataset[index]
+        image = _extract_image(item) if self.image_key is None else item[self.image_key]
         if isinstance(image, Mapping) and image.keys() >= {
             "bytes",
             "path",
@@ -117,38 +117,41 @@ class Images:
         return image
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Images, (self.dataset, self.key)
+        return DatasetImages, (self.dataset, self.image_key)
 
 
-def manifest_of_dataset(dataset: Any, named: str | None = None) -> Manifest:
+def build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
     """One row an image, `path` its number as `#12`; its label goes along as the column `class`, all else of a table as it is.
 
     `dataset`: of Hugging Face with a column of images, of torchvision, or anything with `__len__` and `__getitem__` whose
     items are images, begin with one, or hold one as "image". `named`: words by which `dataset_of` finds it again.
     """
     if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):  # ImageFolder and its kin
-        return _of_files(dataset)
+        return _image_folder_manifest(dataset)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
-        table, images = _of_hugging_face(dataset)
+        table, images = _split_hugging_face_dataset(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        table, images = _labels(dataset), Images(dataset, None)
+        table, images = _label_table(dataset), DatasetImages(dataset, None)
     else:
         raise InputError(
             f"a {type(dataset).__name__} has no length, or no items by number; pass one that has, or files"
         )
-    identity = named or getattr(dataset, "_fingerprint", None) or dataset
-    return Manifest(numbered(table, type(dataset).__name__), None, images, in_words(identity))
+    identity = name or getattr(dataset, "_fingerprint", None) or dataset
+    return Manifest(add_row_columns(table, type(dataset).__name__), None, images, format_without_address(identity))
 
 
-def _of_files(dataset: Any) -> Manifest:
+def _image_folder_manifest(dataset: Any) -> Manifest:
     """The files that such a dataset lists: they are read as files, and can be found again."""
-    pa = arrow()
+    pa = import_arrow()
     paths, classes = zip(*dataset.samples, strict=True)
-    columns = {"path": pa.array(paths, pa.string()), LABEL: _named(np.array(classes), dataset.classes)}
-    return Manifest(numbered(pa.table(columns), type(dataset).__name__), None)
+    columns = {
+        "path": pa.array(paths, pa.string()),
+        LABEL_COLUMN: _map_labels_to_names(np.array(classes), dataset.classes),
+    }
+    return Manifest(add_row_columns(pa.table(columns), type(dataset).__name__), None)
 
 
-def _of_hugging_face(dataset: Any) -> tuple["pa.Table", Images]:
+def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
     """Its table without the pictures, whose files' bytes are taken undecoded."""
     kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     pictures = [name for name, kind in kinds.items() if kind == "Image"]
@@ -158,43 +161,45 @@ def _of_hugging_face(dataset: Any) -> tuple["pa.Table", Images]:
     table = dataset.remove_columns(pictures).with_format("arrow")[:] if len(kinds) > len(pictures) else None
     columns = {} if table is None else {name: table[name] for name in table.column_names if name not in ("path", "row")}
     for name in (name for name, kind in kinds.items() if kind == "ClassLabel" and name in columns):
-        columns[name] = _named(columns[name].to_numpy(), dataset.features[name].names)
-    free = LABEL not in columns
-    renamed = {LABEL if name == "label" and free else name: column for name, column in columns.items()}
-    return arrow().table({"path": _numbers(len(dataset)), **renamed}), Images(undecoded, pictures[0])
+        columns[name] = _map_labels_to_names(columns[name].to_numpy(), dataset.features[name].names)
+    free = LABEL_COLUMN not in columns
+    renamed = {LABEL_COLUMN if name == "label" and free else name: column for name, column in columns.items()}
+    return import_arrow().table({"path": _number_paths(len(dataset)), **renamed}), DatasetImages(undecoded, pictures[0])
 
 
-def _labels(dataset: Any) -> "pa.Table":
+def _label_table(dataset: Any) -> "pa.Table":
     """The labels of a dataset of torchvision's kind, which has them beside its images; else its numbers alone."""
-    pa, targets, classes = arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
-    columns = {"path": _numbers(len(dataset))}
+    pa, targets, classes = import_arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
+    columns = {"path": _number_paths(len(dataset))}
     values = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
     if len(values) == len(dataset) and values.ndim == 1 and values.dtype.kind in "iuU":
-        columns[LABEL] = (
-            _named(values, classes) if classes and values.dtype.kind in "iu" else pa.array(values.astype(str))
+        columns[LABEL_COLUMN] = (
+            _map_labels_to_names(values, classes)
+            if classes and values.dtype.kind in "iu"
+            else pa.array(values.astype(str))
         )
     return pa.table(columns)
 
 
-def _numbers(count: int) -> "pa.Array":
-    digits = arrow().array(np.arange(count)).cast(arrow().string())
-    return arrow("compute").binary_join_element_wise("#", digits, "")
+def _number_paths(n_images: int) -> "pa.Array":
+    digits = import_arrow().array(np.arange(n_images)).cast(import_arrow().string())
+    return import_arrow("compute").binary_join_element_wise("#", digits, "")
 
 
-def _named(classes: Any, names: Sequence[str]) -> "pa.Array":
+def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
     """Names for numbers; none for what is no class, as -1."""
-    pa = arrow()
-    known = (classes >= 0) & (classes < len(names))
-    places = pa.array(np.where(known, np.nan_to_num(classes), 0).astype(np.int64), mask=~known)
-    return pa.array([str(name) for name in names], pa.string()).take(places)
+    pa = import_arrow()
+    known = (labels >= 0) & (labels < len(class_names))
+    places = pa.array(np.where(known, np.nan_to_num(labels), 0).astype(np.int64), mask=~known)
+    return pa.array([str(name) for name in class_names], pa.string()).take(places)
 
 
-def _image(item: Any) -> Any:
+def _extract_image(item: Any) -> Any:
     """Of what a dataset gives for a number: itself, what it begins with, or what it holds under a usual name."""
     if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
         return item
     if isinstance(item, Mapping):
-        for key in KEYS:
+        for key in IMAGE_KEYS:
             if key in item:
                 return item[key]
     elif isinstance(item, list | tuple) and item:

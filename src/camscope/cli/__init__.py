@@ -20,12 +20,12 @@ from camscope.cli import (
     methods,
     show,
 )
-from camscope.cli.base import Group, out
+from camscope.cli.base import CommandGroup, stdout_console
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     name="camscope",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,7 +55,7 @@ app.add_typer(audit.app, name="audit")
 
 
 @app.callback()
-def _camscope(
+def show_help_or_version(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
@@ -64,7 +64,7 @@ def _camscope(
     if version:
         from camscope.version import __version__
 
-        out().print(f"camscope {__version__}")
+        stdout_console().print(f"camscope {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.audit import AuditRun
-    from camscope.audit.core.schema import Number
+    from camscope.audit.core.schema import EstimateSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,9 +24,9 @@ app = typer.Typer(
     help="Audit a model: what it answers, what it looks at, and what it relies on. Start with: camscope demo --audit",
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
-MARKS = {"supported": "●", "not supported": "○", "not testable": "–"}
-STYLES = {"for": "green", "against": "bold red", "neither": ""}
-AGAINST_MAPS = "yellow"  # which speaks against no model
+VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
+DIRECTION_STYLES = {"for": "green", "against": "bold red", "neither": ""}
+MAPS_CONTRADICT_STYLE = "yellow"  # which speaks against no model
 
 
 @app.command(
@@ -40,7 +40,7 @@ def init(
     model: base.ModelOption,
     weights: base.WeightsOption = None,
     root: Annotated[str | None, typer.Option("--root", metavar="FOLDER", help="Where relative paths begin.")] = None,
-    finding: Annotated[
+    finding_names: Annotated[
         str | None,
         typer.Option(
             "--finding",
@@ -62,17 +62,17 @@ def init(
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write a config with a word on every setting, from what the manifest and the model say of themselves."""
-    from camscope.audit.config_template import init as begun
+    from camscope.audit.config_template import generate_config as begun
 
-    findings = base.split(finding or "")
+    findings = base.split_list(finding_names or "")
     text = begun(
         manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
     )
     write_bytes(output, text.encode(), overwrite=overwrite)
-    console = base.out()
-    console.print(base.styled(("config  ", "bold"), (base.shown(output), "cyan")), soft_wrap=True)
+    console = base.stdout_console()
+    console.print(base.styled_text(("config  ", "bold"), (base.display_text(output), "cyan")), soft_wrap=True)
     console.print(
-        base.styled(("next    ", "bold"), (f"read it, then: camscope audit run {base.shown(output)}", "")),
+        base.styled_text(("next    ", "bold"), (f"read it, then: camscope audit run {base.display_text(output)}", "")),
         soft_wrap=True,
     )
 
@@ -89,97 +89,108 @@ def run(
 
     Exit code 1 where images had no answer or no map: they are in failures.csv.
     """
-    from camscope.audit import run as audited
+    from camscope.audit import run_audit as audited
 
-    with evaluation_request.resumable(output), base.remarks(), staged() as told:
-        made = audited(config, output, overwrite=overwrite, told=told, foreseen=tell_time)
-    tell(made)
-    if made.failures:
-        base.note(
-            f"{plural(made.failures, 'image has', 'images have')} no answer or no map: {base.shown(made.folder / 'failures.csv')}"
+    with evaluation_request.resume_hint(output), base.collect_warnings(), stage_progress() as told:
+        made = audited(config, output, overwrite=overwrite, on_progress=told, on_estimate=print_time_estimate)
+    print_audit_result(made)
+    if made.n_failures:
+        base.print_note(
+            f"{plural(made.n_failures, 'image has', 'images have')} no answer or no map: {base.display_text(made.folder / 'failures.csv')}"
         )
-        raise typer.Exit(base.FAILED)
+        raise typer.Exit(base.EXIT_FAILED)
 
 
 @app.command(epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="An audit.")],
-    second: Annotated[
+    first_run: Annotated[Path, typer.Argument(metavar="RUN_A", help="An audit.")],
+    second_run: Annotated[
         Path, typer.Argument(metavar="RUN_B", help="An audit of the same images, of another checkpoint.")
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also as JSON.")] = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Paired tests between two audits of the same images: answers, maps, reliance; and which verdicts changed."""
-    from camscope.audit.comparison import compared
+    from camscope.audit.comparison import compare_audits
 
-    made = compared(first, second)
+    made = compare_audits(first_run, second_run)
     if output is not None:
-        write_bytes(output, made.json().encode(), overwrite=overwrite)
-    console, table = base.out(), base.table("of", "finding", "A>", "B>", "B - A [95 %]>", "p>")
+        write_bytes(output, made.to_json().encode(), overwrite=overwrite)
+    console, table = base.stdout_console(), base.new_table("of", "finding", "A>", "B>", "B - A [95 %]>", "p>")
     for one in made.differences:
-        style = "bold" if one.significant else None
-        p = "" if one.difference.p is None else f"{one.difference.p:.2g}"
+        style = "bold" if one.is_significant else None
+        p = "" if one.difference.p_value is None else f"{one.difference.p_value:.2g}"
         table.add_row(
-            base.shown(one.name),
-            base.shown(one.finding),
-            said(one.first),
-            said(one.second),
-            interval(one.difference),
+            base.display_text(one.name),
+            base.display_text(one.finding),
+            format_number(one.first),
+            format_number(one.second),
+            format_interval(one.difference),
             p,
             style=style,
         )
     console.print(table)
-    for alike in made.agreements:
-        words = f"{alike.method}, {alike.finding}: rank correlation of both models' maps {interval(alike.correlation)}"
-        console.print(base.styled(("maps    ", "bold"), (base.shown(words), "")), soft_wrap=True)
-    for change in made.changes:
+    for alike in made.cross_model_agreements:
+        words = f"{alike.method}, {alike.finding}: rank correlation of both models' maps {format_interval(alike.correlation)}"
+        console.print(base.styled_text(("maps    ", "bold"), (base.display_text(words), "")), soft_wrap=True)
+    for change in made.verdict_changes:
         console.print(
-            base.styled(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")), soft_wrap=True
+            base.styled_text(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")),
+            soft_wrap=True,
         )
-    if not made.changes:
-        console.print(base.styled(("no verdict changed", "dim")))
+    if not made.verdict_changes:
+        console.print(base.styled_text(("no verdict changed", "dim")))
     for text in made.notes:
-        base.note(text)
+        base.print_note(text)
 
 
 @app.command(epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
+    audit_folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
     config: Annotated[
         Path | None,
         typer.Option(
             "--config", metavar="CONFIG", help="Its config: then data, weights and some rows are checked too."
         ),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="So many rows, drawn at random, are computed again.")] = 8,
+    n_rows: Annotated[
+        int, typer.Option("--rows", min=0, help="So many rows, drawn at random, are computed again.")
+    ] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other rows.")] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
     from camscope.audit.core.config import Config
-    from camscope.audit.verification.verify import verified
+    from camscope.audit.verification.verify import verify_audit
 
-    given = None if config is None else Config.of(config)
+    given = None if config is None else Config.from_source(config)
     try:
-        with staged() as told:
-            found = verified(folder, given, rows=rows, seed=seed, told=lambda done, total: told("images", done, total))
+        with stage_progress() as told:
+            found = verify_audit(
+                audit_folder,
+                given,
+                n_rows=n_rows,
+                seed=seed,
+                on_progress=lambda done, total: told("images", done, total),
+            )
     except InputError as error:
-        if not folder.is_dir():
+        if not audit_folder.is_dir():
             raise
-        base.complain(base.reason(error))  # the right folder, of which a file is missing or no file
-        raise typer.Exit(base.FAILED) from None
-    console = base.out()
+        base.print_error(base.format_error(error))  # the right folder, of which a file is missing or no file
+        raise typer.Exit(base.EXIT_FAILED) from None
+    console = base.stdout_console()
     for one in found.checks:
-        mark = ("✓ ", "green") if one.holds else ("✗ ", "bold red")
-        console.print(base.styled(mark, (one.name, "bold"), (f"  {one.said}", "")), soft_wrap=True)
-    if found.left:
-        console.print(base.styled((f"not computed again: {', '.join(found.left)}", "dim")), soft_wrap=True)
-    if not found.holds:
-        raise typer.Exit(base.FAILED)
+        mark = ("✓ ", "green") if one.is_intact else ("✗ ", "bold red")
+        console.print(base.styled_text(mark, (one.name, "bold"), (f"  {one.message}", "")), soft_wrap=True)
+    if found.not_recomputed:
+        console.print(
+            base.styled_text((f"not computed again: {', '.join(found.not_recomputed)}", "dim")), soft_wrap=True
+        )
+    if not found.is_intact:
+        raise typer.Exit(base.EXIT_FAILED)
 
 
 @contextmanager
-def staged() -> Iterator[Callable[[str, int, int], None]]:
+def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for the stage at work; without a terminal a line for each stage."""
     from rich.progress import (
         BarColumn,
@@ -190,7 +201,7 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn,
     )
 
-    console = base.err()
+    console = base.stderr_console()
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -213,14 +224,16 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
         yield told
 
 
-def tell_time(seconds: "Mapping[str, float]") -> None:
+def print_time_estimate(seconds: "Mapping[str, float]") -> None:
     """How long it will take, about, and which stages the longest."""
     longest = sorted(seconds, key=lambda name: -seconds[name])[:3]
-    words = ", ".join(f"{name} {_span(seconds[name])}" for name in longest)
-    base.err().print(f"about {_span(sum(seconds.values()))} from here: {words}", style="dim", soft_wrap=True)
+    words = ", ".join(f"{name} {_format_duration(seconds[name])}" for name in longest)
+    base.stderr_console().print(
+        f"about {_format_duration(sum(seconds.values()))} from here: {words}", style="dim", soft_wrap=True
+    )
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return (
         f"{seconds:.0f} s"
         if seconds < 90
@@ -230,52 +243,54 @@ def _span(seconds: float) -> str:
     )
 
 
-def tell(made: "AuditRun") -> None:
+def print_audit_result(audit: "AuditRun") -> None:
     """The verdicts as a table, and where the report is."""
-    console = base.out()
-    console.print(verdict_table(made))
-    for one in made.summary.check.marked:
+    console = base.stdout_console()
+    console.print(build_verdict_table(audit))
+    for one in audit.summary.check.annotation_sources:
         counted = f"{', '.join(one.categories)} of {one.source}" if one.categories else one.source
-        left_out = f"; not counted: {', '.join(one.left_out)}" if one.left_out else ""
+        left_out = f"; not counted: {', '.join(one.excluded_categories)}" if one.excluded_categories else ""
         words = f"{one.name}: {counted}{left_out}"
-        console.print(base.styled(("marked  ", "bold"), (base.shown(words), "")), soft_wrap=True)
-    for text in made.summary.warnings[:5]:
-        base.note(text)
-    console.print(base.styled(("report  ", "bold"), (base.shown(made.report), "cyan")), soft_wrap=True)
+        console.print(base.styled_text(("marked  ", "bold"), (base.display_text(words), "")), soft_wrap=True)
+    for text in audit.summary.warnings[:5]:
+        base.print_note(text)
+    console.print(
+        base.styled_text(("report  ", "bold"), (base.display_text(audit.report_path), "cyan")), soft_wrap=True
+    )
 
 
-def verdict_table(made: "AuditRun") -> "Table":
+def build_verdict_table(audit: "AuditRun") -> "Table":
     """A line for each question, those that speak against the model first."""
     from rich.text import Text
 
-    from camscope.audit.report.verdict_labels import SUBJECTS
+    from camscope.audit.report.verdict_labels import VERDICT_TOPICS
 
-    table = base.table("claim", "verdict", "effect [95 %]>", "n>", "why")
-    for one in made.verdicts:
-        of_maps = one.speaks == "against" and one.question in SUBJECTS["maps"].questions
-        style = AGAINST_MAPS if of_maps else STYLES[one.speaks]
-        word = Text(f"{MARKS[one.word]} {one.word}", style)
+    table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "why")
+    for one in audit.verdicts:
+        of_maps = one.direction == "against" and one.question in VERDICT_TOPICS["maps"].questions
+        style = MAPS_CONTRADICT_STYLE if of_maps else DIRECTION_STYLES[one.direction]
+        word = Text(f"{VERDICT_SYMBOLS[one.conclusion]} {one.conclusion}", style)
         table.add_row(
-            Text(base.shown(one.claim), style),
+            Text(base.display_text(one.claim), style),
             word,
-            interval(one.effect),
-            str(one.effect.n or ""),
-            base.shown(one.reason),
+            format_interval(one.effect),
+            str(one.effect.n_values or ""),
+            base.display_text(one.reason),
         )
     return table
 
 
-def said(number: "Number") -> str:
+def format_number(estimate: "EstimateSummary") -> str:
     """A value by itself."""
-    return "–" if number.value is None else f"{number.value:.3f}"
+    return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
-def interval(number: "Number") -> str:
+def format_interval(estimate: "EstimateSummary") -> str:
     """A value with its interval."""
-    if number.value is None:
+    if estimate.value is None:
         return "–"
     return (
-        said(number)
-        if number.low is None or number.high is None
-        else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
+        format_number(estimate)
+        if estimate.low is None or estimate.high is None
+        else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
     )

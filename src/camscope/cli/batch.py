@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from camscope.cli import base, evaluation_request, options, progress, scan_options
-from camscope.cli.options import settings
+from camscope.cli.options import parse_settings
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
-    from camscope.batch import Outcome
+    from camscope.batch import BatchOutcome
 
 EXAMPLE = "camscope batch camscope-demo/images --method gradcam,layercam -o heatmaps"
 
@@ -28,10 +28,10 @@ def run(
     ] = "camscope-batch",
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
-    layer: base.LayerOption = None,
-    method: base.MethodOption = "gradcam",
+    layer_names: base.LayersOption = None,
+    method_names: base.MethodsOption = "gradcam",
     choice: base.ChoiceOption = None,
-    target: Annotated[
+    targets: Annotated[
         str | None,
         typer.Option(
             "--target", "-t", metavar="CLASS", help="Of images without one of their own; default: the top class."
@@ -45,15 +45,15 @@ def run(
         str | None,
         typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
     ] = None,
-    anywhere: base.AnywhereOption = False,
+    allow_outside_root: base.AllowOutsideRootOption = False,
     overlays: Annotated[
         str | None,
         typer.Option("--overlays", metavar="KIND", help="Draw each map on its image, too: jpg (quick), png or webp."),
     ] = None,
-    height: Annotated[
+    overlay_height: Annotated[
         int | None, typer.Option("--height", min=16, help="Rows of an overlay; default: the image's own.")
     ] = None,
-    reduced: Annotated[
+    reduced_decoding: Annotated[
         bool,
         typer.Option("--reduced", help="Decode large JPEGs smaller: about five times as fast, maps nearly the same."),
     ] = False,
@@ -61,13 +61,13 @@ def run(
         int | None,
         typer.Option("--batch-size", min=1, help="Images in one pass; default: 16, of small images up to 64."),
     ] = None,
-    threads: Annotated[
+    num_threads: Annotated[
         int | None,
         typer.Option(
             "--threads", min=1, help="That read images, in each process; default: one a core, one alone of small files."
         ),
     ] = None,
-    chunk: Annotated[int, typer.Option("--chunk", min=1, help="Images in a part file.")] = 256,
+    chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Images in a part file.")] = 256,
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="The I-th of N processes that share the work, from 0.")
     ] = "0/1",
@@ -83,86 +83,90 @@ def run(
             "--address", metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."
         ),
     ] = None,
-    workers: Annotated[
+    num_workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
     window: scan_options.WindowOption = None,
     profile: scan_options.ProfileOption = None,
-    keep: Annotated[
+    keep_columns: Annotated[
         str | None,
         typer.Option("--keep", metavar="A,B", help="Columns that a run of scans writes, beside id and target."),
     ] = None,
-    allow_pixels: scan_options.AllowPixelsOption = False,
+    allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try the images again that have no map, as after a disk was away.")
     ] = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
-    set_: base.SetOption = None,
+    setting_pairs: base.SetOption = None,
 ) -> None:
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
-    from camscope.batch import manifest_of, run_batch
+    from camscope.batch import build_manifest, run_batch
 
-    asked = options.asked_of(context, choice, method, layer)
-    questions, methods = options.questions(target, classes), base.methods_of(asked.method)
-    layers = None if asked.layer is None else base.split(asked.layer)
-    options.expect_a_layer(methods, layers)
-    keywords = settings(set_ or [], methods)
-    keywords = {name: {**progress.silent(kind), **keywords[name]} for name, kind in methods.items()}
-    manifest = manifest_of(source, "" if anywhere else root)
-    base.tell_model(context)
-    net = base.loaded(model, weights, device)
-    asked.check(net)
-    tools = options.explainers(methods, net, layers, preprocess, keywords)
-    with evaluation_request.resumable(output), progress.counting() as told:
+    asked = options.resolve_method_choice(context, choice, method_names, layer_names)
+    questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)
+    layers = None if asked.layers is None else base.split_list(asked.layers)
+    options.check_layers_usable(methods, layers)
+    keywords = parse_settings(setting_pairs or [], methods)
+    keywords = {name: {**progress.silent_method_settings(kind), **keywords[name]} for name, kind in methods.items()}
+    manifest = build_manifest(source, "" if allow_outside_root else root)
+    base.print_default_model_note(context)
+    net = base.load_model_on_device(model, weights, device)
+    asked.warn_if_other_model(net)
+    tools = options.build_explainers(methods, net, layers, preprocess, keywords)
+    with evaluation_request.resume_hint(output), progress.outcome_progress() as told:
         outcome = run_batch(
             tools,
             manifest,
             output,
             questions,
             batch_size=batch_size,
-            threads=threads,
-            chunk=chunk,
-            shard=_shard(shard),
+            threads=num_threads,
+            chunk=chunk_size,
+            shard=_parse_shard(shard),
             max_failures=max_failures,
-            reduced=reduced,
-            profile=scan_options.checked(profile),
-            keep=base.split(keep or ""),
+            reduced=reduced_decoding,
+            profile=scan_options.parse_profile(profile),
+            keep=base.split_list(keep_columns or ""),
             window=window,
-            allow_pixels=allow_pixels,
+            allow_pixels=allow_burned_in_text,
             overlays=overlays,
-            overlay_height=height,
+            overlay_height=overlay_height,
             overwrite=overwrite,
             retry_failed=retry_failed,
             told=told,
             engine=engine,
             address=address,
-            workers=workers,
+            workers=num_workers,
         )
-    _tell(outcome, output)
+    _print_outcome(outcome, output)
 
 
-def _shard(words: str) -> tuple[int, int]:
-    which, _, count = words.partition("/")
+def _parse_shard(text: str) -> tuple[int, int]:
+    which, _, count = text.partition("/")
     if not (which.isdecimal() and count.isdecimal() and int(which) < int(count)):
-        raise typer.BadParameter(f"{words!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
+        raise typer.BadParameter(f"{text!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
     return int(which), int(count)
 
 
-def _tell(outcome: "Outcome", output: str) -> None:
+def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     """What was made, and the reasons of failures; exit code 1 where there are any."""
     from rich.table import Table
 
-    console, done = base.out(), outcome.before + outcome.images - outcome.failures
-    images = f"{done} of {plural(outcome.total, 'image')}" if outcome.failures else plural(done, "image")
-    before = f" ({outcome.before} processed before)" if outcome.before else ""
-    console.print(base.styled(("maps    ", "bold"), (f"{images}{before}: {base.shown(output)}", "")), soft_wrap=True)
-    if outcome.failures:
+    console, done = base.stdout_console(), outcome.n_done_before + outcome.n_processed - outcome.n_failures
+    images = f"{done} of {plural(outcome.n_images, 'image')}" if outcome.n_failures else plural(done, "image")
+    before = f" ({outcome.n_done_before} processed before)" if outcome.n_done_before else ""
+    console.print(
+        base.styled_text(("maps    ", "bold"), (f"{images}{before}: {base.display_text(output)}", "")), soft_wrap=True
+    )
+    if outcome.n_failures:
         table = Table("images", "why they have none", "failure", title="failures")
-        for (reason, kind), count in outcome.failures_by_kind.most_common(20):
-            table.add_row(str(count), base.shown(reason), kind)
-        base.err().print(table)
-        base.note(f"to see which: {base.failed_rows(output)}")
-        if outcome.transient:
-            base.note("transient failures may succeed another time: start the same command again with --retry-failed")
+        for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
+            table.add_row(str(count), base.display_text(reason), kind)
+        base.stderr_console().print(table)
+        base.print_note(f"to see which: {base.failed_rows_command(output)}")
+        if outcome.transient_failure_counts:
+            base.print_note(
+                "transient failures may succeed another time: start the same command again with --retry-failed"
+            )
         raise typer.Exit(1)

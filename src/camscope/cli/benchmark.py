@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.cli import base, evaluation_request, metric_tables, options, progress
-from camscope.cli.evaluate import SHOWN, tables
-from camscope.cli.options import settings
+from camscope.cli.evaluate import PRINTED_METRICS, print_evaluation
+from camscope.cli.options import parse_settings
 
 if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 EXAMPLE = "camscope benchmark phantom --method gradcam,layercam,scorecam --count 20"
-KINDS = ("phantom",)
+BENCHMARKS = ("phantom",)
 
 
 def run(
-    kind: Annotated[
+    benchmark: Annotated[
         str, typer.Argument(metavar="WHAT", help="phantom: drawn radiographs whose evidence is known to the pixel.")
     ],
-    method: base.MethodOption = "all",
-    count: Annotated[int, typer.Option("--count", min=2, help="Images.")] = 30,
+    method_names: base.MethodsOption = "all",
+    n_images: Annotated[int, typer.Option("--count", min=2, help="Images.")] = 30,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image.")] = 1000,
-    slow: Annotated[bool, typer.Option("--slow", help="With all, the methods of hundreds of passes, too.")] = False,
+    include_slow: Annotated[
+        bool, typer.Option("--slow", help="With all, the methods of hundreds of passes, too.")
+    ] = False,
     figure: Annotated[
         str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
     ] = None,
@@ -33,57 +35,57 @@ def run(
         typer.Option("--output", "-o", metavar="FOLDER", help="Images, maps and values; started again, it goes on."),
     ] = "camscope-benchmark",
     overwrite: base.OverwriteOption = False,
-    set_: base.SetOption = None,
+    setting_pairs: base.SetOption = None,
 ) -> None:
     """Draw images, explain them by every method, and rank the methods by where the evidence is, with intervals."""
     from camscope.batch import run_batch
-    from camscope.evaluation import measure
+    from camscope.evaluation import evaluate
     from camscope.explainers import METHODS
 
-    if kind not in KINDS:
-        raise typer.BadParameter(f"{kind!r}; there is: {', '.join(KINDS)}", param_hint="'WHAT'")
-    file = None if figure is None else metric_tables.figure_file(figure, overwrite)
-    kinds = dict(METHODS) if slow and method == "all" else base.methods_of(method)
-    given = settings(set_ or [], kinds)
-    keywords = {name: {**progress.silent(one), **given[name]} for name, one in kinds.items()}
-    folder, net = Path(output), base.loaded("phantom")
-    manifest = phantoms(folder, count, seed, overwrite=overwrite)
-    tools = options.explainers(kinds, net, None, None, keywords)
-    with evaluation_request.resumable(folder), warnings.catch_warnings():
+    if benchmark not in BENCHMARKS:
+        raise typer.BadParameter(f"{benchmark!r}; there is: {', '.join(BENCHMARKS)}", param_hint="'WHAT'")
+    file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
+    kinds = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
+    given = parse_settings(setting_pairs or [], kinds)
+    keywords = {name: {**progress.silent_method_settings(one), **given[name]} for name, one in kinds.items()}
+    folder, net = Path(output), base.load_model_on_device("phantom")
+    manifest = write_phantoms(folder, n_images, seed, overwrite=overwrite)
+    tools = options.build_explainers(kinds, net, None, None, keywords)
+    with evaluation_request.resume_hint(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        chosen = _suited(tools, folder / "images" / f"{seed:06d}.png") if method == "all" else tools
-        with progress.counting() as told:
+        chosen = _select_supported(tools, folder / "images" / f"{seed:06d}.png") if method_names == "all" else tools
+        with progress.outcome_progress() as told:
             run_batch(chosen, manifest, folder / "maps", batch_size=8, chunk=8, overwrite=overwrite, told=told)
-    with evaluation_request.resumable(folder), progress.bar("measuring", 1, base.out()) as bar:
-        found = measure(folder / "maps", folder / "measures", "mask", overwrite=overwrite, told=bar.at)
-    tables(found, SHOWN, file, overwrite=overwrite)
+    with evaluation_request.resume_hint(folder), progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
+        found = evaluate(folder / "maps", folder / "measures", "mask", overwrite=overwrite, told=bar.set_progress)
+    print_evaluation(found, PRINTED_METRICS, file, overwrite=overwrite)
 
 
-def phantoms(folder: Path, count: int, seed: int, *, overwrite: bool = False) -> Path:
+def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
     """Images with findings, their masks, and the manifest of them all."""
     import csv
     import io
 
     import numpy as np
 
-    from camscope.phantom import CATEGORIES, draw
-    from camscope.render import encode
-    from camscope.safe_files import path_in, write_generated
+    from camscope.phantom import CATEGORIES, draw_radiograph
+    from camscope.render import encode_image
+    from camscope.safe_files import build_output_path, write_generated
 
     stream = io.StringIO(newline="")
     table = csv.writer(stream)
     table.writerow(["path", "mask", "target"])
-    for n in range(count):
-        scan = draw(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
+    for n in range(n_images):
+        scan = draw_radiograph(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
         for place, grey in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
-            picture = encode(grey[..., None].repeat(3, axis=2), ".png")
-            write_generated(path_in(folder, place, f"{seed + n:06d}.png"), picture, overwrite=overwrite)
+            picture = encode_image(grey[..., None].repeat(3, axis=2), ".png")
+            write_generated(build_output_path(folder, place, f"{seed + n:06d}.png"), picture, overwrite=overwrite)
         table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
     return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)
 
 
-def _suited(tools: "list[Explainer]", image: Path) -> "list[Any]":
+def _select_supported(explainers: "list[Explainer]", image: Path) -> "list[Any]":
     """Those methods that have an answer for this model."""
-    from camscope.explainers.comparison.best_effort import explain_suited
+    from camscope.explainers.comparison.best_effort import explain_supported
 
-    return list(explain_suited(tools, image, [None])[0])
+    return list(explain_supported(explainers, image, [None])[0])

@@ -12,7 +12,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.evaluation.selection.select import Choice
+    from camscope.evaluation.selection.select import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
 
@@ -24,10 +24,10 @@ def run(
     ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
-    layer: Annotated[
+    layer_names: Annotated[
         str | None, typer.Option("--layer", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
     ] = None,
-    method: Annotated[
+    method_names: Annotated[
         str | None, typer.Option("--method", metavar="A,B", help="Default: ten that take one pass.")
     ] = None,
     target: Annotated[
@@ -41,7 +41,7 @@ def run(
             help="The evidence: a COCO file, a folder of masks, or a column of the manifest.",
         ),
     ] = None,
-    category: Annotated[
+    categories: Annotated[
         str | None,
         typer.Option(
             "--category",
@@ -52,7 +52,7 @@ def run(
     group: Annotated[
         str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: their images are one witness.")
     ] = None,
-    images: Annotated[int, typer.Option("--images", min=8, help="At most so many, drawn by --seed.")] = 64,
+    n_images: Annotated[int, typer.Option("--images", min=8, help="At most so many, drawn by --seed.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Let every candidate see every image.")] = False,
     save: Annotated[
@@ -62,68 +62,80 @@ def run(
     root: Annotated[
         str | None, typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin.")
     ] = None,
-    anywhere: base.AnywhereOption = False,
+    allow_outside_root: base.AllowOutsideRootOption = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
 ) -> None:
     """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
-    from camscope.batch import manifest_of
-    from camscope.evaluation.ground_truth import evidence_of
-    from camscope.evaluation.map_generation import expect_evidence
-    from camscope.evaluation.selection.candidates import candidates
-    from camscope.evaluation.selection.samples import samples_of, told_of
-    from camscope.evaluation.selection.select import choose
-    from camscope.evaluation.selection.select import save as write
+    from camscope.batch import build_manifest
+    from camscope.evaluation.ground_truth import load_ground_truth
+    from camscope.evaluation.map_generation import check_ground_truth
+    from camscope.evaluation.selection.candidates import build_candidates
+    from camscope.evaluation.selection.samples import format_exclusions, load_samples
+    from camscope.evaluation.selection.select import save_selection as write
+    from camscope.evaluation.selection.select import select_method
     from camscope.explainers import GradCAM
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
             raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
         check_free(Path(save), overwrite, option="--save")
-    (question,) = options.questions(target, None)
-    manifest = manifest_of(source, "" if anywhere else root)
+    (question,) = options.parse_targets(target, None)
+    manifest = build_manifest(source, "" if allow_outside_root else root)
     known = None
     if masks is not None:
-        names, places = manifest.table.column_names, manifest.locations
-        known = evidence_of(masks, names, places, base.split(category or ""), anywhere=anywhere)
-        expect_evidence(known, manifest)
-    base.tell_model(context)
-    net = base.loaded(model, weights, device)
-    with base.remarks():
+        names, places = manifest.table.column_names, manifest.path_resolver
+        known = load_ground_truth(
+            masks, names, places, base.split_list(categories or ""), allow_outside_root=allow_outside_root
+        )
+        check_ground_truth(known, manifest)
+    base.print_default_model_note(context)
+    net = base.load_model_on_device(model, weights, device)
+    with base.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
-        samples, left_out = samples_of(manifest, reader, question, known, group, most=images, seed=seed)
-        for line in told_of(left_out):
-            base.note(line)
-        names = None if method is None else list(base.methods_of(method))
+        samples, left_out = load_samples(manifest, reader, question, known, group, max_images=n_images, seed=seed)
+        for line in format_exclusions(left_out):
+            base.print_note(line)
+        names = None if method_names is None else list(base.parse_methods(method_names))
         first = samples[0].item.x[None].to(device)
-        with base.working("looking for layers"):
-            tools = candidates(net, first, names, None if layer is None else base.split(layer))
-        with progress.bar(plural(len(tools), "candidate"), len(samples), base.out()) as bar:
-            choice = choose(
+        with base.spinner("looking for layers"):
+            tools = build_candidates(net, first, names, None if layer_names is None else base.split_list(layer_names))
+        with progress.progress_bar(plural(len(tools), "candidate"), len(samples), base.stdout_console()) as bar:
+            choice = select_method(
                 tools,
                 samples,
                 seed=seed,
-                exhaustive=exhaustive,
-                told=lambda seen, count, left: bar.seen(seen, f"{plural(left, 'candidate')} left"),
+                never_drop=exhaustive,
+                on_progress=lambda seen, count, left: bar.set_status(seen, f"{plural(left, 'candidate')} left"),
             )
-    base.out().print(_table(choice))
+    base.stdout_console().print(_build_candidate_table(choice))
     if known is not None:
-        base.out().print(base.styled(("evidence ", "bold"), (base.shown(str(known)), "")), soft_wrap=True)
-    base.out().print(base.styled(("choice  ", "bold"), (base.shown(choice.sentence), "")), soft_wrap=True)
+        base.stdout_console().print(
+            base.styled_text(("evidence ", "bold"), (base.display_text(str(known)), "")), soft_wrap=True
+        )
+    base.stdout_console().print(
+        base.styled_text(("choice  ", "bold"), (base.display_text(choice.recommendation), "")), soft_wrap=True
+    )
     if save is not None:
-        base.out().print(base.styled(("saved   ", "bold"), (base.shown(write(choice, save, overwrite=overwrite)), "")))
+        base.stdout_console().print(
+            base.styled_text(("saved   ", "bold"), (base.display_text(write(choice, save, overwrite=overwrite)), ""))
+        )
 
 
-def _table(choice: "Choice") -> "Table":
+def _build_candidate_table(choice: "MethodSelection") -> "Table":
     from rich.text import Text
 
-    criteria = list(choice.standings[0].values)
-    table = base.table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "out")
-    for one in choice.standings:
-        cells = [str(one.estimate(name) or "–") for name in criteria]
-        style = "bold" if one in choice.best else "dim" if one.out else ""
-        title = Text(base.shown(one.title), style)
+    criteria = list(choice.candidates[0].metric_values)
+    table = base.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "out")
+    for one in choice.candidates:
+        cells = [str(one.estimate_metric(name) or "–") for name in criteria]
+        style = "bold" if one in choice.best else "dim" if one.drop_reason else ""
+        title = Text(base.display_text(one.title), style)
         table.add_row(
-            title, *cells, str(one.images), f"{one.price:.3f}" if one.images else "–", Text(base.shown(one.out))
+            title,
+            *cells,
+            str(one.n_images),
+            f"{one.seconds_per_image:.3f}" if one.n_images else "–",
+            Text(base.display_text(one.drop_reason)),
         )
     return table

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base, compare_images, evaluation_request, options, progress
-from camscope.cli.options import settings
-from camscope.cli.output_paths import check_there, picture_file
-from camscope.cli.scan_options import Scans
+from camscope.cli.options import parse_settings
+from camscope.cli.output_paths import check_image_exists, resolve_figure_path
+from camscope.cli.scan_options import ScanOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.explainers import Comparison, Explainer
-    from camscope.explainers.core.dispatch import Watch
-    from camscope.explainers.core.method import Method
+    from camscope.explainers.core.dispatch import OnPass
+    from camscope.explainers.core.method import BaseMethod
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
-ALPHA = 0.85
+DEFAULT_ALPHA = 0.85
 LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
 
 
 def run(
     context: typer.Context,
-    image: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
             metavar="IMAGE|SOURCE",
@@ -36,17 +36,17 @@ def run(
     ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
-    layers: Annotated[
+    layer_names: Annotated[
         str | None,
         typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
     ] = None,
-    methods: Annotated[
+    method_names: Annotated[
         str | None,
         typer.Option(
             "--methods", "--method", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."
         ),
     ] = None,
-    classes: Annotated[
+    targets: Annotated[
         str | None,
         typer.Option("--classes", "--target", "-t", metavar="A,B", help="Indices or names; default: the top class."),
     ] = None,
@@ -57,7 +57,7 @@ def run(
     ] = None,
     overwrite: base.OverwriteOption = False,
     colormap: base.ColormapOption = "auto",
-    alpha: base.AlphaOption = ALPHA,
+    alpha: base.AlphaOption = DEFAULT_ALPHA,
     shared_scale: base.SharedScaleOption = False,
     columns: Annotated[
         int | None, typer.Option("--columns", min=1, help="Pictures side by side; default: as many as fit.")
@@ -68,7 +68,7 @@ def run(
             "--masks", metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."
         ),
     ] = None,
-    category: Annotated[
+    categories: Annotated[
         str | None,
         typer.Option(
             "--category",
@@ -76,7 +76,7 @@ def run(
             help="Categories of a COCO file, or labels of masks, that count; all: every one.",
         ),
     ] = None,
-    metric: Annotated[
+    metrics: Annotated[
         str | None,
         typer.Option("--metric", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
     ] = None,
@@ -84,7 +84,7 @@ def run(
         str | None,
         typer.Option("--group", metavar="COLUMN", help="Of many: patients or scenes: intervals draw them whole."),
     ] = None,
-    images: Annotated[
+    n_images: Annotated[
         int | None, typer.Option("--images", min=1, help="Of many: at most so many, drawn by --seed.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of many: what is drawn; default 0.")] = None,
@@ -96,115 +96,119 @@ def run(
         typer.Option("--figure", metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder."),
     ] = None,
     fetch: base.FetchOption = False,
-    anywhere: base.AnywhereOption = False,
+    allow_outside_root: base.AllowOutsideRootOption = False,
     device: base.DeviceOption = "cpu",
-    set_: base.SetOption = None,
+    setting_pairs: base.SetOption = None,
 ) -> None:
     """Compare methods: of an image one figure, the numbers, and which maps are one and the same; of many by metrics.
 
     Of many images: a table for each metric, with intervals and differences, what the maps have in common, which methods cannot
     be told apart, and one figure. Start it again, and it goes on; a file that --figure names is not replaced: name another.
     """
-    from camscope.explainers.comparison.compare import USUAL
-    from camscope.render import encode
+    from camscope.explainers.comparison.compare import DEFAULT_METHODS
+    from camscope.render import encode_image
     from camscope.safe_files import write_bytes
 
-    questions, path = options.questions(None, classes), Path(image)
-    if evaluation_request.is_images(image) or evaluation_request.is_run(image):
+    questions, path = options.parse_targets(None, targets), Path(source)
+    if evaluation_request.is_image_source(source) or evaluation_request.is_run(source):
         of_one = {
             "--columns": columns,
             "--shared-scale": shared_scale,
             "--colormap": None if colormap == "auto" else colormap,
         }
-        evaluation_request.expect_none(
-            of_one | {"--alpha": None if alpha == ALPHA else alpha}, "it is for the figure of one image"
+        evaluation_request.check_options_unset(
+            of_one | {"--alpha": None if alpha == DEFAULT_ALPHA else alpha}, "it is for the figure of one image"
         )
-        wanted = evaluation_request.Wanted(
-            image, model, weights, methods or (None if evaluation_request.is_run(image) else ",".join(USUAL)), layers, questions,
-            preprocess, root, images, seed or 0, masks, category, None if metric is None else base.split(metric), group,
-            device, set_ or [], overwrite, anywhere, fetch,
+        wanted = evaluation_request.EvaluationRequest(
+            source, model, weights, method_names or (None if evaluation_request.is_run(source) else ",".join(DEFAULT_METHODS)), layer_names, questions,
+            preprocess, root, n_images, seed or 0, masks, categories, None if metrics is None else base.split_list(metrics), group,
+            device, setting_pairs or [], overwrite, allow_outside_root, fetch,
         )  # fmt: skip
-        if not (a_run := evaluation_request.is_run(image)):
-            base.tell_model(context)
-        compare_images.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
+        if not (a_run := evaluation_request.is_run(source)):
+            base.print_default_model_note(context)
+        compare_images.compare_images(
+            replace(wanted, model=None) if a_run and not wanted.needs_model else wanted, output, figure
+        )
         return
-    of_many = {"--masks": masks, "--category": category, "--metric": metric, "--group": group, "--images": images,
-               "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": anywhere}  # fmt: skip
-    evaluation_request.expect_none(of_many, f"it is for many images, and {image} is one file")
-    kinds = base.methods_of(",".join(USUAL) if methods is None else methods)
-    named = None if layers is None else base.split(layers)
-    options.expect_a_layer(kinds, named)
-    keywords, look = settings(set_ or [], kinds), options.look(colormap, alpha)
-    called = Scans().called(path)
-    check_there(path, called)
-    file = picture_file(output, "camscope-compare", path, "", overwrite, called)
-    base.tell_model(context)
-    net = base.loaded(model, weights, device)
-    tools = options.explainers(kinds, net, named, preprocess, keywords)
-    with base.remarks(quoting=called is None) as remarks:
-        found = _compared(tools, path, questions, leave_out=methods == "all")
+    of_many = {"--masks": masks, "--category": categories, "--metric": metrics, "--group": group, "--images": n_images,
+               "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": allow_outside_root}  # fmt: skip
+    evaluation_request.check_options_unset(of_many, f"it is for many images, and {source} is one file")
+    kinds = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
+    named = None if layer_names is None else base.split_list(layer_names)
+    options.check_layers_usable(kinds, named)
+    keywords, look = parse_settings(setting_pairs or [], kinds), options.parse_render_options(colormap, alpha)
+    called = ScanOptions().pseudonym(path)
+    check_image_exists(path, called)
+    file = resolve_figure_path(output, "camscope-compare", path, "", overwrite, called)
+    base.print_default_model_note(context)
+    net = base.load_model_on_device(model, weights, device)
+    tools = options.build_explainers(kinds, net, named, preprocess, keywords)
+    with base.collect_warnings(quoting=called is None) as remarks:
+        found = _compare_with_progress(tools, path, questions, skip_unsupported=method_names == "all")
     picture = found.figure(
         scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns
     )
-    write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
-    _tell(found, called or base.shown(path), file, remarks)
+    write_bytes(file, encode_image(picture, file.suffix), overwrite=overwrite)
+    _print_comparison(found, called or base.display_text(path), file, remarks)
 
 
-def _compared(
-    tools: "Sequence[Explainer]", path: Path, questions: Sequence[int | str | None], *, leave_out: bool
+def _compare_with_progress(
+    explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], *, skip_unsupported: bool
 ) -> "Comparison":
     """Comparison, with a bar that says which methods are at work."""
     from camscope.explainers import LayerExplainer
-    from camscope.explainers.comparison.compare import compare_each
+    from camscope.explainers.comparison.compare import compare_explainers
 
-    alone = [tool for tool in tools if isinstance(tool, LayerExplainer) and tool.runs_model]
-    total = len({(tool.mode, tool.company) for tool in tools}) + len(alone) * len(questions)
-    with progress.bar("", total, base.out()) as bar:
-        return compare_each(tools, path, questions, leave_out=leave_out, watch=_watch(bar))
+    alone = [tool for tool in explainers if isinstance(tool, LayerExplainer) and tool.runs_model]
+    total = len({(tool.mode, tool.share_key) for tool in explainers}) + len(alone) * len(targets)
+    with progress.progress_bar("", total, base.stdout_console()) as bar:
+        return compare_explainers(
+            explainers, path, targets, skip_unsupported=skip_unsupported, on_pass=_pass_callback(bar)
+        )
 
 
-def _watch(bar: progress.Bar) -> "Watch":
-    def watch(working: "Sequence[Method]") -> None:
+def _pass_callback(progress_bar: progress.ProgressBar) -> "OnPass":
+    def watch(working: "Sequence[BaseMethod]") -> None:
         names = list(dict.fromkeys(tool.name for tool in working))
-        bar.begin(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
-        bar.make_room(working)
+        progress_bar.start_step(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+        progress_bar.pause_for_methods(working)
 
     return watch
 
 
-def _tell(found: "Comparison", called: str, file: Path, remarks: Sequence[str]) -> None:
-    console = base.out()
-    console.print(base.styled((called, "bold cyan")), soft_wrap=True)
-    console.print(_table(found))
-    console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
-    for sentence in found.sentences:
-        console.print(base.styled(("same    ", "bold"), (base.shown(sentence), "")), soft_wrap=True)
-    notes = [*remarks, *(note for one in found.explanations for note in one.notes)]
+def _print_comparison(comparison: "Comparison", display_name: str, file: Path, warnings: Sequence[str]) -> None:
+    console = base.stdout_console()
+    console.print(base.styled_text((display_name, "bold cyan")), soft_wrap=True)
+    console.print(_build_map_table(comparison))
+    console.print(base.styled_text((LEGEND, "dim")), soft_wrap=True)
+    for sentence in comparison.equivalence_notes:
+        console.print(base.styled_text(("same    ", "bold"), (base.display_text(sentence), "")), soft_wrap=True)
+    notes = [*warnings, *(note for one in comparison.explanations for note in one.notes)]
     for text in dict.fromkeys(notes):
-        console.print(base.styled((f"note    {base.shown(text)}", "dim")), soft_wrap=True)
-    console.print(base.styled(("figure  ", "bold"), (base.shown(file), "cyan")), soft_wrap=True)
+        console.print(base.styled_text((f"note    {base.display_text(text)}", "dim")), soft_wrap=True)
+    console.print(base.styled_text(("figure  ", "bold"), (base.display_text(file), "cyan")), soft_wrap=True)
 
 
-def _table(found: "Comparison") -> "Table":
+def _build_map_table(comparison: "Comparison") -> "Table":
     """A line for each map."""
     from rich.text import Text
 
-    from camscope.explanation import OK
+    from camscope.explanation import STATUS_OK
 
     columns = ("method", "layer", "class", "score>", "status", "forwards>", "backwards>", "seconds>", "correlation>")
-    table = base.table(*columns)
-    for row, entry in zip(found.table(), found.entries, strict=True):
+    table = base.new_table(*columns)
+    for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
         status = row["status"]
         table.add_row(
-            Text(base.shown(row["method"])),
-            Text(base.shown(row["layer"] or "–")),
-            Text(base.class_words(row["target"], row["label"])),
+            Text(base.display_text(row["method"])),
+            Text(base.display_text(row["layer"] or "–")),
+            Text(base.format_class(row["target"], row["label"])),
             f"{row['score']:.4g}",
-            Text(status.replace("_", " "), "green" if status == OK else "yellow"),
+            Text(status.replace("_", " "), "green" if status == STATUS_OK else "yellow"),
             row["forwards"],
             row["backwards"],
             f"{row['seconds']:.2g}",
             "–" if math.isnan(row["correlation"]) else f"{row['correlation']:.3f}",
-            end_section=entry.column == max(e.column for e in found.entries if e.row == entry.row),
+            end_section=entry.column == max(e.column for e in comparison.entries if e.row == entry.row),
         )
     return table

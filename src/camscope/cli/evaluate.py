@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from camscope.evaluation import Measures
-    from camscope.evaluation.summary import Line
+    from camscope.evaluation import EvaluationResult
+    from camscope.evaluation.summary import MethodSummary
 
 EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
-SHOWN = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
+PRINTED_METRICS = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
 LEGEND = "over the best control: paired; intervals and p corrected for all methods in all metrics (Bonferroni)"
-ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model, which says the rest in other words
+PRINTED_MODEL_METRICS = (
+    "deletion",
+    "insertion",
+    "lerf-morf-gap",
+    "average-drop",
+)  # of a model, which says the rest in other words
 
 
 def run(
@@ -39,7 +44,7 @@ def run(
             "--masks", metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."
         ),
     ] = None,
-    category: Annotated[
+    categories: Annotated[
         str | None,
         typer.Option(
             "--category",
@@ -47,7 +52,7 @@ def run(
             help="Categories of a COCO file, or labels of masks, that count; all: every one.",
         ),
     ] = None,
-    metric: Annotated[
+    metrics: Annotated[
         str | None, typer.Option("--metric", metavar="A,B", help="Only these; default: all that are quick.")
     ] = None,
     model: Annotated[
@@ -63,17 +68,19 @@ def run(
     ] = None,
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
-    methods: Annotated[
+    method_names: Annotated[
         str | None, typer.Option("--methods", "--method", metavar="A,B", help="Of images: default gradcam; or all.")
     ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")] = None,
-    target: Annotated[
+    layer_names: Annotated[
+        str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")
+    ] = None,
+    targets: Annotated[
         str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
     ] = None,
     root: Annotated[
         str | None, typer.Option("--root", metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
     ] = None,
-    fill: Annotated[
+    imputation: Annotated[
         str,
         typer.Option(
             "--fill",
@@ -81,7 +88,7 @@ def run(
             help="What is seen where something is removed: mean, blur, noise, zero, inpainting.",
         ),
     ] = "mean,blur",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of removal, each with two passes a fill.")] = 10,
+    n_steps: Annotated[int, typer.Option("--steps", min=1, help="Of removal, each with two passes a fill.")] = 10,
     group: Annotated[
         str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
     ] = None,
@@ -94,10 +101,10 @@ def run(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
     ] = "camscope-measure",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: one a core.")] = None,
-    scans_of: scan_options.ScansOption = None,
+    num_threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: one a core.")] = None,
+    image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
-    anywhere: base.AnywhereOption = False,
+    allow_outside_root: base.AllowOutsideRootOption = False,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -105,43 +112,45 @@ def run(
 
     The maps are those of a run, or are made first. Start it again, and it goes on; a figure that is there stays: name another.
     """
-    from camscope.evaluation import measure
+    from camscope.evaluation import evaluate
 
-    file = None if figure is None else metric_tables.figure_file(figure, overwrite)
-    names = None if metric is None else base.split(metric)
-    wanted = evaluation_request.Wanted(
-        source, model, weights, methods, layers, options.questions(target, None), preprocess, root,
-        masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite, anywhere=anywhere,
-        fetch=fetch, scans=scans_of,
+    file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
+    names = None if metrics is None else base.split_list(metrics)
+    wanted = evaluation_request.EvaluationRequest(
+        source, model, weights, method_names, layer_names, options.parse_targets(targets, None), preprocess, root,
+        masks=masks, categories=categories, metrics=names, group=group, device=device, overwrite=overwrite, allow_outside_root=allow_outside_root,
+        fetch=fetch, image_source=image_source,
     )  # fmt: skip
     if evaluation_request.has_images(source):
-        base.tell_model(context)
-    with evaluation_request.resumable(output):
-        made, net, outcome = wanted.mapped(output)
-        with progress.bar("measuring", 1, base.out()) as bar:
-            found = measure(
+        base.print_default_model_note(context)
+    with evaluation_request.resume_hint(output):
+        made, net, outcome = wanted.open_or_generate_run(output)
+        with progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
+            found = evaluate(
                 made,
                 output,
                 masks,
                 names,
                 model=net,
                 preprocess=preprocess,
-                fills=base.split(fill),
-                steps=steps,
-                categories=base.split(category or ""),
-                anywhere=anywhere,
-                threads=threads,
+                fills=base.split_list(imputation),
+                steps=n_steps,
+                categories=base.split_list(categories or ""),
+                anywhere=allow_outside_root,
+                threads=num_threads,
                 overwrite=overwrite,
-                told=bar.at,
+                told=bar.set_progress,
             )
-    usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if net else ())]
-    tables(found, usual or None, file, where, group, overwrite=overwrite)
-    evaluation_request.tell_failures(outcome)
+    usual = (
+        None if names is not None else [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
+    )
+    print_evaluation(found, usual or None, file, where, group, overwrite=overwrite)
+    evaluation_request.print_failures(outcome)
 
 
-def tables(
-    found: "Measures",
-    names: "Sequence[str] | None" = None,
+def print_evaluation(
+    evaluation: "EvaluationResult",
+    metrics: "Sequence[str] | None" = None,
     figure: Path | None = None,
     where: str | None = None,
     group: str | None = None,
@@ -149,48 +158,53 @@ def tables(
     overwrite: bool = False,
 ) -> None:
     """Print what metrics say, of `names` or of all, and draw it."""
-    from camscope.evaluation.comparison_statements import has_rivals
-    from camscope.evaluation.metric_plots import drawn
-    from camscope.evaluation.summary import expect_some_evidence, summarised
+    from camscope.evaluation.comparison_statements import has_controls
+    from camscope.evaluation.metric_plots import draw_summary_figure
+    from camscope.evaluation.summary import check_some_ground_truth, summarize_values
 
-    table, console = found.table(where), base.out()
+    table, console = evaluation.table(where), base.stdout_console()
     if not table.num_rows:
-        base.complain(f"no row matches {where}")
-        raise typer.Exit(base.FAILED)
-    told = summarised(table, group, metrics=names)
-    expect_some_evidence(table, told)
+        base.print_error(f"no row matches {where}")
+        raise typer.Exit(base.EXIT_FAILED)
+    told = summarize_values(table, group, metrics=metrics)
+    check_some_ground_truth(table, told)
     for name, own in told.items():
-        console.print(metric_tables.headed(name, own[0]), soft_wrap=True)
-        console.print(_table(own))
-        for text in [*metric_tables.missing(table, own[0]), *metric_tables.unequal(own)]:
+        console.print(metric_tables.format_metric_heading(name, own[0]), soft_wrap=True)
+        console.print(_build_evaluation_table(own))
+        for text in [
+            *metric_tables.format_undefined_reasons(table, own[0]),
+            *metric_tables.format_missing_interval(own),
+        ]:
             console.print(text, soft_wrap=True)
     if figure is not None:
-        write_bytes(figure, drawn(told, figure.suffix.lower(), found.title), overwrite=overwrite)
-    if evidence := found.facts.get("evidence"):
-        console.print(base.styled(("evidence ", "bold"), (base.shown(str(evidence)), "")), soft_wrap=True)
-    if any(has_rivals(line) and line.over_control is not None for own in told.values() for line in own):
-        console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
-    where_to = base.shown(found.folder)
+        write_bytes(figure, draw_summary_figure(told, figure.suffix.lower(), evaluation.title), overwrite=overwrite)
+    if evidence := evaluation.facts.get("evidence"):
+        console.print(base.styled_text(("evidence ", "bold"), (base.display_text(str(evidence)), "")), soft_wrap=True)
+    if any(has_controls(line) and line.difference_to_control is not None for own in told.values() for line in own):
+        console.print(base.styled_text((LEGEND, "dim")), soft_wrap=True)
+    where_to = base.display_text(evaluation.folder)
     console.print(
-        base.styled(("values  ", "bold"), (f"{plural(table.num_rows, 'row')}: {where_to}", "")), soft_wrap=True
+        base.styled_text(("values  ", "bold"), (f"{plural(table.num_rows, 'row')}: {where_to}", "")), soft_wrap=True
     )
 
 
-def _table(own: "list[Line]") -> "Table":
+def _build_evaluation_table(summary_lines: "list[MethodSummary]") -> "Table":
     """A line for each method, the best first."""
     from rich.text import Text
 
-    from camscope.evaluation.comparison_statements import has_rivals
+    from camscope.evaluation.comparison_statements import has_controls
 
-    over = [line.over_control if has_rivals(line) else None for line in own]
-    table = base.table(
+    over = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
+    table = base.new_table(
         "method", "mean [95 %]>", *(["over the best control>", "p>"] if any(over) else []), "n>", "undefined>"
     )
-    for line, gap in zip(own, over, strict=True):
+    for line, gap in zip(summary_lines, over, strict=True):
         interval = "" if gap is None or isnan(gap.low) else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
         gained = "" if gap is None else f"{gap.mean:+.3f}{interval}"
-        cells = [str(line.estimate or "–"), *([gained, metric_tables.chance(gap)] if any(over) else [])]
-        style = "dim" if line.control else "bold" if gap is not None and line.beats_control else ""
-        title = Text(base.shown(line.title) + (" (control)" if line.control else ""), style)
-        table.add_row(title, *cells, str(line.n), str(line.undefined), style="dim" if line.control else None)
+        cells = [str(line.estimate or "–"), *([gained, metric_tables.format_p_value(gap)] if any(over) else [])]
+        style = "dim" if line.is_control else "bold" if gap is not None and line.beats_control else ""
+        title = Text(base.display_text(line.title) + (" (control)" if line.is_control else ""), style)
+        table.add_row(
+            title, *cells, str(line.n_values), str(line.n_undefined), style="dim" if line.is_control else None
+        )
     return table

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from camscope.cli import base, options, progress, scan_options
-from camscope.cli.explain_output import Answers
-from camscope.cli.options import settings
-from camscope.cli.output_paths import RAW, Destination, ExistsError, check_there, images_of
+from camscope.cli.explain_output import ImageExplanationWriter
+from camscope.cli.options import parse_settings
+from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -24,7 +24,7 @@ from camscope.errors import (
 from camscope.plurals import plural
 
 EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
-ABOUT_THE_QUESTION = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
+TARGET_AND_MODEL_ERRORS = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
 
 
 def run(
@@ -32,10 +32,10 @@ def run(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or patterns in quotes.")],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
-    layer: base.LayerOption = None,
-    method: base.MethodOption = "gradcam",
+    layer_names: base.LayersOption = None,
+    method_names: base.MethodsOption = "gradcam",
     choice: base.ChoiceOption = None,
-    target: Annotated[
+    targets: Annotated[
         str | None,
         typer.Option("--target", "-t", metavar="CLASS", help="Index or name; default: each image's top class."),
     ] = None,
@@ -67,13 +67,13 @@ def run(
     ] = None,
     series: Annotated[bool, typer.Option("--series", help="A folder is one DICOM series: a volume.")] = False,
     window: scan_options.WindowOption = None,
-    slices: Annotated[
+    slice_axis: Annotated[
         int | None,
         typer.Option(
             "--slices", min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."
         ),
     ] = None,
-    mask: Annotated[
+    masks: Annotated[
         list[str] | None,
         typer.Option(
             "--mask",
@@ -81,135 +81,145 @@ def run(
             help="Outlines of a mask over the map; repeatable. LABEL: of a mask with several, as 2; all: together.",
         ),
     ] = None,
-    export: Annotated[
+    export_formats: Annotated[
         str | None,
         typer.Option(
             "--export", metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."
         ),
     ] = None,
     profile: scan_options.ProfileOption = None,
-    allow_pixels: scan_options.AllowPixelsOption = False,
+    allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
     device: base.DeviceOption = "cpu",
-    set_: base.SetOption = None,
-    limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
+    setting_pairs: base.SetOption = None,
+    n_top_classes: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
-    asked = options.asked_of(context, choice, method, layer)
-    questions, methods = options.questions(target, classes), base.methods_of(asked.method)
-    layers = None if asked.layer is None else base.split(asked.layer)
-    options.expect_a_layer(methods, layers)
-    options.expect_one_map_a_method(methods, layers)
-    keywords, look = settings(set_ or [], methods), options.look(colormap, alpha, contour, boxes)
-    reading = scan_options.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
-    destination, paths = Destination.of(output, formats, overwrite), images_of(images, series=series)
-    _check_one_file(destination, len(paths), len(methods) * len(questions))
-    reading.expect_packages()
-    reading = reading.among(paths, every=profile == "research" or series)
-    outcome = _Outcome(base.debugging(context), reading)
-    present = _present(paths, outcome)
+    asked = options.resolve_method_choice(context, choice, method_names, layer_names)
+    questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)
+    layers = None if asked.layers is None else base.split_list(asked.layers)
+    options.check_layers_usable(methods, layers)
+    options.check_single_layer(methods, layers)
+    keywords, look = (
+        parse_settings(setting_pairs or [], methods),
+        options.parse_render_options(colormap, alpha, contour, boxes),
+    )
+    reading = scan_options.ScanOptions(
+        series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
+    )
+    destination, paths = (
+        Destination.from_options(output, formats, overwrite),
+        list_images(images, folders_are_series=series),
+    )
+    _check_single_file_output(destination, len(paths), len(methods) * len(questions))
+    reading.require_export_packages()
+    reading = reading.for_images(paths, all_private=profile == "research" or series)
+    outcome = _ExplainOutcome(base.is_debug(context), reading)
+    present = _list_existing(paths, outcome)
     if present:
-        base.tell_model(context)
-        net = base.loaded(model, weights, device)
-        asked.check(net)
-        tools = options.explainers(methods, net, layers, preprocess, keywords)
-        reading = outcome.scans = reading.through(tools)
-        answers = Answers(
+        base.print_default_model_note(context)
+        net = base.load_model_on_device(model, weights, device)
+        asked.warn_if_other_model(net)
+        tools = options.build_explainers(methods, net, layers, preprocess, keywords)
+        reading = outcome.scans = reading.for_explainers(tools)
+        answers = ImageExplanationWriter(
             tools,
             questions,
             destination,
             look,
-            limit_top,
+            n_top_classes,
             shared_scale=shared_scale,
-            leave_out=method == "all",
+            skip_unsupported=method_names == "all",
             scans=reading,
-            masks=mask or (),
+            mask_options=masks or (),
         )
-        _each(answers, present, outcome)
-    outcome.tell(len(paths))
+        _explain_images(answers, present, outcome)
+    outcome.print_summary(len(paths))
 
 
 @dataclass
-class _Outcome:
+class _ExplainOutcome:
     """What became of the images: why some failed, and what others would have replaced."""
 
-    debugging: bool
-    scans: scan_options.Scans
-    done: int = 0
+    debug: bool
+    scans: scan_options.ScanOptions
+    n_explained: int = 0
     failures: list[str] = field(default_factory=list)
-    in_the_way: list[ExistsError] = field(default_factory=list)
+    existing_files: list[OutputExistsError] = field(default_factory=list)
 
-    def note(self, path: Path, error: Exception) -> None:
+    def record_error(self, path: Path, error: Exception) -> None:
         """One image is not explained; call it where the error is caught."""
-        if isinstance(error, ExistsError):
-            self.in_the_way.append(error)
+        if isinstance(error, OutputExistsError):
+            self.existing_files.append(error)
             return
-        if self.debugging:
+        if self.debug:
             traceback.print_exc()
-        why, name = self.scans.said(error, path), self.scans.shown(path)
+        why, name = self.scans.format_redacted_error(error, path), self.scans.display_name(path)
         self.failures.append(why if why.startswith(name) else f"{name}: {why}")
 
-    def tell(self, images: int) -> None:
+    def print_summary(self, n_images: int) -> None:
         """Say it on stderr; exit code 1 unless every image is explained."""
         for line in self.failures:
-            base.complain(line)
-        if len(self.in_the_way) > 1:
-            first = self.in_the_way[0].path
-            base.complain(
-                f"{plural(len(self.in_the_way), 'image has', 'images have')} output, as {first}; pass --overwrite, or another -o"
+            base.print_error(line)
+        if len(self.existing_files) > 1:
+            first = self.existing_files[0].path
+            base.print_error(
+                f"{plural(len(self.existing_files), 'image has', 'images have')} output, as {first}; pass --overwrite, or another -o"
             )
-        elif self.in_the_way:
-            base.complain(str(self.in_the_way[0]))
-        if self.done == images:
+        elif self.existing_files:
+            base.print_error(str(self.existing_files[0]))
+        if self.n_explained == n_images:
             return
-        if images > 1:
-            failed = [f"{len(self.failures)} of {plural(images, 'image')} failed"] if self.failures else []
-            kept = [f"{len(self.in_the_way)} are left as they were"] if self.in_the_way else []
-            base.err().print(", ".join([*failed, *kept, f"{self.done} are explained"]))
-        raise typer.Exit(base.FAILED)
+        if n_images > 1:
+            failed = [f"{len(self.failures)} of {plural(n_images, 'image')} failed"] if self.failures else []
+            kept = [f"{len(self.existing_files)} are left as they were"] if self.existing_files else []
+            base.stderr_console().print(", ".join([*failed, *kept, f"{self.n_explained} are explained"]))
+        raise typer.Exit(base.EXIT_FAILED)
 
 
-def _present(paths: Sequence[Path], outcome: _Outcome) -> list[tuple[int, Path]]:
+def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tuple[int, Path]]:
     """Numbers and paths of the images that are there; the others are noted before a model is loaded."""
     present = []
     for row, path in enumerate(paths, start=1):
         try:
-            check_there(path, outcome.scans.shown(path))
+            check_image_exists(path, outcome.scans.display_name(path))
         except ImageError as error:
-            outcome.note(path, error)
+            outcome.record_error(path, error)
         else:
             present.append((row, path))
     return present
 
 
-def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome) -> None:
+def _explain_images(
+    writer: ImageExplanationWriter, paths: Sequence[tuple[int, Path]], outcome: _ExplainOutcome
+) -> None:
     """Every image in turn. A question that suits no image is an error at once."""
     from rich.text import Text
 
-    console = base.out()
-    with progress.bar("explaining", len(paths), console) as bar:
+    console = base.stdout_console()
+    with progress.progress_bar("explaining", len(paths), console) as bar:
         for row, path in paths:
             try:
-                for line in answers.write(row, path, bar):
+                for line in writer.explain_and_write(row, path, bar):
                     console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
-                outcome.done += 1
+                outcome.n_explained += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
-                if isinstance(error, ABOUT_THE_QUESTION) and not outcome.done:
-                    answers.scans.hush(error, path)
+                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not outcome.n_explained:
+                    writer.scans.redact_error(error, path)
                     raise
-                outcome.note(path, error)
+                outcome.record_error(path, error)
             bar.advance()
 
 
-def _check_one_file(destination: Destination, images: int, maps: int) -> None:
+def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
     file = destination.file
     if file is None:
         return
-    if images > 1:
+    if n_images > 1:
         raise typer.BadParameter(
-            f"{file} is one file for {plural(images, 'image')}; name a folder", param_hint="'--output'"
+            f"{file} is one file for {plural(n_images, 'image')}; name a folder", param_hint="'--output'"
         )
-    if destination.formats[0] in RAW and maps > 1:
+    if destination.formats[0] in MAP_FILE_FORMATS and n_maps > 1:
         raise typer.BadParameter(
-            f"{file} holds one map and {maps} are asked for; name a folder, and --format {destination.formats[0]}",
+            f"{file} holds one map and {n_maps} are asked for; name a folder, and --format {destination.formats[0]}",
             param_hint="'--output'",
         )

@@ -10,10 +10,10 @@ from camscope.cli import base, progress, scan_options
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
-    from camscope.batch import Exported
+    from camscope.batch import ExportResult
 
 EXAMPLE = """camscope export heatmaps --format png,csv --where "label = 'nodule'" -o nodules"""
-SUFFIXES = {"csv": ".csv", "coco": ".json"}  # of what is one file for all rows
+SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # of what is one file for all rows
 
 
 def run(
@@ -38,64 +38,64 @@ def run(
             "--threshold", min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round."
         ),
     ] = 0.5,
-    source: scan_options.ScansOption = None,
+    image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write rows of a run as pictures, arrays, a table for spreadsheets, or COCO annotations."""
-    from camscope.batch import Query, Run
-    from camscope.batch.export import FORMATS, Export
+    from camscope.batch import BatchRun, Query
+    from camscope.batch.export import FORMATS, Exporter
 
-    kinds = list(dict.fromkeys(base.split(formats.lower())))
+    kinds = list(dict.fromkeys(base.split_list(formats.lower())))
     if not kinds or (unknown := [one for one in kinds if one not in FORMATS]):
         came = ", ".join(unknown) if kinds else "nothing"
         raise typer.BadParameter(f"{came}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
-    found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
-    file = _file(output, kinds)
-    made = Export(found, Path(output), kinds, threshold, overwrite, file)
-    matching = query.matching(found.dataset)
+    found, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    file = _resolve_table_file(output, kinds)
+    made = Exporter(found, Path(output), kinds, threshold, overwrite, file)
+    matching = query.count_matching(found.dataset)
     if not matching:
-        base.complain(f"no row of {len(found):,} matches: {where}")
-        raise typer.Exit(base.FAILED)
-    with progress.bar("exporting", min(limit or matching, matching), base.err()) as bar:
+        base.print_error(f"no row of {len(found):,} matches: {where}")
+        raise typer.Exit(base.EXIT_FAILED)
+    with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
         done = made.write(query, os.cpu_count() or 1, bar.advance)
-    _tell(done, folder, output)
+    _print_export_result(done, folder, output)
 
 
-def _file(output: str, kinds: list[str]) -> Path | None:
+def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
     """The one file that is meant; None: a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None
     suffix = path.suffix.lower()
-    if len(kinds) == 1 and SUFFIXES.get(kinds[0]) == suffix:
+    if len(formats) == 1 and SINGLE_FILE_SUFFIXES.get(formats[0]) == suffix:
         return path
     if suffix in (".csv", ".json", ".npz", ".png", ".jpg", ".webp"):
         raise typer.BadParameter(
-            f"{output} is one file for --format {','.join(kinds)}; name a folder", param_hint="'--output'"
+            f"{output} is one file for --format {','.join(formats)}; name a folder", param_hint="'--output'"
         )
     if path.exists():
         raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
     return None
 
 
-def _tell(done: "Exported", folder: str, output: str) -> None:
+def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
     """What was written, and why some rows have no file; exit code 1 where there are such."""
-    files = plural(done.files, "file")
-    rows = plural(done.rows, "row")
-    base.out().print(
-        base.styled(("export  ", "bold"), (f"{files} of {rows}: {base.shown(output)}", "")), soft_wrap=True
+    files = plural(result.n_files, "file")
+    rows = plural(result.n_rows, "row")
+    base.stdout_console().print(
+        base.styled_text(("export  ", "bold"), (f"{files} of {rows}: {base.display_text(output)}", "")), soft_wrap=True
     )
-    if done.without:
-        base.note(f"{done.without} of them have no map; see: {base.failed_rows(folder)}")
-    if done.apostrophes:
-        base.note(
-            f"{plural(done.apostrophes, 'cell of the table was', 'cells of the table were')} given an "
+    if result.n_rows_without_map:
+        base.print_note(f"{result.n_rows_without_map} of them have no map; see: {base.failed_rows_command(folder)}")
+    if result.n_escaped_cells:
+        base.print_note(
+            f"{plural(result.n_escaped_cells, 'cell of the table was', 'cells of the table were')} given an "
             "apostrophe, so that a spreadsheet reads no formula"
         )
-    if done.reasons:
-        table = base.table("rows>", "why they have no file", "as")
-        for reason, count in done.reasons.most_common(20):
-            table.add_row(str(count), base.shown(reason), base.shown(done.examples[reason]))
-        base.err().print(table)
-        raise typer.Exit(base.FAILED)
+    if result.failure_counts:
+        table = base.new_table("rows>", "why they have no file", "as")
+        for reason, count in result.failure_counts.most_common(20):
+            table.add_row(str(count), base.display_text(reason), base.display_text(result.failure_examples[reason]))
+        base.stderr_console().print(table)
+        raise typer.Exit(base.EXIT_FAILED)

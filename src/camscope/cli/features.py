@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base
-from camscope.cli.output_paths import check_there, picture_file
-from camscope.cli.scan_options import Scans
+from camscope.cli.output_paths import check_image_exists, resolve_figure_path
+from camscope.cli.scan_options import ScanOptions
 from camscope.plurals import plural
 from camscope.safe_files import slug
 
@@ -28,52 +28,56 @@ def run(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-features.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many channels to draw.")] = 64,
+    max_channels: Annotated[int, typer.Option("--limit", min=1, help="How many channels to draw.")] = 64,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Draw a layer's channels as a grid of pictures."""
-    from camscope.render import channel_grid, encode
+    from camscope.render import draw_channel_grid, encode_image
     from camscope.safe_files import write_bytes
 
     path = Path(image)
-    called = Scans().called(path)
-    check_there(path, called)
-    file = picture_file(output, "camscope-features", path, f"-{slug(layer)}", overwrite, called)
-    base.tell_model(context)
-    maps = _maps(base.loaded(model, weights, device), path, layer, preprocess)
-    picture = channel_grid(maps.float().cpu().numpy(), limit=limit)
-    write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
+    called = ScanOptions().pseudonym(path)
+    check_image_exists(path, called)
+    file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, called)
+    base.print_default_model_note(context)
+    maps = _extract_channels(base.load_model_on_device(model, weights, device), path, layer, preprocess)
+    picture = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
+    write_bytes(file, encode_image(picture, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
-    console = base.out()
-    console.print(base.styled((called or base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
-    console.print(f"  {min(limit, len(maps))} of {plural(len(maps), 'channel')}: {base.shown(file)}", soft_wrap=True)
+    console = base.stdout_console()
+    console.print(
+        base.styled_text((called or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True
+    )
+    console.print(
+        f"  {min(max_channels, len(maps))} of {plural(len(maps), 'channel')}: {base.display_text(file)}", soft_wrap=True
+    )
 
 
-def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
+def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
     """(K,h,w): the layer's channels."""
-    from camscope.explainers.core.evaluation_context import home, survey
-    from camscope.explainers.core.inputs import read_item
-    from camscope.hooks import extract, find_layer
+    from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
+    from camscope.explainers.core.inputs import read_model_input
+    from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers.layout import CONVOLUTIONAL
-    from camscope.layers.layout_probe import Place, Verdict, prove, refusal
-    from camscope.layers.selection import layout_of, noting, suspicion_of
-    from camscope.model_card import card_of
+    from camscope.layers.layout import CHANNELS_FIRST_MODULES
+    from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, make_layout_error, probe_layout
+    from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
+    from camscope.model_card import get_card
 
-    inner, card = survey(net).model, card_of(net)
+    inner, card = inspect_model(model).model, get_card(model)
     name, module = find_layer(inner, layer)
     known = card.preprocess if card is not None else None
     way = as_preprocess(preprocess or known) if preprocess or known else None
-    x = read_item(image, way, inner, home(inner)).x[None]
+    x = read_model_input(image, way, inner, device_and_dtype(inner)).x[None]
     with ExitStack() as scope:
-        seen = noting(inner, scope)
-        output = extract(inner, module, x)[name]
-    layout = layout_of(inner, name, output, x, seen)
-    if not isinstance(module, CONVOLUTIONAL):
-        (finding,) = prove(inner, [Place(name)], layout, x, inner)
-        undecided = finding.verdict is Verdict.UNDECIDED
-        reason = suspicion_of(inner, layout, output.shape, seen) if undecided else finding.reason
-        if finding.verdict is Verdict.CONTRADICTED or reason:
-            raise refusal(f"layer {name!r}", layout, reason)
+        seen = record_layout_hints(inner, scope)
+        output = extract_features(inner, module, x)[name]
+    layout = infer_layer_layout(inner, name, output, x, seen)
+    if not isinstance(module, CHANNELS_FIRST_MODULES):
+        (finding,) = probe_layout(inner, [OutputLocation(name)], layout, x, inner)
+        undecided = finding.verdict is LayoutVerdict.UNDECIDED
+        reason = find_doubt_reason(inner, layout, output.shape, seen) if undecided else finding.reason
+        if finding.verdict is LayoutVerdict.CONTRADICTED or reason:
+            raise make_layout_error(f"layer {name!r}", layout, reason)
     return layout.to_maps(output)[0]

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from camscope.batch import Finding, Inspection
-    from camscope.batch.inspection.distributions import Prevalence
+    from camscope.batch import DatasetInspection, DatasetIssue
+    from camscope.batch.inspection.distributions import TargetPrevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
-STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-ROWS, REASONS, VALUES, TARGETS, GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
-LONG = 50  # letters of a reason that has a line of its own
-TWINS = {"duplicates": " = ", "duplicate-targets": " = ", "pixels-in-splits": " = "}
+SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+MAX_ROW_IDS, MAX_REASONS, MAX_VALUES_PRINTED, MAX_TARGETS, MAX_GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
+MAX_INLINE_REASON_LENGTH = 50  # letters of a reason that has a line of its own
+GROUP_SEPARATORS = {"duplicates": " = ", "duplicate-targets": " = ", "pixels-in-splits": " = "}
 
 
 def run(
@@ -38,32 +38,32 @@ def run(
         str | None,
         typer.Option("--table", metavar="FILE", help="One row an image: .parquet, or .csv for spreadsheets."),
     ] = None,
-    by: Annotated[
+    group_by: Annotated[
         str | None,
         typer.Option(
             "--by", metavar="A,B", help="Count targets by these columns, or by modality, format, photometric …"
         ),
     ] = None,
-    patient: Annotated[
+    patient_column: Annotated[
         str | None, typer.Option("--patient", metavar="COLUMN", help="Default: patient or patient_id, if there is one.")
     ] = None,
-    split: Annotated[
+    split_column: Annotated[
         str | None, typer.Option("--split", metavar="COLUMN", help="Default: split, if there is one.")
     ] = None,
-    target: Annotated[
+    target_column: Annotated[
         str | None, typer.Option("--target", metavar="COLUMN", help="Default: target, if there is one.")
     ] = None,
-    mask: Annotated[
+    mask_column: Annotated[
         str | None, typer.Option("--mask", metavar="COLUMN", help="Default: mask or mask_path, if there is one.")
     ] = None,
-    classes: Annotated[
+    class_names: Annotated[
         str | None, typer.Option("--classes", metavar="A,B", help="All targets that there may be.")
     ] = None,
     root: Annotated[
         str | None,
         typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
     ] = None,
-    anywhere: base.AnywhereOption = False,
+    allow_outside_root: base.AllowOutsideRootOption = False,
     profile: Annotated[
         Literal["research", "clinical"] | None,
         typer.Option(
@@ -71,12 +71,12 @@ def run(
             help="research (default where there are medical images): no file is named, and no column shown unasked.",
         ),
     ] = None,
-    keep: Annotated[
+    keep_columns: Annotated[
         str | None,
         typer.Option("--keep", metavar="A,B", help="More columns for the table, under the profile research."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
-    threads: Annotated[
+    num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="That read images; default: one a core.")
     ] = None,
     overwrite: base.OverwriteOption = False,
@@ -90,109 +90,137 @@ def run(
         check_free(file, overwrite, option=option)
     from camscope.batch import inspect_images
 
-    with progress.bar("reading", 1, base.err()) as bar:
+    with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
         found = inspect_images(
             source,
-            root="" if anywhere else root,
-            patient=patient,
-            split=split,
-            target=target,
-            mask=mask,
-            by=base.split(by or ""),
-            classes=base.split(classes or ""),
+            root="" if allow_outside_root else root,
+            patient_column=patient_column,
+            split_column=split_column,
+            target_column=target_column,
+            mask_column=mask_column,
+            group_by=base.split_list(group_by or ""),
+            class_names=base.split_list(class_names or ""),
             profile=profile,
-            keep=base.split(keep or ""),
-            threads=threads,
-            told=bar.at,
+            keep_columns=base.split_list(keep_columns or ""),
+            num_threads=num_threads,
+            on_progress=bar.set_progress,
         )
     for file, _ in files:
         found.save(file, overwrite=overwrite)
-    _tell(found)
+    _print_inspection(found)
     for file, _ in files:
-        base.out().print(base.styled(("written ", "bold"), (base.shown(file), "")), soft_wrap=True)
-    if found.counts["error"] or (strict and found.counts["warning"]):
-        raise typer.Exit(base.FAILED)
+        base.stdout_console().print(
+            base.styled_text(("written ", "bold"), (base.display_text(file), "")), soft_wrap=True
+        )
+    if found.severity_counts["error"] or (strict and found.severity_counts["warning"]):
+        raise typer.Exit(base.EXIT_FAILED)
 
 
-def _tell(found: "Inspection") -> None:
-    console = base.out()
-    private = "; files are not named: profile research" if found.profile == "research" else ""
-    said = f"{len(found):,}, {'all' if found.readable == len(found) else f'{found.readable:,}'} readable{private}"
-    console.print(base.styled(("images  ", "bold"), (said, "")), soft_wrap=True)
-    console.print(_mix(found))
-    for one in found.prevalences:
-        console.print(_prevalence(one))
-    if found.findings:
-        console.print(_findings(found))
-    if found.not_checked:
-        base.note(f"no column, and not checked: {', '.join(found.not_checked)}; to name one: --{found.not_checked[0]}")
-    counts = ", ".join(f"{count} {each}{'s' * (count != 1)}" for each, count in found.counts.items() if count)
-    console.print(base.styled(("found   ", "bold"), (counts or "nothing to be said against them", "")), soft_wrap=True)
+def _print_inspection(inspection: "DatasetInspection") -> None:
+    console = base.stdout_console()
+    private = "; files are not named: profile research" if inspection.profile == "research" else ""
+    said = f"{len(inspection):,}, {'all' if inspection.n_readable == len(inspection) else f'{inspection.n_readable:,}'} readable{private}"
+    console.print(base.styled_text(("images  ", "bold"), (said, "")), soft_wrap=True)
+    console.print(_build_value_count_table(inspection))
+    for one in inspection.prevalences:
+        console.print(_build_prevalence_table(one))
+    if inspection.issues:
+        console.print(_build_issue_table(inspection))
+    if inspection.missing_roles:
+        base.print_note(
+            f"no column, and not checked: {', '.join(inspection.missing_roles)}; to name one: --{inspection.missing_roles[0]}"
+        )
+    counts = ", ".join(
+        f"{count} {each}{'s' * (count != 1)}" for each, count in inspection.severity_counts.items() if count
+    )
+    console.print(
+        base.styled_text(("found   ", "bold"), (counts or "nothing to be said against them", "")), soft_wrap=True
+    )
 
 
-def _mix(found: "Inspection") -> "Table":
+def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
     """What the set is made of."""
-    table = base.table("what they are", "images")
-    for name, values in found.mix.items():
-        shown = list(values.items())[:VALUES]
-        words = " · ".join(f"{base.shown(value)}: {count:,}" for value, count in shown)
+    table = base.new_table("what they are", "images")
+    for name, values in inspection.value_counts.items():
+        shown = list(values.items())[:MAX_VALUES_PRINTED]
+        words = " · ".join(f"{base.display_text(value)}: {count:,}" for value, count in shown)
         rest = len(values) - len(shown)
         table.add_row(name, words + (f" · and {rest} more" if rest else ""))
-    if "values" in found.ranges:
-        low, high = found.ranges["values"]
+    if "values" in inspection.value_ranges:
+        low, high = inspection.value_ranges["values"]
         table.add_row("values", f"{low:g} to {high:g}")
     return table
 
 
-def _prevalence(one: "Prevalence") -> "Table":
+def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     """Counts of targets in each group, with their shares of the group."""
-    alone = one.association is None and one.targets == ("images",)
-    targets = () if alone else one.targets[:TARGETS]
-    rest = 0 if alone else len(one.targets) - len(targets)
-    names = [f"{base.shown(name)}>" for name in targets] + [f"{plural(rest, 'other')}>"] * bool(rest)
-    table = base.table(base.shown(one.by), "images>", *names)
+    alone = prevalence.association is None and prevalence.targets == ("images",)
+    targets = () if alone else prevalence.targets[:MAX_TARGETS]
+    rest = 0 if alone else len(prevalence.targets) - len(targets)
+    names = [f"{base.display_text(name)}>" for name in targets] + [f"{plural(rest, 'other')}>"] * bool(rest)
+    table = base.new_table(base.display_text(prevalence.column), "images>", *names)
     association = (
-        "" if one.association is None else f": Cramér's V {one.association:.2f} (1: the group says the target)"
+        ""
+        if prevalence.association is None
+        else f": Cramér's V {prevalence.association:.2f} (1: the group says the target)"
     )
     what = "images" if alone else "targets"
-    table.title, table.title_justify, table.title_style = f"{what} by {base.shown(one.by)}{association}", "left", ""
-    for group, counts, shares in list(zip(one.groups, one.counts.tolist(), one.shares.tolist(), strict=True))[:GROUPS]:
+    table.title, table.title_justify, table.title_style = (
+        f"{what} by {base.display_text(prevalence.column)}{association}",
+        "left",
+        "",
+    )
+    for group, counts, shares in list(
+        zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)
+    )[:MAX_GROUPS]:
         cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)]
-        others = [f"{sum(counts[TARGETS:]):,}"] * bool(rest)
-        table.add_row(base.shown(group), f"{sum(counts):,}", *cells[: len(targets)], *others)
-    if len(one.groups) > GROUPS:
-        table.caption, table.caption_justify = f"and {plural(len(one.groups) - GROUPS, 'more group')}", "left"
+        others = [f"{sum(counts[MAX_TARGETS:]):,}"] * bool(rest)
+        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells[: len(targets)], *others)
+    if len(prevalence.groups) > MAX_GROUPS:
+        table.caption, table.caption_justify = (
+            f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}",
+            "left",
+        )
     return table
 
 
-def _findings(found: "Inspection") -> "Table":
-    table = base.table("", "rows>", "what it is")
-    for one in found.findings:
-        table.add_row(base.styled((one.severity, STYLES[one.severity])), f"{one.count:,}", _words(found, one))
+def _build_issue_table(inspection: "DatasetInspection") -> "Table":
+    table = base.new_table("", "rows>", "what it is")
+    for one in inspection.issues:
+        table.add_row(
+            base.styled_text((one.severity, SEVERITY_STYLES[one.severity])),
+            f"{one.n_rows:,}",
+            _format_issue(inspection, one),
+        )
     return table
 
 
-def _words(found: "Inspection", one: "Finding") -> "Text":
+def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
     """The message, the reasons, and the first of the rows."""
-    parts = [(one.message, "bold" if one.severity == "error" else ""), (f"  [{one.code}]", "dim")]
-    said = {words: count for words, count in one.details.items() if words != one.message}
-    details = [f"{count:,} x {base.shown(words)}" for words, count in list(said.items())[:REASONS]]
-    details += [f"and {len(said) - REASONS} more"] if len(said) > REASONS else []
-    between = "\n" if max(map(len, details), default=0) > LONG else " · "
+    parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
+    said = {words: count for words, count in issue.row_counts.items() if words != issue.message}
+    details = [f"{count:,} x {base.display_text(words)}" for words, count in list(said.items())[:MAX_REASONS]]
+    details += [f"and {len(said) - MAX_REASONS} more"] if len(said) > MAX_REASONS else []
+    between = "\n" if max(map(len, details), default=0) > MAX_INLINE_REASON_LENGTH else " · "
     parts += [("\n" + between.join(details), "")] if details else []
-    if one.count < len(found):
-        parts.append((f"\n{_rows(found, one)}", "cyan"))
-    return base.styled(*parts)
+    if issue.n_rows < len(inspection):
+        parts.append((f"\n{_format_issue_rows(inspection, issue)}", "cyan"))
+    return base.styled_text(*parts)
 
 
-def _rows(found: "Inspection", one: "Finding") -> str:
-    if one.groups:
-        between = TWINS.get(one.code, " + ")
-        told = [between.join(map(base.shown, _few(found.names(group[:ROWS]), len(group)))) for group in one.groups[:2]]
-        more = sum(map(len, one.groups[:2])) < one.count
+def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -> str:
+    if issue.row_groups:
+        between = GROUP_SEPARATORS.get(issue.code, " + ")
+        told = [
+            between.join(map(base.display_text, _abbreviate_ids(inspection.row_ids(group[:MAX_ROW_IDS]), len(group))))
+            for group in issue.row_groups[:2]
+        ]
+        more = sum(map(len, issue.row_groups[:2])) < issue.n_rows
         return "; ".join(told) + ("; …" if more else "")
-    return ", ".join(map(base.shown, _few(found.names(one.rows[:ROWS]), one.count)))
+    return ", ".join(
+        map(base.display_text, _abbreviate_ids(inspection.row_ids(issue.rows[:MAX_ROW_IDS]), issue.n_rows))
+    )
 
 
-def _few(names: list[str], count: int) -> list[str]:
-    return names if count <= len(names) else [*names[: ROWS - 1], f"… {count - ROWS + 1:,} more"]
+def _abbreviate_ids(ids: list[str], count: int) -> list[str]:
+    return ids if count <= len(ids) else [*ids[: MAX_ROW_IDS - 1], f"… {count - MAX_ROW_IDS + 1:,} more"]

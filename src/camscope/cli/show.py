@@ -18,11 +18,11 @@ def run(
     where: base.WhereOption = None,
     sort: base.SortOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many rows at most.")] = 60,
-    size: Annotated[int, typer.Option("--size", min=32, max=2048, help="Pixels a picture is high.")] = 224,
+    image_height: Annotated[int, typer.Option("--size", min=32, max=2048, help="Pixels a picture is high.")] = 224,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
-    source: scan_options.ScansOption = None,
+    image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -31,21 +31,23 @@ def run(
     if file.suffix.lower() not in (".html", ".htm"):
         raise typer.BadParameter(f"{file}; expected a file of .html", param_hint="'--output'")
     check_free(file, overwrite)
-    from camscope.batch import Query, Run
-    from camscope.batch.contact_sheet import sheet
+    from camscope.batch import BatchRun, Query
+    from camscope.batch.contact_sheet import build_contact_sheet
     from camscope.safe_files import write_bytes
 
-    found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
-    matching = query.matching(found.dataset)
+    found, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    matching = query.count_matching(found.dataset)
     if not matching:
-        base.complain(f"no row of {len(found):,} matches: {where}")
-        raise typer.Exit(base.FAILED)
-    evaluation_request.tell_not_fetched(found)
-    with progress.bar("drawing", min(limit, matching), base.err()) as bar:
-        made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
+        base.print_error(f"no row of {len(found):,} matches: {where}")
+        raise typer.Exit(base.EXIT_FAILED)
+    evaluation_request.print_not_fetched_note(found)
+    with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
+        made = build_contact_sheet(found, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)
-    seen = made.found
-    of = f"{plural(seen.shown, 'row')} of {seen.matching}" + (
-        "" if seen.matching == seen.rows else f" that match, of {seen.rows}"
+    seen = made.row_counts
+    of = f"{plural(seen.n_displayed, 'row')} of {seen.n_matching}" + (
+        "" if seen.n_matching == seen.n_rows else f" that match, of {seen.n_rows}"
     )
-    base.out().print(base.styled(("page    ", "bold"), (f"{of}: {base.shown(file)}", "")), soft_wrap=True)
+    base.stdout_console().print(
+        base.styled_text(("page    ", "bold"), (f"{of}: {base.display_text(file)}", "")), soft_wrap=True
+    )

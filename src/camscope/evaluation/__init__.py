@@ -6,9 +6,17 @@
 - `plots` and `comparison_figure` draw. `selection` chooses a method and a layer.
 """
 
-from camscope.evaluation.comparison import Compared, compared
-from camscope.evaluation.ground_truth import Evidence, evidence_of
-from camscope.evaluation.map_generation import make_maps
-from camscope.evaluation.metric_evaluation import Measures, measure
+from camscope.evaluation.comparison import ComparisonResult, compare_methods
+from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
+from camscope.evaluation.map_generation import generate_maps
+from camscope.evaluation.metric_evaluation import EvaluationResult, evaluate
 
-__all__ = ["Compared", "Evidence", "Measures", "compared", "evidence_of", "make_maps", "measure"]
+__all__ = [
+    "ComparisonResult",
+    "GroundTruth",
+    "EvaluationResult",
+    "compare_methods",
+    "load_ground_truth",
+    "generate_maps",
+    "evaluate",
+]

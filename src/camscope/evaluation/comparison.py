@@ -13,72 +13,84 @@ import numpy as np
 from torch import nn
 
 from camscope import render
-from camscope.batch import Run
+from camscope.batch import BatchRun
 from camscope.errors import OutputError
-from camscope.evaluation.comparison_data import Findings, named
-from camscope.evaluation.comparison_statements import sentences
-from camscope.evaluation.ground_truth import Evidence
-from camscope.evaluation.map_agreement import KEY, Key, agree, folder_of
-from camscope.evaluation.metric_evaluation import STEPS, evidence_for, measure
-from camscope.evaluation.metric_plots import FORMATS
-from camscope.evaluation.summary import expect_column, expect_some_evidence, summarised
+from camscope.evaluation.comparison_data import MethodComparisonData, name_methods
+from camscope.evaluation.comparison_statements import iter_statements
+from camscope.evaluation.ground_truth import GroundTruth
+from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement, get_agreement_folder
+from camscope.evaluation.metric_evaluation import DEFAULT_N_STEPS, evaluate, resolve_ground_truth
+from camscope.evaluation.metric_plots import FIGURE_FORMATS
+from camscope.evaluation.summary import check_column, check_some_ground_truth, summarize_values
 from camscope.explainers import Explainer
-from camscope.metrics.imputation import USUAL
+from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIRST = (
+DEFAULT_METRICS = (
     "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "deletion", "insertion",
     "lerf-morf-gap", "average-drop", "sparseness", "effective-area",
 )  # fmt: skip
 
 
-class Compared(Findings):
+class ComparisonResult(MethodComparisonData):
     """Findings as numbers, sentences and a figure."""
 
     @cached_property
-    def sentences(self) -> tuple[str, ...]:
+    def statements(self) -> tuple[str, ...]:
         """What can be told apart, and what cannot, in words."""
-        return tuple(sentences(self.lines, self.agreement, self.names))
+        return tuple(iter_statements(self.summaries, self.agreement, self.names))
 
-    def table(self) -> list[dict[str, Any]]:
+    def to_records(self) -> list[dict[str, Any]]:
         """The numbers, a dict for each metric and method: mean, interval, and the paired differences.
 
         `to_best`: to the best method, corrected for all pairs of methods and all metrics; `over_control`: to the best control,
         corrected for all methods and metrics; both so that more is better.
         """
         rows = []
-        for metric, own in self.lines.items():
+        for metric, own in self.summaries.items():
             for line in own:
                 key = line.method, line.layer, line.parameters
-                facts = {"metric": metric, "name": self.name(line), **dict(zip(KEY, key, strict=True))}
+                facts = {
+                    "metric": metric,
+                    "name": self.get_name(line),
+                    **dict(zip(METHOD_KEY_COLUMNS, key, strict=True)),
+                }
                 found = {} if line.estimate is None else asdict(line.estimate)
                 numbers = {name: found.get(name) for name in ("mean", "low", "high", "n", "groups", "undefined")}
-                gaps = {"to_best": line.under_best, "over_control": line.over_control}
-                told = {f"{name}{end}": gap and getattr(gap, part) for name, gap in gaps.items() for end, part in ENDS}
-                rows.append({**facts, "control": line.control, **numbers, **told, "seconds": self.seconds.get(key)})
+                gaps = {"to_best": line.difference_to_best, "over_control": line.difference_to_control}
+                told = {
+                    f"{name}{end}": gap and getattr(gap, part)
+                    for name, gap in gaps.items()
+                    for end, part in DIFFERENCE_COLUMNS
+                }
+                rows.append(
+                    {**facts, "control": line.is_control, **numbers, **told, "seconds": self.seconds_per_image.get(key)}
+                )
         return rows
 
-    def figure(self, *, examples: int | None = None, seed: int = 0) -> "Figure":
+    def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
         """Intervals of every metric, what the maps have in common, and `examples` drawn by `seed`: a figure of matplotlib.
 
         `examples`: how many images; None: as many as there is room for.
         """
-        from camscope.evaluation.comparison_figure import poster
+        from camscope.evaluation.comparison_figure import draw_comparison_figure
 
-        made: Figure = poster(self, examples, seed)
+        made: Figure = draw_comparison_figure(self, n_examples, seed)
         return made
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure (`.png`, `.svg`, `.pdf`)."""
         suffix = Path(path).suffix.lower()
-        if suffix not in FORMATS:
-            raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
-        return write_bytes(path, self._drawn(suffix), overwrite=overwrite)
+        if suffix not in FIGURE_FORMATS:
+            raise OutputError(
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use {', '.join(FIGURE_FORMATS)}"
+            )
+        return write_bytes(path, self._encode_figure(suffix), overwrite=overwrite)
 
-    def _drawn(self, suffix: str) -> bytes:
+    def _encode_figure(self, suffix: str) -> bytes:
         stream = io.BytesIO()
         self.figure().savefig(stream, format=suffix[1:], dpi=120)
         return stream.getvalue()
@@ -86,71 +98,87 @@ class Compared(Findings):
     def _repr_html_(self) -> str:
         from PIL import Image
 
-        picture, words = Image.open(io.BytesIO(self._drawn(".png"))).convert("RGB"), html.escape(self.title)
-        said = "".join(f"<li>{html.escape(one)}</li>" for one in self.sentences)
-        return render.notebook_figure(np.asarray(picture), words, f"{words}<ul>{said}</ul>")
+        picture, words = Image.open(io.BytesIO(self._encode_figure(".png"))).convert("RGB"), html.escape(self.title)
+        said = "".join(f"<li>{html.escape(one)}</li>" for one in self.statements)
+        return render.build_figure_html(np.asarray(picture), words, f"{words}<ul>{said}</ul>")
 
 
-ENDS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p", "p"))
+DIFFERENCE_COLUMNS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p", "p"))
 
 
-def compared(
-    run: Run | str | os.PathLike[str],
+def compare_methods(
+    run: BatchRun | str | os.PathLike[str],
     output: str | os.PathLike[str],
-    masks: Evidence | str | os.PathLike[str] | None = None,
+    masks: GroundTruth | str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
     *,
     model: nn.Module | None = None,
     preprocess: Any = None,
-    tools: Sequence[Explainer] = (),
-    fills: Sequence[str] = USUAL,
-    steps: int = STEPS,
+    explainers: Sequence[Explainer] = (),
+    imputations: Sequence[str] = DEFAULT_IMPUTATIONS,
+    n_steps: int = DEFAULT_N_STEPS,
     categories: Sequence[str] = (),
-    group: str | None = None,
-    anywhere: bool = False,
-    threads: int | None = None,
+    group_column: str | None = None,
+    allow_outside_root: bool = False,
+    num_threads: int | None = None,
     overwrite: bool = False,
-    told: Callable[[int, int], None] | None = None,
-) -> Compared:
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ComparisonResult:
     """Compare the methods and layers of `run` over its images: keywords as in `measure`, `metrics` by default the first of them.
 
     The values of each image stay at `output`, those of the metrics as `measure` writes them, those of the agreement in its
     folder `agreement`. `group`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
     goes on where it was. `told`: called with how many steps are done, of how many.
     """
-    made = run if isinstance(run, Run) else Run(run)
-    known = evidence_for(masks, made, categories, anywhere=anywhere)
-    halves = [None if told is None else _half(told, n) for n in range(2)]
-    settings: dict[str, Any] = {"threads": threads, "overwrite": overwrite}
-    asking: dict[str, Any] = {"model": model, "preprocess": preprocess, "tools": tools, "fills": fills, "steps": steps}
-    places: dict[str, Any] = {"categories": categories, "anywhere": anywhere}
-    measures = measure(made, output, masks, metrics, told=halves[0], **places, **asking, **settings)
+    made = run if isinstance(run, BatchRun) else BatchRun(run)
+    known = resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root)
+    halves = [None if on_progress is None else _report_half_progress(on_progress, n) for n in range(2)]
+    settings: dict[str, Any] = {"threads": num_threads, "overwrite": overwrite}
+    asking: dict[str, Any] = {
+        "model": model,
+        "preprocess": preprocess,
+        "tools": explainers,
+        "fills": imputations,
+        "steps": n_steps,
+    }
+    places: dict[str, Any] = {"categories": categories, "anywhere": allow_outside_root}
+    measures = evaluate(made, output, masks, metrics, told=halves[0], **places, **asking, **settings)
     table = measures.table()
-    order = list(FIRST if metrics is None else metrics)
-    expect_column(table, group)
+    order = list(DEFAULT_METRICS if metrics is None else metrics)
+    check_column(table, group_column)
     if known is not None:
-        expect_some_evidence(table, summarised(table, group, metrics=order, corrected=False))
-    agreement = agree(made, folder_of(output), _groups(table, group), told=halves[1], **settings)
-    lines = summarised(table, group, metrics=order, same=agreement.groups)
+        check_some_ground_truth(
+            table, summarize_values(table, group_column, metrics=order, correct_multiple_comparisons=False)
+        )
+    agreement = compute_agreement(
+        made, get_agreement_folder(output), _map_rows_to_groups(table, group_column), on_progress=halves[1], **settings
+    )
+    lines = summarize_values(table, group_column, metrics=order, equivalent_groups=agreement.equivalent_groups)
     chosen = dict(sorted(lines.items(), key=lambda item: order.index(item[1][0].metric)))
-    names = named(made, agreement.keys, [line for own in lines.values() for line in own])
+    names = name_methods(made, agreement.keys, [line for own in lines.values() for line in own])
     rows = table["row"].unique()
-    return Compared(made, measures, chosen, agreement, names, _seconds(made), len(rows), known)
+    return ComparisonResult(
+        made, measures, chosen, agreement, names, _compute_seconds_per_image(made), len(rows), known
+    )
 
 
-def _half(told: Callable[[int, int], None], which: int) -> Callable[[int, int], None]:
+def _report_half_progress(on_progress: Callable[[int, int], None], half_index: int) -> Callable[[int, int], None]:
     """The metrics are the first half of the work, the agreement the second: both count images."""
-    return lambda done, total: told(which * total + done, 2 * total)
+    return lambda done, total: on_progress(half_index * total + done, 2 * total)
 
 
-def _groups(table: Any, group: str | None) -> Mapping[int, Hashable] | None:
-    return None if group is None else dict(zip(table["row"].to_pylist(), table[group].to_pylist(), strict=True))
+def _map_rows_to_groups(table: Any, group_column: str | None) -> Mapping[int, Hashable] | None:
+    return (
+        None
+        if group_column is None
+        else dict(zip(table["row"].to_pylist(), table[group_column].to_pylist(), strict=True))
+    )
 
 
-def _seconds(run: Run) -> dict[Key, float]:
+def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
     """Of each method, an image: the median over images, the first of which is slow."""
-    rows = run.table(columns=["row", *KEY, "seconds"]).to_pylist()
-    each: dict[Key, dict[int, float]] = {}
+    rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
+    each: dict[MethodKey, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:
             own = each.setdefault((row["method"], row["layer"], row["parameters"]), {})

@@ -9,93 +9,99 @@ from typing import Any
 
 import numpy as np
 
-from camscope.batch import Manifest, Outcome, manifest_of, run_batch
-from camscope.batch.image_loading import source_of
-from camscope.batch.local_engine import Told
-from camscope.batch.pseudonymize import has_scans
+from camscope.batch import BatchOutcome, Manifest, build_manifest, run_batch
+from camscope.batch.image_loading import read_row_source
+from camscope.batch.local_engine import OutcomeCallback
+from camscope.batch.pseudonymize import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
-from camscope.evaluation.ground_truth import UNFIT, Column, Evidence, evidence_of
-from camscope.evaluation.summary import none_known
+from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
+from camscope.evaluation.summary import format_no_ground_truth
 from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
 from camscope.images.scans.scan_reader import is_scan, read_scan
-from camscope.targets import Question
+from camscope.targets import TargetLike
 
-CHUNK = 32  # images that are lost where a run is stopped: few, for a comparison is often small
-PIECE = 256  # rows of a manifest that are Python's at a time
+MAPS_CHUNK_SIZE = 32  # images that are lost where a run is stopped: few, for a comparison is often small
+ROWS_PER_READ = 256  # rows of a manifest that are Python's at a time
 
 
-def make_maps(
-    tools: Explainer | Sequence[Explainer],
+def generate_maps(
+    explainers: Explainer | Sequence[Explainer],
     source: Any,
     output: str | os.PathLike[str],
-    targets: Sequence[Question] = (None,),
+    targets: Sequence[TargetLike] = (None,),
     *,
-    masks: Evidence | str | os.PathLike[str] | None = None,
+    masks: GroundTruth | str | os.PathLike[str] | None = None,
     categories: Sequence[str] = (),
-    images: int | None = None,
+    max_images: int | None = None,
     seed: int = 0,
     root: str | Path | None = None,
-    anywhere: bool = False,
-    threads: int | None = None,
+    allow_outside_root: bool = False,
+    num_threads: int | None = None,
     overwrite: bool = False,
-    told: Told | None = None,
-) -> Outcome:
+    on_progress: OutcomeCallback | None = None,
+) -> BatchOutcome:
     """The maps of `source`, or of at most so many of its `images`, drawn by `seed`, as a run at `output`: see `run_batch`.
 
     `masks`, `categories`, `anywhere`: as `measure` has them: before any map is made it is an InputError if they know of none of
     the images. RunError if no image has a map in the end.
     """
-    manifest = some_of(manifest_of(source, root), images, seed)
+    manifest = sample_manifest(build_manifest(source, root), max_images, seed)
     if masks is not None:
-        expect_evidence(masks, manifest, categories, anywhere=anywhere)
+        check_ground_truth(masks, manifest, categories, allow_outside_root=allow_outside_root)
     outcome = run_batch(
-        tools,
+        explainers,
         manifest,
         output,
         targets,
-        chunk=CHUNK,
-        threads=threads,
+        chunk=MAPS_CHUNK_SIZE,
+        threads=num_threads,
         overwrite=overwrite,
         retry_failed=True,
-        told=told,
+        told=on_progress,
     )
-    if outcome.failures == outcome.total:
-        why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.reasons.most_common(3))
+    if outcome.n_failures == outcome.n_images:
+        why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))
         raise RunError(f"no image has a map: {why}")
     return outcome
 
 
-def some_of(manifest: Manifest, most: int | None, seed: int = 0) -> Manifest:
+def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
     """At most so many of its rows, drawn by `seed`, in their order and with their numbers; None: all."""
-    if most is not None and most < 1:
-        raise InputError(f"images={most}; expected 1 or more")
-    if most is None or most >= len(manifest):
+    if max_images is not None and max_images < 1:
+        raise InputError(f"images={max_images}; expected 1 or more")
+    if max_images is None or max_images >= len(manifest):
         return manifest
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:most])
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:max_images])
     return replace(manifest, table=manifest.table.take(drawn))
 
 
-def expect_evidence(
-    masks: Evidence | str | os.PathLike[str],
+def check_ground_truth(
+    masks: GroundTruth | str | os.PathLike[str],
     manifest: Manifest,
     categories: Sequence[str] = (),
     *,
-    anywhere: bool = False,
+    allow_outside_root: bool = False,
 ) -> None:
     """InputError unless it is known of one image at least where the evidence is. Of the images at most one is looked at."""
-    if isinstance(masks, Evidence):
+    if isinstance(masks, GroundTruth):
         known = masks
     else:
         source = masks if isinstance(masks, str) else Path(masks)
-        known = evidence_of(source, manifest.table.column_names, manifest.locations, categories, anywhere=anywhere)
-    if isinstance(known, Column):
-        known.expect_inside(manifest.table[known.name].to_pylist())
+        known = load_ground_truth(
+            source,
+            manifest.table.column_names,
+            manifest.path_resolver,
+            categories,
+            allow_outside_root=allow_outside_root,
+        )
+    if isinstance(known, AnnotationColumn):
+        known.check_inside_root(manifest.table[known.name].to_pylist())
     reasons = Counter[str]()
-    for start in range(0, len(manifest), PIECE):
-        for row in manifest.rows(start, start + PIECE):
+    for start in range(0, len(manifest), ROWS_PER_READ):
+        for row in manifest.rows(start, start + ROWS_PER_READ):
             try:
-                known.mask(row, (1, 1))
+                known.load_mask(row, (1, 1))
                 return
             except UndefinedError as error:
                 reasons[str(error)] += 1
@@ -103,25 +109,25 @@ def expect_evidence(
                 raise
             except InputError:  # there is some, for another size: it is looked at with the image, once
                 try:
-                    if _is_of_its_image(known, row, manifest):
+                    if _matches_image(known, row, manifest):
                         return
                 except CategoryError:
                     raise
                 except InputError:
-                    if not has_scans(manifest):
+                    if not contains_scans(manifest):
                         raise
-                    raise InputError(f"row {row['row']}: {UNFIT}") from None
+                    raise InputError(f"row {row['row']}: {UNFIT_MASK_REASON}") from None
                 reasons["the image cannot be read"] += 1
-    raise InputError(none_known(reasons))
+    raise InputError(format_no_ground_truth(reasons))
 
 
-def _is_of_its_image(known: Evidence, row: dict[str, Any], manifest: Manifest) -> bool:
+def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
     """True; False where the image cannot be read. InputError where the two do not fit."""
     try:
-        source = source_of(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
+        source = read_row_source(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
         scan = isinstance(source, Path) or is_scan(source)
         size = read_scan(source).shape if scan else read_photo(source).pixels.shape[:2]
     except Exception:  # a store, a network and a dataset may raise anything; the run says of each image what
         return False
-    known.mask(row, size)
+    ground_truth.load_mask(row, size)
     return True

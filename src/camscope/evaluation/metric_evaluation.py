@@ -8,54 +8,54 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from camscope.batch import Run
-from camscope.batch.image_loading import expect_threads, in_order
-from camscope.batch.query import Pieces, Query, images_of, open_maps, open_parts, read_rows
-from camscope.batch.result_rows import table_of
-from camscope.batch.run_store import Store
+from camscope.batch import BatchRun
+from camscope.batch.image_loading import map_in_order, require_valid_num_threads
+from camscope.batch.query import Query, RowReader, group_rows_by_image, open_map_parts, open_parts, read_rows
+from camscope.batch.result_rows import rows_to_table
+from camscope.batch.run_store import RunStore
 from camscope.errors import InputError
-from camscope.evaluation.ground_truth import Column, Evidence, evidence_of
-from camscope.evaluation.map_metrics import Measuring, Row, columns
-from camscope.evaluation.model_based_metrics import Trials
-from camscope.evaluation.run_replay import Again
+from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
+from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
+from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
+from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.explainers.core.keyword_arguments import with_our_names
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
 from camscope.metrics import METRICS, Metric
-from camscope.metrics.imputation import NAMES, USUAL
+from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ASKING = ("trial", "again", "explainer")  # what metrics need that ask the model
-CHEAP = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
+MODEL_INPUT_KINDS = ("trial", "again", "explainer")  # what metrics need that ask the model
+DEFAULT_MODEL_METRICS = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
          "average-gain")  # fmt: skip
-Images = Sequence[list[dict[str, Any]]]  # the rows of each
-STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
+RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each
+DEFAULT_N_STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
 
 
-@with_our_names
-def measure(
-    run: Run | str | os.PathLike[str],
+@reject_foreign_keywords
+def evaluate(
+    run: BatchRun | str | os.PathLike[str],
     output: str | os.PathLike[str],
-    masks: Evidence | str | os.PathLike[str] | None = None,
+    masks: GroundTruth | str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
     *,
     model: nn.Module | None = None,
     preprocess: Any = None,
-    tools: Sequence[Explainer] = (),
-    fills: Sequence[str] = USUAL,
-    steps: int = STEPS,
-    region: int | None = None,
+    explainers: Sequence[Explainer] = (),
+    imputations: Sequence[str] = DEFAULT_IMPUTATIONS,
+    n_steps: int = DEFAULT_N_STEPS,
+    region_size: int | None = None,
     batch_size: int = 16,
     categories: Sequence[str] = (),
-    threads: int | None = None,
-    anywhere: bool = False,
+    num_threads: int | None = None,
+    allow_outside_root: bool = False,
     overwrite: bool = False,
     strict: bool = True,
-    told: Callable[[int, int], None] | None = None,
-) -> "Measures":
+    on_progress: Callable[[int, int], None] | None = None,
+) -> "EvaluationResult":
     """Metrics of every map of `run`, into a Parquet dataset at `output`, a row for each map and metric.
 
     `masks`: a COCO file, a folder of mask pictures named as the images, or a column that the run carries, with a mask's path,
@@ -71,52 +71,56 @@ def measure(
     made again from what the run says of it. `anywhere`: masks that a column or a COCO file names may lie outside the run's
     root, or the COCO file's folder. Not `strict`: an image whose mask cannot be read has no value, and the reason.
     """
-    made = run if isinstance(run, Run) else Run(run)
-    asked = chosen(metrics, masks is not None, model is not None)
-    plain = Measuring(
+    made = run if isinstance(run, BatchRun) else BatchRun(run)
+    asked = select_metrics(metrics, masks is not None, model is not None)
+    plain = MapMetricEvaluator(
         made,
-        [one for one in asked if one.needs not in ASKING],
-        evidence_for(masks, made, categories, anywhere=anywhere),
+        [one for one in asked if one.input_kind not in MODEL_INPUT_KINDS],
+        resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root),
         strict,
     )
     trials = None
-    if model is None and (tools or preprocess is not None):
+    if model is None and (explainers or preprocess is not None):
         raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")
     if model is not None:
-        asking = [one for one in asked if one.needs in ASKING]
-        again = Again.of(made, model, preprocess)
-        trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
-    expect_threads(threads)
-    store = Store(output)
-    with store.begun(_facts(plain, asked, trials, masks), overwrite=overwrite):
-        _write(plain, trials, store, threads or os.cpu_count() or 1, told)
-    return Measures(output)
+        asking = [one for one in asked if one.input_kind in MODEL_INPUT_KINDS]
+        again = RunReplay.from_run(made, model, preprocess)
+        trials = (
+            _build_model_evaluator(again, asking, explainers, imputations, n_steps, region_size, batch_size)
+            if asking
+            else None
+        )
+    require_valid_num_threads(num_threads)
+    store = RunStore(output)
+    with store.open_run(_describe_evaluation(plain, asked, trials, masks), overwrite=overwrite):
+        _write_metric_parts(plain, trials, store, num_threads or os.cpu_count() or 1, on_progress)
+    return EvaluationResult(output)
 
 
-def chosen(names: Sequence[str] | None, masked: bool, model: bool = False) -> list[Metric]:
+def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
     """Metrics by name, or all that can be had and are quick; InputError for a name that is none."""
-    if names is None:
-        known = [one for one in METRICS.values() if one.needs == "map" or (one.needs == "mask" and masked)]
-        return known + [METRICS[name] for name in CHEAP if model]
-    if unknown := [name for name in names if name not in METRICS]:
+    if metric_names is None:
+        known = [one for one in METRICS.values() if one.input_kind == "map" or (one.input_kind == "mask" and has_masks)]
+        return known + [METRICS[name] for name in DEFAULT_MODEL_METRICS if has_model]
+    if unknown := [name for name in metric_names if name not in METRICS]:
         raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
-    found = [METRICS[name] for name in names]
+    found = [METRICS[name] for name in metric_names]
     for one in found:
-        if one.needs == "pair":
+        if one.input_kind == "pair":
             raise InputError(f"{one.name} compares two maps: camscope.metrics has it for Python")
-        if one.needs in ASKING and not model:
+        if one.input_kind in MODEL_INPUT_KINDS and not has_model:
             raise InputError(f"{one.name} asks the model: pass the one that the run is of (model=, or --model)")
-        if one.needs == "mask" and not masked:
+        if one.input_kind == "mask" and not has_masks:
             raise InputError(f"{one.name} needs to know where the evidence is: pass masks")
     return found
 
 
-class Measures:
+class EvaluationResult:
     """What `measure` wrote, in long form."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        facts = Store(folder).facts
+        facts = RunStore(folder).run_info
         made = {} if facts is None else facts["made_with"]
         if facts is None or not isinstance(made, Mapping) or not isinstance(made.get("metrics"), list | Mapping):
             raise InputError(f"{folder}: no metrics of a run are here")
@@ -134,113 +138,144 @@ class Measures:
 
         `where`: DuckDB's SQL over them, as in `Run.query`.
         """
-        store = Store(self.folder)
-        parts = [str(store.path_of(chunk)) for chunk in sorted(store.finished())]
+        store = RunStore(self.folder)
+        parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
         rows = open_parts(parts)
-        return read_rows(rows) if where is None else Pieces(rows).take(Query(where).places(rows))
+        return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
 
 
-def _write(
-    plain: Measuring, trials: Trials | None, store: Store, threads: int, told: Callable[[int, int], None] | None
+def _write_metric_parts(
+    map_evaluator: MapMetricEvaluator,
+    model_evaluator: ModelMetricEvaluator | None,
+    store: RunStore,
+    num_threads: int,
+    on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """The parts that are not there yet."""
-    parts, form = Store(plain.run.folder), columns(plain.run.dataset.schema)
-    todo, there, done = sorted(parts.finished()), store.finished(), 0
-    total = sum(_images(plain.run, chunk) for chunk in todo)
+    parts, form = RunStore(map_evaluator.run.folder), build_value_schema(map_evaluator.run.dataset.schema)
+    todo, there, done = sorted(parts.finished_chunks()), store.finished_chunks(), 0
+    total = sum(_count_images(map_evaluator.run, chunk) for chunk in todo)
     for chunk in todo:
-        rows = open_maps([str(parts.path_of(chunk))])
-        each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
-        source = parts.digest_of(chunk)  # images that failed may have been tried again since
-        valid = {n for n, _, _ in each if n in there and store.source_of(n) in (None, source)}
+        rows = open_map_parts([str(parts.part_path(chunk))])
+        each = list(
+            _split_chunk(
+                map_evaluator.run, chunk, rows, None if model_evaluator is None else model_evaluator.batch_size
+            )
+        )
+        source = parts.part_digest(chunk)  # images that failed may have been tried again since
+        valid = {n for n, _, _ in each if n in there and store.read_source_digest(n) in (None, source)}
         whole = read_rows(rows) if len(valid) < len(each) else None
         for number, places, images in each:
             if number not in valid and whole is not None:
                 found: list[Row] = []
-                own = list(images_of(whole.slice(places.start, len(places))))
-                for count, values in _values(plain, trials, own, threads):
+                own = list(group_rows_by_image(whole.slice(places.start, len(places))))
+                for count, values in _iter_metric_values(map_evaluator, model_evaluator, own, num_threads):
                     found += values
                     done += count
-                    if told is not None and count:
-                        told(done, total)
+                    if on_progress is not None and count:
+                        on_progress(done, total)
                 found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
-                store.write(number, table_of(found, form), source)
-            elif told is not None:
-                told(done := done + images, total)
+                store.write_part(number, rows_to_table(found, form), source)
+            elif on_progress is not None:
+                on_progress(done := done + images, total)
 
 
-def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[int, range, int]]:
+def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
     """What is written at a time of a chunk of the run: its number, the places of its rows, and how many images they are of.
 
     `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
-    each, size = _images(run, chunk), int(run.facts["made_with"]["chunk"])
+    each, size = _count_images(run, chunk), int(run.run_info["made_with"]["chunk"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
-    for n, first in enumerate(range(0, each, most or each)):
-        last = min(first + (most or each), len(ends) - 1)
-        yield chunk * -(-size // (most or size)) + n, range(ends[first], ends[last]), last - first
+    for n, first in enumerate(range(0, each, max_images or each)):
+        last = min(first + (max_images or each), len(ends) - 1)
+        yield chunk * -(-size // (max_images or size)) + n, range(ends[first], ends[last]), last - first
 
 
-def _values(plain: Measuring, trials: Trials | None, images: Images, threads: int) -> Iterator[tuple[int, list[Row]]]:
+def _iter_metric_values(
+    map_evaluator: MapMetricEvaluator,
+    model_evaluator: ModelMetricEvaluator | None,
+    images: RowsByImage,
+    num_threads: int,
+) -> Iterator[tuple[int, list[Row]]]:
     """Values, and how many images are done with them: at the last of what is asked of each."""
-    if plain.metrics or trials is None:
-        for values in in_order(plain.of_image, images, threads):
-            yield int(trials is None), values
-    if trials is not None:
-        yield from trials.values(images, threads)
+    if map_evaluator.metrics or model_evaluator is None:
+        for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
+            yield int(model_evaluator is None), values
+    if model_evaluator is not None:
+        yield from model_evaluator.iter_values(images, num_threads)
 
 
-def _images(run: Run, chunk: int) -> int:
-    manifest, size = run.facts["made_with"]["manifest"], run.facts["made_with"]["chunk"]
+def _count_images(run: BatchRun, chunk: int) -> int:
+    manifest, size = run.run_info["made_with"]["manifest"], run.run_info["made_with"]["chunk"]
     return int(min(size, manifest["rows"] - chunk * size))
 
 
-def evidence_for(
-    masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str], *, anywhere: bool = False
-) -> Evidence | None:
+def resolve_ground_truth(
+    masks: GroundTruth | str | os.PathLike[str] | None,
+    run: BatchRun,
+    categories: Sequence[str],
+    *,
+    allow_outside_root: bool = False,
+) -> GroundTruth | None:
     """What `masks` means for a run; InputError where masks of a column lead out of the root."""
-    if masks is None or isinstance(masks, Evidence):
+    if masks is None or isinstance(masks, GroundTruth):
         return masks
-    origin = run.origin
+    origin = run.source_manifest
     names = run.dataset.schema.names if origin is None else origin.table.column_names
-    places = run.locations if origin is None else origin.locations
+    places = run.path_resolver if origin is None else origin.path_resolver
     source = masks if isinstance(masks, str) else Path(masks)
-    known = evidence_of(source, names, places, categories, anywhere=anywhere)
-    if isinstance(known, Column):
+    known = load_ground_truth(source, names, places, categories, allow_outside_root=allow_outside_root)
+    if isinstance(known, AnnotationColumn):
         table = run.table([known.name]) if origin is None else origin.table
-        known.expect_inside(table[known.name].to_pylist())
+        known.check_inside_root(table[known.name].to_pylist())
     return known
 
 
-def _trials(
-    again: Again,
+def _build_model_evaluator(
+    replay: RunReplay,
     metrics: Sequence[Metric],
-    tools: Sequence[Explainer],
-    fills: Sequence[str],
-    steps: int,
-    region: int | None,
+    explainers: Sequence[Explainer],
+    imputations: Sequence[str],
+    n_steps: int,
+    region_size: int | None,
     batch_size: int,
-) -> Trials:
-    if isinstance(fills, str) or not fills or set(fills) - set(NAMES):
-        raise InputError(f"fills={fills!r}: expected one or several of {', '.join(NAMES)}, as ('mean', 'blur')")
-    expect_count(steps=steps, batch_size=batch_size)
-    expect_count(None, region=region)
-    explained = any(one.needs != "trial" for one in metrics)
-    made = again.explainers(tools) if explained else {}
-    return Trials(again, metrics, made, list(dict.fromkeys(fills)), steps, region, batch_size)
+) -> ModelMetricEvaluator:
+    if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
+        raise InputError(
+            f"fills={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
+        )
+    check_positive_integer(steps=n_steps, batch_size=batch_size)
+    check_positive_integer(None, region=region_size)
+    explained = any(one.input_kind != "trial" for one in metrics)
+    made = replay.rebuild_explainers(explainers) if explained else {}
+    return ModelMetricEvaluator(
+        replay, metrics, made, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
+    )
 
 
-def _facts(plain: Measuring, metrics: Sequence[Metric], trials: Trials | None, masks: Any) -> Mapping[str, Any]:
-    named = isinstance(masks, str | os.PathLike) and not plain.run.private
-    source = str(masks) if named else type(plain.evidence).__name__
+def _describe_evaluation(
+    map_evaluator: MapMetricEvaluator,
+    metrics: Sequence[Metric],
+    model_evaluator: ModelMetricEvaluator | None,
+    masks: Any,
+) -> Mapping[str, Any]:
+    named = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
+    source = str(masks) if named else type(map_evaluator.ground_truth).__name__
     made = {
-        "run": plain.run.facts["made_with"],
+        "run": map_evaluator.run.run_info["made_with"],
         "metrics": [one.name for one in metrics],
-        "masks": None if plain.evidence is None else f"{source} {plain.evidence.digest}",
-        "categories": [] if plain.evidence is None else list(plain.evidence.categories),
+        "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
+        "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
     }
-    if trials is not None:
-        made |= {"fills": trials.fills, "steps": trials.steps, "region": trials.region, "batch": trials.batch_size}
+    if model_evaluator is not None:
+        made |= {
+            "fills": model_evaluator.imputations,
+            "steps": model_evaluator.n_steps,
+            "region": model_evaluator.region_size,
+            "batch": model_evaluator.batch_size,
+        }
         made["parts"] = "by batch"  # once they were the run's, under the same numbers
-    said = {} if plain.evidence is None else {"evidence": str(plain.evidence)}
-    return {"made_with": made, "versions": plain.run.facts["versions"], **said}
+    said = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
+    return {"made_with": made, "versions": map_evaluator.run.run_info["versions"], **said}

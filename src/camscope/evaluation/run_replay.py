@@ -8,67 +8,69 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from camscope.batch import Run
-from camscope.batch.batch_worker import question_of
-from camscope.batch.image_loading import Way, taken_in
-from camscope.batch.map_collection import expect_unchanged
-from camscope.batch.result_rows import digest_of
+from camscope.batch import BatchRun
+from camscope.batch.batch_worker import parse_target
+from camscope.batch.image_loading import InputOptions, prepare_input
+from camscope.batch.map_collection import require_unchanged
+from camscope.batch.result_rows import hash_parameters
 from camscope.errors import ImageError, InputError, PreprocessError, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.explainers.core.maps import in_words
+from camscope.explainers.core.maps import format_without_address
 from camscope.hooks.base import unwrap
-from camscope.model_card import card_of, digest
-from camscope.targets import Question
+from camscope.model_card import compute_model_digest, get_card
+from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
-PYTHON = "in Python, pass measure(…, tools=[…]) the explainers that the run was made with"
+PASS_EXPLAINERS_HINT = "in Python, pass measure(…, tools=[…]) the explainers that the run was made with"
 
 
 @dataclass(frozen=True)
-class Again:
+class RunReplay:
     """The model that the maps of `run` are of. `reader`: an explainer of it, which knows how images enter it."""
 
-    run: Run
+    run: BatchRun
     model: nn.Module
-    reader: Explainer
+    input_explainer: Explainer
 
     @classmethod
-    def of(cls, run: Run, model: nn.Module, preprocess: Any = None) -> "Again":
+    def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
         """InputError for another model, PreprocessError for another preprocessing, than the run was made with."""
-        made, inner = run.facts["made_with"], unwrap(model)
-        there, here = made["model"]["digest"], digest(inner)
+        made, inner = run.run_info["made_with"], unwrap(model)
+        there, here = made["model"]["digest"], compute_model_digest(inner)
         if here != there:
-            card = card_of(inner)
+            card = get_card(inner)
             raise InputError(
                 f"the run is of a model with digest {there} ({made['model']['source']}); the one given has {here} "
                 f"({card.source if card else type(inner).__name__}): pass the same model with the same weights"
             )
         for words in made["targets"]:
-            if words is not None and not _is_class(words, run.facts["categories"]):
+            if words is not None and not _is_class_target(words, run.run_info["categories"]):
                 raise InputError(
                     f"the run was asked {words!r}, of which only the words are known: camscope.metrics has Trial for Python"
                 )
-        run.expect_images()
-        reader = GradCAM(model, preprocess=preprocess, categories=run.facts["categories"] or None)
-        if (words := in_words(reader.preprocess)) != made["preprocess"]:
+        run.require_images()
+        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["categories"] or None)
+        if (words := format_without_address(reader.preprocess)) != made["preprocess"]:
             raise PreprocessError(
                 f"the run was made with preprocess {made['preprocess']}; here it is {words}: pass the same preprocess"
             )
         return cls(run, model, reader)
 
-    def image(self, row: Row) -> Tensor:
+    def read_image(self, row: Row) -> Tensor:
         """(C,*S): a row's image as it entered the model then; UndefinedError where it is not there any more.
 
         ImageError for one that has changed: of such a run nothing can be said.
         """
         try:
-            source = self.run.source(row)
+            source = self.run.read_source(row)
         except ImageError as error:
             raise UndefinedError(str(error)) from error
-        expect_unchanged(row, source)
-        made = self.run.facts["made_with"]
-        item = taken_in(source, self.reader, Way(reduced=made["reduced"], window=made.get("window")))
+        require_unchanged(row, source)
+        made = self.run.run_info["made_with"]
+        item = prepare_input(
+            source, self.input_explainer, InputOptions(reduced_decoding=made["reduced"], window=made.get("window"))
+        )
         size, place = tuple(item.x.shape[1:]), item.placement
         there = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
         same = (there is None) == (place is None) and (
@@ -81,63 +83,70 @@ class Again:
             )
         return item.x
 
-    def question(self, row: Row) -> Question:
+    def get_target(self, row: Row) -> TargetLike:
         """What was asked of a row; UndefinedError where it is no class."""
         if row["target"] is None:
             raise UndefinedError(f"what was asked, {row['label']}, is no class: it cannot be asked again")
-        return question_of(row["target"])
+        return parse_target(row["target"])
 
-    def mode(self, row: Row) -> Mode:
+    def get_mode(self, row: Row) -> Mode:
         """In which its method ran the model."""
-        found: Mode = self._settings(key_of(row)).get("mode", "eval")
+        found: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
         return found
 
-    def call_settings(self, row: Row) -> dict[str, Any]:
+    def get_call_settings(self, row: Row) -> dict[str, Any]:
         """How its method called the model with an image: see `Method.call_settings`."""
-        settings = self._settings(key_of(row))
+        settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
-    def explainers(self, given: Sequence[Explainer] = ()) -> dict[str, Explainer]:
+    def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
         """By `key_of`: those of the run, made again from its facts, or `given`; InputError for what cannot be made again."""
-        known = {f"{tool.title} {digest_of(tool.parameters)}": tool for tool in given}
-        for tool in given:
+        known = {f"{tool.title} {hash_parameters(tool.parameters)}": tool for tool in explainers}
+        for tool in explainers:
             if unwrap(tool.model) is not unwrap(self.model):
                 raise InputError(f"{tool!r} is of another model than the one given")
-        return {key: known.get(key) or self._made(key) for key in self.run.facts["made_with"]["methods"]}
+        return {
+            key: known.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["made_with"]["methods"]
+        }
 
-    def _made(self, key: str) -> Explainer:
+    def _rebuild_explainer(self, method_key: str) -> Explainer:
         """With the settings whose digest the run has, or not at all."""
-        title, _, digits = key.rpartition(" ")
-        settings = {name: _value(said) for name, said in self._settings(key).items()}
+        title, _, digits = method_key.rpartition(" ")
+        settings = {name: _parse_setting(said) for name, said in self._get_method_settings(method_key).items()}
         try:
             tool = METHODS[title](
-                self.model, preprocess=self.reader.preprocess, categories=self.reader.categories, **settings
+                self.model,
+                preprocess=self.input_explainer.preprocess,
+                class_names=self.input_explainer.class_names,
+                **settings,
             )
         except Exception as error:  # of whatever words are no setting
-            raise InputError(f"{title} cannot be made again from what the run says of it; {PYTHON}") from error
-        if digest_of(tool.parameters) != digits:
-            raise InputError(f"{title} has settings that the run's words do not bring back; {PYTHON}")
+            raise InputError(
+                f"{title} cannot be made again from what the run says of it; {PASS_EXPLAINERS_HINT}"
+            ) from error
+        if hash_parameters(tool.parameters) != digits:
+            raise InputError(f"{title} has settings that the run's words do not bring back; {PASS_EXPLAINERS_HINT}")
         return tool
 
-    def _settings(self, key: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.run.facts["made_with"]["methods"].get(key, {})
+    def _get_method_settings(self, method_key: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.run.run_info["made_with"]["methods"].get(method_key, {})
         return found
 
 
-def key_of(row: Row) -> str:
+def format_method_key(row: Row) -> str:
     """A row's method and its settings, as `run.json` names them."""
     return f"{row['method']} {row['parameters']}"
 
 
-def _is_class(words: str, categories: Sequence[str]) -> bool:
-    return isinstance(question_of(words), int) or words in categories
+def _is_class_target(text: str, class_names: Sequence[str]) -> bool:
+    return isinstance(parse_target(text), int) or text in class_names
 
 
-def _value(said: Any) -> Any:
+def _parse_setting(text: Any) -> Any:
     """A setting from its words: of a list its entries, for words in words are said as they are."""
-    if not isinstance(said, str) or not said.startswith(("[", "(")):
-        return said
+    if not isinstance(text, str) or not text.startswith(("[", "(")):
+        return text
     try:
-        return ast.literal_eval(said)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return said
+        return text

@@ -3,8 +3,8 @@
 from camscope.explainers.adapters import LIME, LRP, DeepLIFT, DeepLIFTSHAP, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.cam.ablation import LIFTCAM, AblationCAM, ReciproCAM
-from camscope.explainers.cam.base import CAM, SPACE, LayerExplainer, WeightedChannels
-from camscope.explainers.cam.classifier import ZhouCAM
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
+from camscope.explainers.cam.classifier import CAM
 from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
 from camscope.explainers.cam.gradient import (
@@ -19,11 +19,11 @@ from camscope.explainers.cam.gradient import (
     SmoothGradCAMPlusPlus,
     XGradCAM,
 )
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.score import ISCAM, SSCAM, GroupCAM, OptiCAM, ScoreCAM
 from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
-from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
+from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.base import METHODS, Explainer, register
 from camscope.explainers.ensemble.fusion import Fused, fuse
 from camscope.explainers.ensemble.refine import RefineCAM
@@ -53,7 +53,7 @@ from camscope.explainers.perturbation import (
 )
 
 __all__ = [
-    "CAM",
+    "BaseCAM",
     "DRISE",
     "FEM",
     "HSIC",
@@ -64,14 +64,14 @@ __all__ = [
     "LRP",
     "METHODS",
     "RISE",
-    "SPACE",
+    "SPATIAL_AXIS",
     "SSCAM",
     "XRAI",
     "AblationCAM",
     "Augmented",
     "BagCAM",
     "BlurIG",
-    "CentreGaussian",
+    "CenterGaussian",
     "Chefer",
     "ClassGain",
     "Comparison",
@@ -89,7 +89,7 @@ __all__ = [
     "ExpectedGradients",
     "Explainer",
     "ExtremalPerturbation",
-    "Features",
+    "LayerFeatures",
     "FinerCAM",
     "FullGrad",
     "Fused",
@@ -128,9 +128,9 @@ __all__ = [
     "Sobol",
     "VarGrad",
     "ViTCX",
-    "WeightedChannels",
+    "BaseWeightedChannels",
     "XGradCAM",
-    "ZhouCAM",
+    "CAM",
     "compare",
     "completeness",
     "fuse",

@@ -15,19 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import on_gradient
-from camscope.hooks.function_mode import Calls
-from camscope.layers.layout import CHANNELS_FIRST, Layout, Seen, image_token_layout, read_layout
-from camscope.layers.layout_probe import Place, Verdict, prove
-from camscope.pytree import leaves, replaced
+from camscope.hooks.base import register_gradient_hook
+from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
+from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, probe_layout
+from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 
-CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-PLACE_OF_BIAS = {**dict.fromkeys(CONVOLUTIONS, 2), F.linear: 2, F.group_norm: 3, F.layer_norm: 3}
-ON_THE_LAST_AXIS = (F.linear, F.layer_norm, F.multi_head_attention_forward)
-OWN_STATISTICS = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
-LIMITS = {F.hardtanh: (-1.0, 1.0), F.relu6: (0.0, 6.0)}
-ADDING = {*PLACE_OF_BIAS, *OWN_STATISTICS, *LIMITS, F.multi_head_attention_forward}
+CONVOLUTION_FUNCTIONS = (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+BIAS_ARGUMENT_INDEX = {**dict.fromkeys(CONVOLUTION_FUNCTIONS, 2), F.linear: 2, F.group_norm: 3, F.layer_norm: 3}
+CHANNELS_LAST_FUNCTIONS = (F.linear, F.layer_norm, F.multi_head_attention_forward)
+BATCH_STATISTICS_ARGUMENT = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
+CLIPPING_LIMITS = {F.hardtanh: (-1.0, 1.0), F.relu6: (0.0, 6.0)}
+BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LIMITS, F.multi_head_attention_forward}
 
 
 @dataclass(frozen=True)
@@ -40,79 +40,83 @@ class Bias:
 
     layer: str
     values: Callable[[], Tensor]
-    last: bool
-    samples: int = 0
+    channels_last: bool
+    sample_axis: int = 0
 
-    def maps(self, values: Tensor, x: Tensor, layouts: "Layouts") -> Tensor | None:
+    def to_maps(self, values: Tensor, x: Tensor, layouts: "OutputLayouts") -> Tensor | None:
         """(N,K,*s): numbers at the positions of the output, as maps over the input x; None where they have no place."""
-        if self.last:
-            layout = layouts.of(values.shape)
+        if self.channels_last:
+            layout = layouts.get_layout(values.shape)
         else:
             try:
-                layout = read_layout(values.shape, x.shape, None, CHANNELS_FIRST)
+                layout = infer_layout(values.shape, x.shape, None, CHANNELS_FIRST)
             except LayerError:
                 return None
         maps = None if layout is None else layout.to_maps(values)
         return maps if maps is not None and maps[0, 0].numel() > 1 else None
 
 
-class Layouts:
+class OutputLayouts:
     """The layouts of the outputs whose channels are last: read off their shapes, and proved at the first of each shape.
 
     `unverified`: whether one was neither verified nor contradicted. A contradicted one has no place on the input.
     """
 
-    def __init__(self, score: Score, x: Tensor, seen: Seen, shapes: Mapping[tuple[int, ...], int]) -> None:
-        self.unverified = False
+    def __init__(
+        self, score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
+    ) -> None:
+        self.any_unverified = False
         self._layouts: dict[tuple[int, ...], Layout | None] = {}
-        for shape, samples in shapes.items():
-            layout = _read(shape, x, seen)
+        for shape, samples in sample_axis_by_shape.items():
+            layout = _infer_output_layout(shape, x, layout_hints)
             if layout is not None:
-                verdict = _verdict(score, x, shape, samples, layout)
-                self.unverified |= verdict is Verdict.UNDECIDED
-                layout = None if verdict is Verdict.CONTRADICTED else layout
+                verdict = _verify_output_layout(score, x, shape, samples, layout)
+                self.any_unverified |= verdict is LayoutVerdict.UNDECIDED
+                layout = None if verdict is LayoutVerdict.CONTRADICTED else layout
             self._layouts[shape] = layout
 
-    def of(self, shape: Sequence[int]) -> Layout | None:
+    def get_layout(self, shape: Sequence[int]) -> Layout | None:
         """The layout of outputs (N,...) of this shape; None where they lie on no grid of the input."""
         return self._layouts.get(tuple(shape))
 
 
-class First(Calls):
+class FirstOutputCapture(BaseFunctionMode):
     """Inside the `with`, in this thread: keeps the first output of such a shape (...) behind its samples."""
 
-    def __init__(self, shape: Sequence[int], samples: int) -> None:
+    def __init__(self, shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
         self.output: Tensor | None = None
-        self._shape, self._samples = tuple(shape), samples
+        self._shape, self._sample_axis = tuple(shape), sample_axis
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
-        result = func(*args, **named)
-        if self.output is None and func in ON_THE_LAST_AXIS:
-            output = next(leaves(result))[1]
-            if output.ndim > self._samples and output.movedim(self._samples, 0).shape[1:] == self._shape:
-                self.output = output.movedim(self._samples, 0).detach().clone()
+        result = func(*args, **kwargs)
+        if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
+            output = next(iter_leaves(result))[1]
+            if output.ndim > self._sample_axis and output.movedim(self._sample_axis, 0).shape[1:] == self._shape:
+                self.output = output.movedim(self._sample_axis, 0).detach().clone()
         return result
 
 
-def _read(shape: tuple[int, ...], x: Tensor, seen: Seen) -> Layout | None:
+def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
     """The layout of an output (N,...,K) that a shape and the pass show, of more than one cell."""
     try:
-        if len(shape) == 3 and shape[1] in seen.image_tokens:
-            return image_token_layout(shape, x.shape, seen)
+        if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
+            return infer_image_token_layout(shape, x.shape, layout_hints)
         known = nn.LayerNorm(shape[-1], elementwise_affine=False)  # channels come last
-        layout = read_layout(shape, x.shape, known, None, seen)
+        layout = infer_layout(shape, x.shape, known, None, layout_hints)
     except LayerError:
         return None
     return layout if math.prod(layout.grid) > 1 else None
 
 
-def _verdict(score: Score, x: Tensor, shape: tuple[int, ...], samples: int, layout: Layout) -> Verdict:
+def _verify_output_layout(
+    score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
+) -> LayoutVerdict:
     """What is known of the layout of the first output of this shape; see `prove`."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
-        with First(shape[1:], samples) as first:
+        with FirstOutputCapture(shape[1:], sample_axis) as first:
             run(inputs)
         return [first.output]
 
@@ -121,10 +125,12 @@ def _verdict(score: Score, x: Tensor, shape: tuple[int, ...], samples: int, layo
         return score.forward(inputs, None if len(inputs) == len(x) else chosen)
 
     between = "x".join(map(str, shape[1:]))
-    return prove(score.model, [Place("", f"biases at {between}")], layout, x, run, read=read)[0].verdict
+    return probe_layout(score.model, [OutputLocation("", f"biases at {between}")], layout, x, run, read_outputs=read)[
+        0
+    ].verdict
 
 
-class Watch(Calls):
+class BiasCapture(BaseFunctionMode):
     """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `arrived`.
 
     It arrives during the backward pass, which may come after the `with`; none is kept. `limits`: where an activation is
@@ -134,89 +140,99 @@ class Watch(Calls):
     def __init__(
         self,
         model: nn.Module,
-        arrived: Callable[[Bias, Tensor], None],
+        on_bias_gradient: Callable[[Bias, Tensor], None],
         *,
-        limits: bool = True,
+        include_clipping: bool = True,
     ) -> None:
         super().__init__()
         tensors = (*model.named_buffers(), *model.named_parameters())
-        self._layers = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
-        self._watched = ADDING if limits else ADDING - LIMITS.keys()
-        self._last: dict[torch.Size, bool] = {}
-        self.shapes: dict[
+        self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
+        self._bias_functions = BIAS_FUNCTIONS if include_clipping else BIAS_FUNCTIONS - CLIPPING_LIMITS.keys()
+        self._channels_last_by_shape: dict[torch.Size, bool] = {}
+        self.sample_axis_by_shape: dict[
             tuple[int, ...], int
         ] = {}  # of outputs (N,...,K) to which a bias was added: the axis of samples
-        self._arrived = arrived
+        self._on_bias_gradient = on_bias_gradient
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns, with a hook on it where a bias was added."""
-        result = func(*args, **named)
-        if func not in self._watched:
+        result = func(*args, **kwargs)
+        if func not in self._bias_functions:
             return result
-        path, output = next(leaves(result))
-        bias = self._clipped(func, args, named, output) if func in LIMITS else self._added(func, args, named, output)
+        path, output = next(iter_leaves(result))
+        bias = (
+            self._capture_clipping(func, args, kwargs, output)
+            if func in CLIPPING_LIMITS
+            else self._capture_added_bias(func, args, kwargs, output)
+        )
         if bias is None or not output.requires_grad:
             return result
         if output._is_view():  # an operation in place on a view would take the gradient past the hook
             output = output.clone()
-            result = replaced(result, path, output)
-        on_gradient(output, partial(self._arrived, bias))
+            result = replace_leaf(result, path, output)
+        register_gradient_hook(output, partial(self._on_bias_gradient, bias))
         return result
 
-    def _added(
+    def _capture_added_bias(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
     ) -> Bias | None:
         of_attention = func is F.multi_head_attention_forward
-        if func in OWN_STATISTICS:
-            found, values = _of_a_norm(args, kwargs, *OWN_STATISTICS[func])
+        if func in BATCH_STATISTICS_ARGUMENT:
+            found, values = _compute_norm_bias(args, kwargs, *BATCH_STATISTICS_ARGUMENT[func])
         else:
-            place, name = (12, "out_proj_bias") if of_attention else (PLACE_OF_BIAS[func], "bias")
-            found = [values := _argument(args, kwargs, place, name)]
-        last = self._last[output.shape] = func in ON_THE_LAST_AXIS
+            place, name = (12, "out_proj_bias") if of_attention else (BIAS_ARGUMENT_INDEX[func], "bias")
+            found = [values := _get_argument(args, kwargs, place, name)]
+        last = self._channels_last_by_shape[output.shape] = func in CHANNELS_LAST_FUNCTIONS
         if values is None:
             return None
-        layer = next((self._layers[id(tensor)] for tensor in found if id(tensor) in self._layers), func.__name__)
+        layer = next(
+            (self._layer_names[id(tensor)] for tensor in found if id(tensor) in self._layer_names), func.__name__
+        )
         spread = values.detach() if last else values.detach().view(-1, *[1] * (output.ndim - 2))
         # attention that is handed (N,T,C) works on (T,N,C) inside, and its function returns that
         samples = int(of_attention and output.ndim == 3)
         if last:
-            self.shapes.setdefault(tuple(output.movedim(samples, 0).shape), samples)
+            self.sample_axis_by_shape.setdefault(tuple(output.movedim(samples, 0).shape), samples)
         return Bias(layer, lambda: spread, last, samples)
 
-    def _clipped(
+    def _capture_clipping(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
     ) -> Bias:
-        low, high = LIMITS[func]
+        low, high = CLIPPING_LIMITS[func]
         if func is F.hardtanh:
-            low, high = _argument(args, kwargs, 1, "min_val", low), _argument(args, kwargs, 2, "max_val", high)
+            low, high = _get_argument(args, kwargs, 1, "min_val", low), _get_argument(args, kwargs, 2, "max_val", high)
         with torch.no_grad():  # as bools, a quarter of what the values would take until the backward pass
             above, below = output >= high, output <= low
-        values = partial(_constants, output.dtype, above, high, below if low else None, low)
-        last = self._last.get(output.shape, False)
+        values = partial(_compute_clipping_values, output.dtype, above, high, below if low else None, low)
+        last = self._channels_last_by_shape.get(output.shape, False)
         if last:
-            self.shapes.setdefault(tuple(output.shape), 0)
+            self.sample_axis_by_shape.setdefault(tuple(output.shape), 0)
         return Bias(func.__name__, values, last)
 
 
-def _constants(dtype: torch.dtype, above: Tensor, high: float, below: Tensor | None, low: float) -> Tensor:
-    values = high * above.to(dtype)
-    return values if below is None else values + low * below.to(dtype)
+def _compute_clipping_values(
+    dtype: torch.dtype, at_high: Tensor, high: float, at_low: Tensor | None, low: float
+) -> Tensor:
+    values = high * at_high.to(dtype)
+    return values if at_low is None else values + low * at_low.to(dtype)
 
 
-def _of_a_norm(
-    args: Sequence[Any], kwargs: Mapping[str, Any], own: str, default: bool
+def _compute_norm_bias(
+    args: Sequence[Any], kwargs: Mapping[str, Any], statistics_argument: str, uses_batch_statistics: bool
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Where the statistics are fixed, a norm is linear: beta - mean gamma / sqrt(var + eps) is its bias; else beta."""
     names = ("running_mean", "running_var", "weight", "bias")
-    mean, variance, gamma, beta = (_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1))
-    if mean is None or variance is None or _argument(args, kwargs, 5, own, default):
+    mean, variance, gamma, beta = (
+        _get_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1)
+    )
+    if mean is None or variance is None or _get_argument(args, kwargs, 5, statistics_argument, uses_batch_statistics):
         return [beta], beta
-    eps = _argument(args, kwargs, 7, "eps", 1e-5)
+    eps = _get_argument(args, kwargs, 7, "eps", 1e-5)
     with torch.no_grad():
         shift = -mean * (variance + eps).rsqrt()
         shift = shift if gamma is None else shift * gamma
         return [beta, mean], shift if beta is None else shift + beta
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any = None) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)
+def _get_argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str, default: Any = None) -> Any:
+    return args[index] if len(args) > index else kwargs.get(name, default)

@@ -8,17 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import WeightedChannels
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import BaseWeightedChannels
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer, register
-from camscope.explainers.core.batching import Seeded
-from camscope.explainers.core.evaluation_context import checked_finite, expect_number, expect_positive
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.resampling import smoothed
+from camscope.explainers.core.batching import RandomMixin
+from camscope.explainers.core.evaluation_context import check_finite, check_number, check_positive_number
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.resampling import smooth_axis
 from camscope.targets import Score, full_precision
 
 
-class Control(Explainer):
+class BaseControl(Explainer):
     """A map made without the model, which runs once all the same: for the score, the class and its errors.
 
     A control writes `picture`.
@@ -28,24 +28,24 @@ class Control(Explainer):
     class_specific: ClassVar[bool] = False
 
     @abstractmethod
-    def picture(self, x: Tensor) -> Tensor:
+    def control_map(self, x: Tensor) -> Tensor:
         """(N,C,*S) -> (N,*S)"""
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The same map for every score."""
         output = scores[0].forward(x)
-        values = [score.read(output, len(x)) for score in scores]
-        checked_finite("the score", torch.cat(values), self.on_nonfinite)
-        heat = self.picture(x)
-        return [Maps(heat) for _ in scores]
+        values = [score.read_score(output, len(x)) for score in scores]
+        check_finite("the score", torch.cat(values), self.on_nonfinite)
+        heat = self.control_map(x)
+        return [AttributionMaps(heat) for _ in scores]
 
 
 @register
-class RandomCAM(WeightedChannels, Seeded):
+class RandomCAM(BaseWeightedChannels, RandomMixin):
     """Each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
 
     A control: what is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks
@@ -56,9 +56,9 @@ class RandomCAM(WeightedChannels, Seeded):
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(1,K,1)"""
-        generator = self.drawing()
+        generator = self.generator()
         weights = (
             2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64, device="cpu") - 1
         )
@@ -66,7 +66,7 @@ class RandomCAM(WeightedChannels, Seeded):
 
 
 @register
-class CentreGaussian(Control):
+class CenterGaussian(BaseControl):
     """A Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
 
     A control: photographers put things there, and whoever points to the centre finds many (Zhang et al. 2016 report it
@@ -79,15 +79,15 @@ class CentreGaussian(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(sigma=self.sigma)
+        check_positive_number(sigma=self.sigma)
 
-    def picture(self, x: Tensor) -> Tensor:
+    def control_map(self, x: Tensor) -> Tensor:
         """(N,*S): 1 in the middle."""
-        return centre_gaussian(x, self.sigma)
+        return compute_center_gaussian(x, self.sigma)
 
 
 @register
-class EdgeDetector(Control):
+class EdgeDetector(BaseControl):
     """How steep the input's grey is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
 
     A control: what looks like an explanation without any model (Adebayo et al. 2018). Grey is the mean of the channels;
@@ -100,14 +100,14 @@ class EdgeDetector(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_number(smoothing=self.smoothing, low=0, high=1)
+        check_number(smoothing=self.smoothing, low=0, high=1)
 
-    def picture(self, x: Tensor) -> Tensor:
+    def control_map(self, x: Tensor) -> Tensor:
         """(N,*S)"""
-        return edges(x, self.smoothing)
+        return compute_edge_map(x, self.smoothing)
 
 
-def centre_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
+def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
     """(N,C,*S) -> (N,*S): exp(-|p|² / 2 sigma²), p from the middle in lengths of the input along each axis."""
     exponent = full_precision(x.new_zeros(()))
     for axis, size in enumerate(x.shape[2:]):
@@ -117,18 +117,18 @@ def centre_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
     return exponent.exp().repeat(len(x), *[1] * exponent.ndim)
 
 
-def edges(x: Tensor, smoothing: float = 0.01) -> Tensor:
+def compute_edge_map(x: Tensor, smoothing: float = 0.01) -> Tensor:
     """(N,C,*S) -> (N,*S): how steep the grey is; see `EdgeDetector`."""
     grey = full_precision(x).mean(1)
     axes = range(1, grey.ndim)
-    heat = torch.stack([_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
+    heat = torch.stack([_compute_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
     for axis in axes:
         sigma = smoothing * heat.shape[axis]
-        heat = smoothed(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
+        heat = smooth_axis(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
     return heat.contiguous()
 
 
-def _central_difference(values: Tensor, axis: int) -> Tensor:
+def _compute_central_difference(values: Tensor, axis: int) -> Tensor:
     places = torch.arange(values.shape[axis], device=values.device)
     after, before = (places + 1).clamp(max=len(places) - 1), (places - 1).clamp(min=0)
     return (values.index_select(axis, after) - values.index_select(axis, before)) / 2

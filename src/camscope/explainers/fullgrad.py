@@ -12,31 +12,31 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from camscope.explainers.bias_capture import Bias, Layouts, Watch
+from camscope.explainers.bias_capture import Bias, BiasCapture, OutputLayouts
 from camscope.explainers.core.base import Explainer, register
-from camscope.explainers.core.dispatch import question_at
+from camscope.explainers.core.dispatch import select_sample_target
 from camscope.explainers.core.evaluation_context import (
     OnNonFinite,
-    asking,
-    checked_finite,
-    expect_differentiable,
-    interacting,
-    survey,
+    check_differentiable,
+    check_finite,
+    evaluation_context,
+    has_interacting_samples,
+    inspect_model,
 )
-from camscope.explainers.core.maps import Maps, is_faint
-from camscope.explainers.core.resampling import on_grid
-from camscope.hooks.gradients import Staying, with_gradients
-from camscope.layers.selection import noting
-from camscope.targets import Question, Score, full_precision
+from camscope.explainers.core.maps import AttributionMaps, is_below_precision
+from camscope.explainers.core.resampling import resize_maps
+from camscope.hooks.gradients import GradientScope, run_with_gradients
+from camscope.layers.selection import record_layout_hints
+from camscope.targets import Score, TargetLike, full_precision
 
 
-class Parting(Protocol):
+class DecompositionMethod(Protocol):
     """What must be known of a method that takes scores apart."""
 
     on_nonfinite: OnNonFinite
-    limits: ClassVar[bool]
+    includes_clipping: ClassVar[bool]
 
-    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """What is mapped of the gradient at the output to which a bias was added."""
 
 
@@ -48,72 +48,74 @@ class Completeness:
     """
 
     score: Tensor
-    input: Tensor
-    placed: Tensor
-    unplaced: Tensor
+    input_part: Tensor
+    mapped_bias_part: Tensor
+    unmapped_bias_part: Tensor
 
     @property
     def gap(self) -> Tensor:
         """(N,): what neither accounts for: rounding in a piecewise linear model; smooth functions and bare constants."""
-        return self.score - self.input - self.placed - self.unplaced
+        return self.score - self.input_part - self.mapped_bias_part - self.unmapped_bias_part
 
 
 @dataclass
-class Shares:
+class ScoreDecomposition:
     """What one score's backward pass has brought so far: sums over channels, by grid, and over everything."""
 
     x: Tensor
     score: Tensor
-    method: Parting
+    explainer: DecompositionMethod
     precision: float
-    layouts: Layouts
-    grids: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    without_place: dict[str, None] = field(default_factory=dict)
+    layouts: OutputLayouts
+    map_by_grid: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    unmapped_layers: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.faint, self.reached = (torch.zeros_like(self.score, dtype=torch.bool) for _ in range(2))
-        self.input, self.placed, self.unplaced = (torch.zeros_like(self.score) for _ in range(3))
+        self.is_below_precision, self.has_gradient = (torch.zeros_like(self.score, dtype=torch.bool) for _ in range(2))
+        self.input_part, self.mapped_bias_part, self.unmapped_bias_part = (
+            torch.zeros_like(self.score) for _ in range(3)
+        )
 
-    def add_input(self, gradient: Tensor) -> None:
+    def add_input_gradient(self, gradient: Tensor) -> None:
         """Take in the gradient (N,C,*S) at the input."""
-        checked_finite("the gradient at the input", gradient, self.method.on_nonfinite)
+        check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
-        self.faint = is_faint(self.precision, self.score, full_precision(gradient), self.x)
-        self.input += values.flatten(1).sum(1)
-        self._draw(values, gradient)
+        self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)
+        self.input_part += values.flatten(1).sum(1)
+        self._add_to_map(values, gradient)
 
-    def add(self, bias: Bias, gradient: Tensor) -> None:
+    def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
         """Take in the gradient at the output to which a bias was added."""
-        checked_finite(f"the gradient at {bias.layer}", gradient, self.method.on_nonfinite)
-        gradient = full_precision(gradient).movedim(bias.samples, 0)
-        values = self.method.term(gradient, bias)
-        maps = bias.maps(values, self.x, self.layouts)
+        check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
+        gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
+        values = self.explainer.layer_term(gradient, bias)
+        maps = bias.to_maps(values, self.x, self.layouts)
         placed = 0 if maps is None else maps.flatten(1).sum(1)
-        self.placed += placed
+        self.mapped_bias_part += placed
         if maps is None or maps.numel() < values.numel():
-            self.unplaced += self._by_sample(values) - placed
-            self.without_place[bias.layer if maps is None else "tokens without a cell"] = None
+            self.unmapped_bias_part += self._sum_by_sample(values) - placed
+            self.unmapped_layers[bias.layer if maps is None else "tokens without a cell"] = None
         if maps is not None:
-            self._draw(maps, gradient)
+            self._add_to_map(maps, gradient)
 
-    def completeness(self) -> Completeness:
+    def to_completeness(self) -> Completeness:
         """The sums over everything."""
-        return Completeness(self.score, self.input, self.placed, self.unplaced)
+        return Completeness(self.score, self.input_part, self.mapped_bias_part, self.unmapped_bias_part)
 
-    def map(self) -> Tensor:
+    def sum_maps(self) -> Tensor:
         """(N,*S)"""
         size = self.x.shape[2:]
-        return torch.stack([on_grid(maps, size) for maps in self.grids.values()]).sum(0)
+        return torch.stack([resize_maps(maps, size) for maps in self.map_by_grid.values()]).sum(0)
 
-    def _draw(self, values: Tensor, gradient: Tensor) -> None:
-        drawn, some = sum_of_stretched(values)
+    def _add_to_map(self, values: Tensor, gradient: Tensor) -> None:
+        drawn, some = sum_scaled_magnitudes(values)
         if not bool(some.all()):  # a share may be zero where the gradient is not
             some = gradient.flatten(1).any(1)
-        self.reached |= some
+        self.has_gradient |= some
         grid = tuple(drawn.shape[1:])
-        self.grids[grid] = self.grids[grid] + drawn if grid in self.grids else drawn
+        self.map_by_grid[grid] = self.map_by_grid[grid] + drawn if grid in self.map_by_grid else drawn
 
-    def _by_sample(self, values: Tensor) -> Tensor:
+    def _sum_by_sample(self, values: Tensor) -> Tensor:
         """(N,): rows that are not one a sample are taken to be several of each in turn, as windows and tiles are."""
         samples = len(self.x)
         if len(values) % samples:
@@ -121,44 +123,50 @@ class Shares:
         return values.reshape(samples, -1).sum(1)
 
 
-def taken_apart(x: Tensor, scores: Sequence[Score], method: Parting) -> list[Shares]:
+def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: DecompositionMethod) -> list[ScoreDecomposition]:
     """The shares of each score, from one forward pass; from a second one where the model cuts its input off.
 
     The second one lets the model turn gradients off nowhere.
     """
-    return with_gradients(lambda staying: _one_pass(x, scores, method, staying))
+    return run_with_gradients(lambda staying: _decompose_in_one_pass(x, scores, explainer, staying))
 
 
-def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, staying: Staying) -> list[Shares] | None:
-    now: list[Shares] = []  # the score whose backward pass runs is the last one
+def _decompose_in_one_pass(
+    x: Tensor, scores: Sequence[Score], explainer: DecompositionMethod, staying: GradientScope
+) -> list[ScoreDecomposition] | None:
+    now: list[ScoreDecomposition] = []  # the score whose backward pass runs is the last one
 
     def arrived(bias: Bias, gradient: Tensor) -> None:
-        now[-1].add(bias, gradient)
+        now[-1].add_bias_gradient(bias, gradient)
 
     leaf = x.detach().requires_grad_()
-    watch = Watch(scores[0].model, arrived, limits=method.limits)
+    watch = BiasCapture(scores[0].model, arrived, include_clipping=explainer.includes_clipping)
     with staying, ExitStack() as scope:
-        seen = noting(scores[0].model, scope)
+        seen = record_layout_hints(scores[0].model, scope)
         scope.enter_context(watch)
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())
-    layouts = Layouts(scores[0], leaf.detach(), seen, watch.shapes)
+    layouts = OutputLayouts(scores[0], leaf.detach(), seen, watch.sample_axis_by_shape)
     torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
-    every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
-    checked_finite("the score", torch.cat(every), method.on_nonfinite)
+    every = [score.read_score(output, len(x)) for score in scores]  # all questions are checked before any backward
+    check_finite("the score", torch.cat(every), explainer.on_nonfinite)
     for i, values in enumerate(every):
-        now.append(Shares(leaf.detach(), full_precision(values.detach()), method, scores[i].precision, layouts))
+        now.append(
+            ScoreDecomposition(
+                leaf.detach(), full_precision(values.detach()), explainer, scores[i].machine_epsilon, layouts
+            )
+        )
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)
         found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaf, retain_graph=more, allow_unused=True)
         if found[0] is None:
             return None
-        now[-1].add_input(found[0])
+        now[-1].add_input_gradient(found[0])
     return now
 
 
-def sum_of_stretched(values: Tensor) -> tuple[Tensor, Tensor]:
+def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
     """(N,K,*s) -> (N,*s): Σ_k of |values| from 0 to 1, all channels together; (N,) bool: whether any is not zero.
 
     Constant ones are 0. The channels are summed first, which leaves less to stretch.
@@ -170,7 +178,7 @@ def sum_of_stretched(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
 
 
-class WholeNetwork(Explainer):
+class BaseFullGrad(Explainer):
     """|x ∘ gradient| and |a term of every layer with a bias|, each stretched, enlarged and summed. A method writes `term`.
 
     Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), over the channels of each; ψ: the absolute value, brought to 0..1, linearly
@@ -180,38 +188,38 @@ class WholeNetwork(Explainer):
     layer without cells, such as a head, has no place in the map.
     """
 
-    backwards: ClassVar[str] = "1"
-    limits: ClassVar[bool] = False  # whether what an activation is clipped to counts as a bias
+    backward_passes: ClassVar[str] = "1"
+    includes_clipping: ClassVar[bool] = False  # whether what an activation is clipped to counts as a bias
 
     @abstractmethod
-    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """The gradient at a layer's output, and the bias that was added there -> what is mapped of them."""
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
-        every = taken_apart(x, scores, self)
+        every = decompose_scores(x, scores, self)
         return [
-            Maps(
-                share.map(),
-                zero_gradient=~share.reached,
-                constant_score=share.faint,
-                own=self.said(share),
-                unverified=share.layouts.unverified,
+            AttributionMaps(
+                share.sum_maps(),
+                zero_gradient=~share.has_gradient,
+                constant_score=share.is_below_precision,
+                sample_notes=self.describe_decomposition(share),
+                layout_unverified=share.layouts.any_unverified,
             )
             for share in every
         ]
 
-    def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
+    def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
         """What each sample's result says of itself."""
         return ()
 
 
 @register
-class FullGrad(WholeNetwork):
+class FullGrad(BaseFullGrad):
     """The input's and every bias's share of the score: ψ(x ∘ ∂f/∂x) + Σ ψ(b ∘ ∂f/∂z) (Srinivas & Fleuret 2019).
 
     z: the output to which bias b is added. Unstretched, with their signs, and with the biases that have no place, the
@@ -221,16 +229,18 @@ class FullGrad(WholeNetwork):
     """
 
     name, paper = "fullgrad", "arXiv:1905.00780"
-    limits: ClassVar[bool] = True
+    includes_clipping: ClassVar[bool] = True
 
-    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """(N,K,*s): b ∘ ∂f/∂z"""
         return gradient * bias.values()
 
-    def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
+    def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
         """The score as the sum of its parts."""
-        parts, names = shares.completeness(), list(shares.without_place)
-        rows = torch.stack([parts.score, parts.input, parts.placed, parts.unplaced, parts.gap], 1)
+        parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
+        rows = torch.stack(
+            [parts.score, parts.input_part, parts.mapped_bias_part, parts.unmapped_bias_part, parts.gap], 1
+        )
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"
         return tuple(
             (
@@ -242,7 +252,7 @@ class FullGrad(WholeNetwork):
 
 
 @register
-class SimpleFullGrad(WholeNetwork):
+class SimpleFullGrad(BaseFullGrad):
     """FullGrad with bare gradients in place of the biases' shares: ψ(x ∘ ∂f/∂x) + Σ ψ(∂f/∂z) (Srinivas & Fleuret 2019).
 
     From the paper's code, not its text; nothing adds up. The layers are FullGrad's: those with a bias.
@@ -250,20 +260,20 @@ class SimpleFullGrad(WholeNetwork):
 
     name, paper = "simplefullgrad", "arXiv:1905.00780"
 
-    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """(N,K,*s): ∂f/∂z"""
         return gradient
 
 
-def completeness(model: nn.Module, x: Tensor, target: Question = None) -> Completeness:
+def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Completeness:
     """(N,C,*S) -> the parts (N,) of each sample's score, by FullGrad's full-gradient decomposition; `target`: see Score.
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
     """
-    tool, known = FullGrad(model), survey(model)
-    expect_differentiable(known)
-    if interacting(known, tool, x):
-        each = [completeness(model, x[i : i + 1], question_at(target, i, len(x))) for i in range(len(x))]
+    tool, known = FullGrad(model), inspect_model(model)
+    check_differentiable(known)
+    if has_interacting_samples(known, tool, x):
+        each = [completeness(model, x[i : i + 1], select_sample_target(target, i, len(x))) for i in range(len(x))]
         return Completeness(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each), strict=True)))
-    with asking(known, tool, x) as asked:
-        return taken_apart(asked.x, [asked.score(target)], tool)[0].completeness()
+    with evaluation_context(known, tool, x) as asked:
+        return decompose_scores(asked.x, [asked.create_score(target)], tool)[0].to_completeness()

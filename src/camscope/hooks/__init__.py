@@ -1,24 +1,24 @@
 """The four PyTorch hooks (tensor, forward, forward-pre, full-backward) and what people do with them."""
 
 from camscope.hooks.base import find_layer, find_layers, unwrap
-from camscope.hooks.edit import clip_gradients, edit
-from camscope.hooks.layer_table import Inspection, LayerRow, inspect
-from camscope.hooks.record import Call, LayerRecord, Recording, extract, record
+from camscope.hooks.edit import clip_gradients, edit_layers
+from camscope.hooks.layer_table import LayerRow, LayerTable, inspect_layers
+from camscope.hooks.record import LayerCall, LayerRecord, Recording, extract_features, record_layers
 from camscope.hooks.tap import Tap
 
 __all__ = [
-    "Call",
-    "Inspection",
+    "LayerCall",
+    "LayerTable",
     "LayerRecord",
     "LayerRow",
     "Recording",
     "Tap",
     "clip_gradients",
-    "edit",
-    "extract",
+    "edit_layers",
+    "extract_features",
     "find_layer",
     "find_layers",
-    "inspect",
-    "record",
+    "inspect_layers",
+    "record_layers",
     "unwrap",
 ]

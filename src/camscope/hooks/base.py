@@ -19,9 +19,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import CheckpointFunction
 
 from camscope.errors import LayerError, ModelError
-from camscope.hooks.hook_free_copies import Mark, clean_copies, mark_flags
+from camscope.hooks.hook_free_copies import ExcludedFromCopies, exclude_flags_from_copies, hooks_excluded_from_copies
 
-GLOB = set("*?[")
+GLOB_CHARACTERS = set("*?[")
 WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
     "module",  # DataParallel, DistributedDataParallel, AveragedModel
     "_orig_mod",  # torch.compile
@@ -46,35 +46,35 @@ class Hooks(ExitStack):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.enter_context(clean_copies())
+        self.enter_context(hooks_excluded_from_copies())
         return self
 
-    def hold(self, handle: Removable) -> None:
+    def add_handle(self, handle: Removable) -> None:
         """Keep a handle until the end of the `with`."""
-        mark_flags(handle)
+        exclude_flags_from_copies(handle)
         self.callback(handle.remove)
 
 
-def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
+def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
     """Hook a tensor: what the hook returns takes the place of the gradient, None leaves it."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
 
-class HereOnly(Mark, Generic[P, T]):
+class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
     """A hook that is silent in every thread but the one that made it, and that copies of the model do not have."""
 
     def __init__(self, hook: Callable[P, T]) -> None:
-        self._hook, self._owner = hook, threading.get_ident()
+        self._hook, self._thread_id = hook, threading.get_ident()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What the hook returns; None in another thread."""
-        return self._hook(*args, **kwargs) if threading.get_ident() == self._owner else None
+        return self._hook(*args, **kwargs) if threading.get_ident() == self._thread_id else None
 
 
-def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
+def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
     """The hook, silent in every thread but the one that made it: others share the model, not the question."""
-    return HereOnly(hook)
+    return ThreadLocalHook(hook)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -90,7 +90,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def expect_initialized(model: nn.Module) -> None:
+def check_initialized(model: nn.Module) -> None:
     """A ModelError for lazy layers, which have no weights until they see an input."""
     for path, module in model.named_modules():
         for value in (*module._parameters.values(), *module._buffers.values()):
@@ -123,15 +123,15 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     try:
         return layer, inner.get_submodule(layer)
     except AttributeError:
-        plain = without_wrappers(layer)
+        plain = strip_wrapper_names(layer)
         for name, module in inner.named_modules():
-            if plain and without_wrappers(name) == plain:
+            if plain and strip_wrapper_names(name) == plain:
                 return name, module
         near = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
     raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
 
 
-def without_wrappers(name: str) -> str:
+def strip_wrapper_names(name: str) -> str:
     """The name of a layer, or a pattern of names, without the attributes of wrappers.
 
     >>> without_wrappers("module.encoder._orig_mod.layer4")
@@ -143,20 +143,22 @@ def without_wrappers(name: str) -> str:
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
     """Layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
     wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
-    if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB & set(wanted[0])):
+    if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB_CHARACTERS & set(wanted[0])):
         return dict([find_layer(model, wanted[0])])
     modules = dict(unwrap(model).named_modules())
     names: set[str] = set()
-    plain = {without_wrappers(name): name for name in reversed(modules)}
+    plain = {strip_wrapper_names(name): name for name in reversed(modules)}
     for layer in wanted:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
         if isinstance(layer, str) and not matches:
-            matches = [plain[name] for name in fnmatch.filter(plain, without_wrappers(layer))]
+            matches = [plain[name] for name in fnmatch.filter(plain, strip_wrapper_names(layer))]
         names.update(matches or [find_layer(model, layer)[0]])
-    return {name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_order(modules))}
+    return {
+        name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_layer_order_key(modules))
+    }
 
 
-def _order(modules: dict[str, nn.Module]) -> Callable[[str], int]:
+def _layer_order_key(modules: dict[str, nn.Module]) -> Callable[[str], int]:
     places = {name: place for place, name in enumerate(modules)}
     return lambda name: places.get(name, len(places))
 
@@ -173,16 +175,20 @@ def autocast_uncached() -> Iterator[None]:
 
 
 _modes_lock = threading.Lock()
-_views: dict[int, dict[int, bool]] = {}  # by thread: the flags that it sees, by the module's id
-_users: dict[int, Counter[int]] = {}  # by thread: how often it is inside `evaluating` with each of these modules
-_flags: dict[int, tuple[int, bool]] = {}  # of modules whose own flag is set: by how many threads, and what it was
+_flags_by_thread: dict[int, dict[int, bool]] = {}  # by thread: the flags that it sees, by the module's id
+_use_counts_by_thread: dict[
+    int, Counter[int]
+] = {}  # by thread: how often it is inside `evaluating` with each of these modules
+_original_flags: dict[
+    int, tuple[int, bool]
+] = {}  # of modules whose own flag is set: by how many threads, and what it was
 
 
-class _Training:
+class _ThreadTrainingFlag:
     """`nn.Module.training` while something is explained: a thread inside `evaluating` sees and sets flags of its own."""
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
-        for view in _seen_here():
+        for view in _flags_of_this_thread():
             if id(module) in view:
                 return view[id(module)]
         try:
@@ -191,7 +197,7 @@ class _Training:
             raise AttributeError(f"{type(module).__name__!r} object has no attribute 'training'") from None
 
     def __set__(self, module: nn.Module, training: bool) -> None:
-        for view in _seen_here():
+        for view in _flags_of_this_thread():
             if id(module) in view:
                 view[id(module)] = training
                 return
@@ -203,16 +209,16 @@ class _Training:
             raise AttributeError("training")
 
 
-def _seen_here() -> Iterable[dict[int, bool]]:
+def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
     """The flags that this thread sees; autograd's own threads, where a checkpointed layer runs again, see those of all."""
-    view = _views.get(threading.get_ident())
+    view = _flags_by_thread.get(threading.get_ident())
     if view is not None:
         return (view,)
-    return tuple(_views.values()) if in_autograd_thread() else ()
+    return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Every submodule in eval mode, for this thread only: `train()` and `eval()` elsewhere neither disturb it nor get lost.
 
     The flags of the modules stay as they are. Where a module keeps its flag in a way of its own (TorchScript, a property),
@@ -223,67 +229,67 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     viewed = [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     here = threading.get_ident()
     with _modes_lock:
-        if not _views:
-            setattr(nn.Module, "training", _Training())  # noqa: B010 - mypy knows the attribute as a bool
-        view, inside = _views.setdefault(here, {}), _users.setdefault(here, Counter())
+        if not _flags_by_thread:
+            setattr(nn.Module, "training", _ThreadTrainingFlag())  # noqa: B010 - mypy knows the attribute as a bool
+        view, inside = _flags_by_thread.setdefault(here, {}), _use_counts_by_thread.setdefault(here, Counter())
         view.update((id(module), False) for module in viewed)
         inside.update(map(id, viewed))
-        stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _flags]
+        stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _original_flags]
         for module in stubborn:
-            users, flag = _flags.get(id(module), (0, module.training))
-            _flags[id(module)] = (users + 1, flag)
+            users, flag = _original_flags.get(id(module), (0, module.training))
+            _original_flags[id(module)] = (users + 1, flag)
             module.training = False
     try:
         yield
     finally:
         with _modes_lock:
             for module in stubborn:
-                users, flag = _flags.pop(id(module))
+                users, flag = _original_flags.pop(id(module))
                 if users > 1:
-                    _flags[id(module)] = (users - 1, flag)
+                    _original_flags[id(module)] = (users - 1, flag)
                 else:
                     module.training = flag
             inside.subtract(map(id, viewed))
             for key in [id(module) for module in viewed if not inside[id(module)]]:
                 del view[key], inside[key]
-            if not view and _views.pop(here, None) is not None:
-                del _users[here]
-                if not _views:
+            if not view and _flags_by_thread.pop(here, None) is not None:
+                del _use_counts_by_thread[here]
+                if not _flags_by_thread:
                     del nn.Module.training
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether this thread is inside a backward pass: a layer that runs there only repeats an earlier call."""
     return torch._C._current_graph_task_id() != -1
 
 
-def in_autograd_thread() -> bool:
+def is_autograd_thread() -> bool:
     """Whether autograd started this thread, as it does for an accelerator: Python did not, so to it the thread is a dummy."""
-    return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
+    return is_recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
-_plain_lock = threading.Lock()
-_plain_threads: list[int] = []
+_checkpoint_lock = threading.Lock()
+_uncheckpointed_threads: list[int] = []
 
 
 @contextmanager
-def plain_checkpoints() -> Iterator[None]:
+def reentrant_checkpoints_disabled() -> Iterator[None]:
     """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
     here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
-        if threading.get_ident() in _plain_threads:
+        if threading.get_ident() in _uncheckpointed_threads:
             return function(*args)
         return original(function, preserve, *args)
 
-    with _plain_lock:
-        if not _plain_threads:
+    with _checkpoint_lock:
+        if not _uncheckpointed_threads:
             CheckpointFunction.apply = apply
-        _plain_threads.append(here)
+        _uncheckpointed_threads.append(here)
     try:
         yield
     finally:
-        with _plain_lock:
-            _plain_threads.remove(here)
-            if not _plain_threads:
+        with _checkpoint_lock:
+            _uncheckpointed_threads.remove(here)
+            if not _uncheckpointed_threads:
                 del CheckpointFunction.apply

@@ -14,15 +14,15 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
-from camscope.hooks.function_mode import Calls, Shadow, body_of
-from camscope.pytree import mapped
+from camscope.hooks.function_mode import BaseFunctionMode, ForwardOverride, bypass_torch_function
+from camscope.pytree import map_leaves
 
-_writers: WeakIdKeyDictionary = (
+_writes_buffers_by_model: WeakIdKeyDictionary = (
     WeakIdKeyDictionary()
 )  # by model: whether its forward was seen to write a buffer in eval mode
 
 
-class PrivateBuffers(Calls):
+class PrivateBuffers(BaseFunctionMode):
     """Inside the `with`, in this thread, functions of PyTorch get copies of a model's buffers, such as running statistics.
 
     A tensor that shares the memory of a buffer, as a view or under another name, is one of the copy.
@@ -32,41 +32,41 @@ class PrivateBuffers(Calls):
         super().__init__()
         self._originals = {id(buffer): buffer for buffer in model.buffers()}
         self._copies: dict[int, Tensor] = {}
-        self._storages: dict[int, UntypedStorage | None] = {}  # the copy, once there is one
+        self._storage_copies: dict[int, UntypedStorage | None] = {}  # the copy, once there is one
         for buffer in self._originals.values():
-            if (storage := _storage(buffer)) is not None:
-                self._storages[storage._cdata] = None
+            if (storage := _get_storage(buffer)) is not None:
+                self._storage_copies[storage._cdata] = None
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The function's result, on the copies."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             with self:
-                return body_of(func)(*args, **named)
-        return func(*mapped(tuple(args), self._copy), **mapped(named, self._copy))
+                return bypass_torch_function(func)(*args, **kwargs)
+        return func(*map_leaves(tuple(args), self._get_copy), **map_leaves(kwargs, self._get_copy))
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def _get_copy(self, tensor: Tensor) -> Tensor:
         if self._originals.get(id(tensor)) is tensor:
             if id(tensor) not in self._copies:
-                self._copies[id(tensor)] = self._shared(tensor, tensor.detach().clone)
+                self._copies[id(tensor)] = self._view_storage_copy(tensor, tensor.detach().clone)
             return self._copies[id(tensor)]
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return tensor
-        return self._shared(tensor, lambda: tensor)
+        return self._view_storage_copy(tensor, lambda: tensor)
 
-    def _shared(self, tensor: Tensor, otherwise: Callable[[], Tensor]) -> Tensor:
+    def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
         """The same part of the copied memory; `otherwise` where the tensor is of no memory of a buffer."""
-        storage = _storage(tensor)
-        if storage is None or storage._cdata not in self._storages:
-            return otherwise()
+        storage = _get_storage(tensor)
+        if storage is None or storage._cdata not in self._storage_copies:
+            return make_default()
         with torch._C.DisableTorchFunction():
-            copy = self._storages[storage._cdata]
+            copy = self._storage_copies[storage._cdata]
             if copy is None:
-                copy = self._storages[storage._cdata] = storage.clone()
+                copy = self._storage_copies[storage._cdata] = storage.clone()
             other: Tensor = tensor.new_empty(0)
             return other.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _storage(tensor: Tensor) -> UntypedStorage | None:
+def _get_storage(tensor: Tensor) -> UntypedStorage | None:
     """The memory of a tensor, if it has some of its own kind."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
@@ -78,7 +78,7 @@ def _storage(tensor: Tensor) -> UntypedStorage | None:
 
 
 @contextmanager
-def isolated(model: nn.Module) -> Iterator[None]:
+def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
     """Run `model` in the modes that it is in; its buffers, and the state of every generator, are the same afterwards.
 
     The generators of PyTorch, NumPy and Python belong to the process: what other threads draw meanwhile is drawn again.
@@ -86,7 +86,7 @@ def isolated(model: nn.Module) -> Iterator[None]:
     cards = {value.device for value in (*model.parameters(), *model.buffers()) if value.device.type == "cuda"}
     states = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=list(cards)), _buffers_put_back(model), PrivateBuffers(model):
+        with torch.random.fork_rng(devices=list(cards)), _replaced_buffers_restored(model), PrivateBuffers(model):
             yield
     finally:
         random.setstate(states[0])
@@ -94,7 +94,7 @@ def isolated(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def buffers_isolated(model: nn.Module) -> Iterator[None]:
+def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
     """As `isolated`, for a model that runs in eval mode: of its buffers, as far as its forward may write them there.
 
     PyTorch's own layers write none. A layer of another kind with buffers of its own, and any model in train mode, gets
@@ -105,20 +105,20 @@ def buffers_isolated(model: nn.Module) -> Iterator[None]:
     if not buffers:
         yield
         return
-    if _may_write(model):
-        with _buffers_put_back(model), PrivateBuffers(model):
+    if _may_write_buffers(model):
+        with _replaced_buffers_restored(model), PrivateBuffers(model):
             yield
         return
     snapshots = [(b, b._version, b.detach().clone()) for b in buffers if not b.is_inference()]
-    with _buffers_put_back(model):
+    with _replaced_buffers_restored(model):
         try:
             yield
         finally:
             written = [(b, copy) for b, version, copy in snapshots if b._version != version]
             if written:
-                _writers[model] = True
+                _writes_buffers_by_model[model] = True
                 if threading.active_count() == 1:
-                    _put_back(written)
+                    _restore_buffers(written)
                 else:
                     warn_caller(
                         f"the forward of {type(model).__name__} wrote buffers in eval mode while other threads ran, so they "
@@ -127,7 +127,7 @@ def buffers_isolated(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def random_numbers_kept(devices: Sequence[torch.device]) -> Iterator[None]:
+def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
     """What the model draws in eval mode is put back, where one thread is at work: else others' draws would come again."""
     if threading.active_count() > 1:
         yield
@@ -142,8 +142,8 @@ def random_numbers_kept(devices: Sequence[torch.device]) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-def _may_write(model: nn.Module) -> bool:
-    if model in _writers:
+def _may_write_buffers(model: nn.Module) -> bool:
+    if model in _writes_buffers_by_model:
         return True
     return any(
         vars(module).get("training", False) or not type(module).__module__.startswith("torch.nn.")
@@ -153,7 +153,7 @@ def _may_write(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _buffers_put_back(model: nn.Module) -> Iterator[None]:
+def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
     """Buffers that the model replaces by others of the same shape come back; those of TorchScript, where no copies go, too."""
     scripted = [part for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
     copies = [(b, b.detach().clone()) for part in scripted for b in part.buffers(recurse=False)]
@@ -166,23 +166,23 @@ def _buffers_put_back(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():
                 now = module._buffers.get(name)
                 # one of another shape is a table made for another input: the module may have noted its size elsewhere
-                if now is not buffer and _is_alike(now, buffer):
+                if now is not buffer and _has_same_shape_and_dtype(now, buffer):
                     module._buffers[name] = buffer
-        _put_back([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
+        _restore_buffers([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
 
 
-def _is_alike(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is None or other is None or (one.shape, one.dtype) == (other.shape, other.dtype)
+def _has_same_shape_and_dtype(first: Tensor | None, second: Tensor | None) -> bool:
+    return first is None or second is None or (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
-def _put_back(written: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
     """The numbers that were there before; a graph of the caller that holds the buffer does not take it for a change."""
-    for buffer, copy in written:
+    for buffer, copy in buffers_and_copies:
         with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)
 
 
-def bare_copy(model: nn.Module) -> nn.Module:
+def copy_without_hooks(model: nn.Module) -> nn.Module:
     """The same modules, parameters and buffers in another tree, uncompiled and without hooks.
 
     What it sets on itself is not the model's.
@@ -196,10 +196,10 @@ def bare_copy(model: nn.Module) -> nn.Module:
             return copied(original)
         if id(module) not in copies:
             other = copies[id(module)] = object.__new__(type(module))
-            vars(other).update({name: _without_hooks(name, value) for name, value in vars(module).items()})
+            vars(other).update({name: _clear_hooks(name, value) for name, value in vars(module).items()})
             vars(other)["_compiled_call_impl"] = None
             forward = vars(other).pop("forward", None)
-            if forward is not None and not isinstance(forward, Shadow):  # the model's own, of this module
+            if forward is not None and not isinstance(forward, ForwardOverride):  # the model's own, of this module
                 own = getattr(forward, "__self__", None) is module
                 vars(other)["forward"] = MethodType(forward.__func__, other) if own else forward
             vars(other)["_modules"] = {
@@ -210,7 +210,7 @@ def bare_copy(model: nn.Module) -> nn.Module:
     return copied(model)
 
 
-def _without_hooks(name: str, value: Any) -> Any:
+def _clear_hooks(name: str, value: Any) -> Any:
     if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
         return type(value)()
     return dict(value) if name in ("_parameters", "_buffers") else value

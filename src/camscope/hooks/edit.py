@@ -9,17 +9,26 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, find_layers, in_autograd_thread, on_gradient, plain_checkpoints, unwrap
+from camscope.hooks.base import (
+    Hooks,
+    find_layers,
+    is_autograd_thread,
+    reentrant_checkpoints_disabled,
+    register_gradient_hook,
+    unwrap,
+)
 from camscope.plurals import plural
-from camscope.pytree import leaves, replaced, the_tensor
+from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Function = Callable[[Any], Any]
+EditFunction = Callable[[Any], Any]
 
 
 @contextmanager
-def edit(model: nn.Module, edits: Mapping[str | nn.Module, Function], what: str = "output") -> Iterator[None]:
+def edit_layers(
+    model: nn.Module, edits: Mapping[str | nn.Module, EditFunction], kind: str = "output"
+) -> Iterator[None]:
     """Each layer's output (N,K,h,w), input or gradient replaced by what a function of it returns, inside the `with`.
 
         with edit(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
@@ -36,38 +45,38 @@ def edit(model: nn.Module, edits: Mapping[str | nn.Module, Function], what: str 
     Of several edits of one layer the later ones see what the earlier ones made of it. A `what` of another name is an
     InputError; an unknown layer, or a function that returns anything else, a LayerError.
     """
-    if what not in _EDITORS:
-        raise InputError(f"what={what!r}; expected {', '.join(map(repr, _EDITORS))}")
-    register, editor = _EDITORS[what]
+    if kind not in _EDITORS:
+        raise InputError(f"what={kind!r}; expected {', '.join(map(repr, _EDITORS))}")
+    register, editor = _EDITORS[kind]
     with Hooks() as hooks:
-        hooks.enter_context(plain_checkpoints())
+        hooks.enter_context(reentrant_checkpoints_disabled())
         for layer, function in edits.items():
             for name, module in find_layers(model, layer).items():
-                hooks.hold(register(module, _in_this_work(partial(editor, hooks, name, function))))
+                hooks.add_handle(register(module, _hook_in_thread_or_autograd(partial(editor, hooks, name, function))))
         yield
 
 
 @contextmanager
-def clip_gradients(model: nn.Module, limit: float) -> Iterator[None]:
+def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     """Every parameter's gradient clamped to [-limit, limit] in each backward pass inside the `with`.
 
     `limit`: positive, in the units of the gradient (score per unit of the parameter). Each pass is clamped by itself:
     the sum that `.grad` gathers over several passes may exceed the limit. NaN stays NaN. Else an InputError.
     """
-    if not limit > 0:
-        raise InputError(f"limit={limit!r}; expected a positive number")
+    if not max_abs > 0:
+        raise InputError(f"limit={max_abs!r}; expected a positive number")
 
     def clamped(gradient: Tensor) -> Tensor:
-        return gradient.clamp(-limit, limit)
+        return gradient.clamp(-max_abs, max_abs)
 
     with Hooks() as hooks:
         for parameter in unwrap(model).parameters():
             if parameter.requires_grad:
-                hooks.hold(on_gradient(parameter, _in_this_work(clamped)))
+                hooks.add_handle(register_gradient_hook(parameter, _hook_in_thread_or_autograd(clamped)))
         yield
 
 
-def _in_this_work(hook: Callable[P, T]) -> Callable[P, T | None]:
+def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
     """The hook, silent in every Python thread but the one that made it.
 
     Autograd's own threads, which run the backward pass on an accelerator, work for it too: there a checkpointed layer
@@ -76,22 +85,22 @@ def _in_this_work(hook: Callable[P, T]) -> Callable[P, T | None]:
     owner = threading.get_ident()
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        return hook(*args, **kwargs) if threading.get_ident() == owner or in_autograd_thread() else None
+        return hook(*args, **kwargs) if threading.get_ident() == owner or is_autograd_thread() else None
 
     return guarded
 
 
-def _edit_output(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:
-    path, tensor = the_tensor(name, output)
+def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: object, output: Any) -> Any:
+    path, tensor = find_main_tensor(name, output)
     changed = function(tensor.clone())
-    return None if changed is None else replaced(output, path, _expect_tensor(name, changed))
+    return None if changed is None else replace_leaf(output, path, _check_tensor(name, changed))
 
 
 def _edit_input(
-    hooks: Hooks, name: str, function: Function, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
-    taken: Any = (args, keywords)
-    found = [(path, leaf) for path, leaf in leaves(taken) if leaf.is_floating_point()]
+    taken: Any = (args, kwargs)
+    found = [(path, leaf) for path, leaf in iter_leaves(taken) if leaf.is_floating_point()]
     found = [(path, leaf) for path, leaf in found if path[0] == 0] or found
     if not found:
         raise LayerError(f"layer {name!r} gets no floating tensor: there is no input to edit")
@@ -105,12 +114,14 @@ def _edit_input(
             f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
         )
     for (path, _), part in zip(found, parts, strict=True):
-        taken = replaced(taken, path, _expect_tensor(name, part))
+        taken = replace_leaf(taken, path, _check_tensor(name, part))
     return taken[0], taken[1]
 
 
-def _edit_gradient(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:
-    path, tensor = the_tensor(name, output)
+def _edit_gradient(
+    hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: object, output: Any
+) -> Any:
+    path, tensor = find_main_tensor(name, output)
     if not tensor.requires_grad:
         return None
 
@@ -118,18 +129,18 @@ def _edit_gradient(hooks: Hooks, name: str, function: Function, module: nn.Modul
         result = function(gradient.clone())
         if result is None:
             return None
-        if _expect_tensor(name, result).shape != gradient.shape:
+        if _check_tensor(name, result).shape != gradient.shape:
             shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
             raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
-        return _expect_tensor(name, result)
+        return _check_tensor(name, result)
 
     # a tensor of its own: the layer may return one that others use too, and their gradients are not this layer's
     leaving = tensor.clone()
-    hooks.hold(on_gradient(leaving, changed))
-    return replaced(output, path, leaving)
+    hooks.add_handle(register_gradient_hook(leaving, changed))
+    return replace_leaf(output, path, leaving)
 
 
-def _expect_tensor(name: str, value: object) -> Tensor:
+def _check_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise LayerError(f"the edit of layer {name!r} returns a {type(value).__name__}; expected a tensor, or None")
     return value

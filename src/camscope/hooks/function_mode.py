@@ -17,14 +17,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from camscope.hooks.hook_free_copies import Mark, clean_copies
+from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_from_copies
 
 
-class Calls(TorchFunctionMode):
+class BaseFunctionMode(TorchFunctionMode):
     """Inside the `with`, in this thread, each call goes through `called`; what that calls goes the usual way."""
 
     @abstractmethod
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the model is given in place of the function's result; `named` is this call's own."""
 
     def __torch_function__(
@@ -35,34 +35,34 @@ class Calls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """See `called`."""
-        return self.called(func, args, dict(kwargs or {}))
+        return self.intercept_call(func, args, dict(kwargs or {}))
 
 
-def name_of(func: Callable[..., Any]) -> str:
+def function_name(func: Callable[..., Any]) -> str:
     """`relu` of `torch.relu`, `Tensor.relu_` and `F.relu` alike."""
     return getattr(func, "__name__", "").strip("_")
 
 
-def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without its question whether a mode takes over: asked in the mode, it would never begin."""
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body
 
 
-Stand = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-_lock = threading.Lock()
+ForwardReplacement = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+_override_lock = threading.Lock()
 
 
-class Shadow(Mark):
+class ForwardOverride(ExcludedFromCopies):
     """Stands before a module's own forward: a thread that put something there is sent to it, any other straight on."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.stands = module, dict[int, Stand]()
+        self.module, self.replacements = module, dict[int, ForwardReplacement]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What is put here, or the module's own forward."""
-        stand = self.stands.get(threading.get_ident())
+        stand = self.replacements.get(threading.get_ident())
         return stand(self.module, args, kwargs) if stand else type(self.module).forward(self.module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:  # of a module that copies its attributes in a way of its own
@@ -70,70 +70,80 @@ class Shadow(Mark):
 
 
 @contextmanager
-def shadowed(stands: Mapping[nn.Module, Stand]) -> Iterator[None]:
+def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
     """In this thread each module does what is given for it; a module must have its class's forward, see `has_own`."""
-    with clean_copies():
-        yield from _in_place(stands, threading.get_ident())
+    with hooks_excluded_from_copies():
+        yield from _install_replacements(replacements, threading.get_ident())
 
 
-def _in_place(stands: Mapping[nn.Module, Stand], here: int) -> Iterator[None]:
-    with _lock:
-        for module, stand in stands.items():
-            module.__dict__.setdefault("forward", Shadow(module)).stands[here] = stand
+def _install_replacements(replacements: Mapping[nn.Module, ForwardReplacement], thread_id: int) -> Iterator[None]:
+    with _override_lock:
+        for module, stand in replacements.items():
+            module.__dict__.setdefault("forward", ForwardOverride(module)).stands[thread_id] = stand
     try:
         yield
     finally:
-        with _lock:
-            for module in stands:
+        with _override_lock:
+            for module in replacements:
                 others = module.__dict__["forward"].stands
-                del others[here]
+                del others[thread_id]
                 if not others:
                     del module.__dict__["forward"]
 
 
-def has_own(module: nn.Module) -> bool:
+def has_instance_forward(module: nn.Module) -> bool:
     """Whether a call of the module is not its class's forward: TorchScript and patches have one on the instance."""
-    return not isinstance(module.__dict__.get("forward"), Shadow | None)
+    return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 
-RANKS = (1, 2, 3)
+SPATIAL_RANKS = (1, 2, 3)
 
 
-def _names(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _split_names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 # each number of the output is made of one of the input: what may stand behind a linear layer
-ACTIVATIONS = _names(
+ACTIVATIONS = _split_names(
     "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish threshold hardshrink softshrink tanhshrink softsign "
     "sigmoid logsigmoid log_sigmoid hardsigmoid hardswish tanh hardtanh softplus clamp clamp_min clamp_max clip"
 )
-ARITHMETIC = _names("abs square pow sqrt rsqrt exp log erf reciprocal")  # made of one number, too, and no activation
-DROPOUTS = _names("dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout")
+SCALAR_ARITHMETIC = _split_names(
+    "abs square pow sqrt rsqrt exp log erf reciprocal"
+)  # made of one number, too, and no activation
+DROPOUTS = _split_names("dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout")
 # each number of the output is a sum of the input's under weights that are no parameters; `interpolate` but for bicubic
-AVERAGES = _names("mean sum interpolate") | {f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in RANKS}
-# each number of the output is one of the input's
-MAXIMA = _names("max amax") | {
-    f"{kind}max_pool{rank}d{more}" for kind in ("", "adaptive_") for rank in RANKS for more in ("", "_with_indices")
+AVERAGING_FUNCTIONS = _split_names("mean sum interpolate") | {
+    f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in SPATIAL_RANKS
 }
-SCALINGS = _names("mul imul rmul multiply div idiv divide truediv itruediv")
-FLOORS = {"hardtanh": (0, "min_val", -1.0), "clamp_min": (0, "min", None)}  # place, name and default of the lower bound
-FLOORS |= dict.fromkeys(("clamp", "clip"), (0, "min", None)) | {"threshold": (1, "value", 0.0)}
+# each number of the output is one of the input's
+MAX_FUNCTIONS = _split_names("max amax") | {
+    f"{kind}max_pool{rank}d{more}"
+    for kind in ("", "adaptive_")
+    for rank in SPATIAL_RANKS
+    for more in ("", "_with_indices")
+}
+SCALING_FUNCTIONS = _split_names("mul imul rmul multiply div idiv divide truediv itruediv")
+LOWER_BOUND_ARGUMENTS = {
+    "hardtanh": (0, "min_val", -1.0),
+    "clamp_min": (0, "min", None),
+}  # place, name and default of the lower bound
+LOWER_BOUND_ARGUMENTS |= dict.fromkeys(("clamp", "clip"), (0, "min", None)) | {"threshold": (1, "value", 0.0)}
 
 
-def floor(name: str, rest: Sequence[Any], named: Mapping[str, Any]) -> float:
+def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """Below which no number lies that an activation returns; `rest`: its arguments behind the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
-    if name not in FLOORS:
+    if name not in LOWER_BOUND_ARGUMENTS:
         return -math.inf
-    place, key, usual = FLOORS[name]
-    bound = rest[place] if len(rest) > place else named.get(key, usual)
+    place, key, usual = LOWER_BOUND_ARGUMENTS[name]
+    bound = args[place] if len(args) > place else kwargs.get(key, usual)
     if name == "threshold":  # what is above the threshold stays, all else is the value
-        bound = min(bound, rest[0] if rest else named["threshold"])
+        bound = min(bound, args[0] if args else kwargs["threshold"])
     return -math.inf if bound is None else float(bound.min() if isinstance(bound, Tensor) else bound)
 
 
-def negates(words: Mapping[str, Any]) -> bool:
+def has_negative_weights(kwargs: Mapping[str, Any]) -> bool:
     """Whether an average has negative weights, too."""
-    return words.get("mode") == "bicubic"
+    return kwargs.get("mode") == "bicubic"

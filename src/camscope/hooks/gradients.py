@@ -25,43 +25,45 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differe
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.base import Hooks, autocast_uncached, plain_checkpoints
-from camscope.hooks.function_mode import ACTIVATIONS, ARITHMETIC, Calls, name_of
-from camscope.hooks.hook_free_copies import Mark
+from camscope.hooks.base import Hooks, autocast_uncached, reentrant_checkpoints_disabled
+from camscope.hooks.function_mode import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, function_name
+from camscope.hooks.hook_free_copies import ExcludedFromCopies
 
 T = TypeVar("T")
-Staying = AbstractContextManager[object]
+GradientScope = AbstractContextManager[object]
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
 
 
-def input_gradients(x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+def compute_input_gradients(
+    x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
     """`run` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
 
     One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
     cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.
     """
 
-    def attempt(staying: Staying) -> tuple[list[Tensor], list[Tensor]] | None:
+    def attempt(staying: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         leaf = x.detach().clone().requires_grad_()
         with staying:
-            values = list(run(leaf.clone()))
+            values = list(score_function(leaf.clone()))
         torch.set_grad_enabled(True)  # even where the model switches it off and never back on
-        found = [_gradient(one, leaf, keep=one is not values[-1]) for one in values]
+        found = [_compute_gradient(one, leaf, retain_graph=one is not values[-1]) for one in values]
         gradients = [one for one in found if one is not None]
         return ([one.detach() for one in values], gradients) if len(gradients) == len(values) else None
 
-    return with_gradients(attempt)
+    return run_with_gradients(attempt)
 
 
-def with_gradients(attempt: Callable[[Staying], T | None]) -> T:
+def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
     """What `attempt` finds with gradients on; it runs the model inside the scope that it is given.
 
     None says that no gradient came through. It is tried once more, then, in a scope that lets the model turn gradients
     off nowhere; a ModelError if that is of no use.
     """
-    for staying in (nullcontext(), GradientsStayOn()):
-        with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
+    for staying in (nullcontext(), GradientsEnabledMode()):
+        with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
             found = attempt(staying)
         if found is not None:
             return found
@@ -71,25 +73,28 @@ def with_gradients(attempt: Callable[[Staying], T | None]) -> T:
     )
 
 
-class GradientsStayOn(Calls):
+class GradientsEnabledMode(BaseFunctionMode):
     """Inside the `with`, in this thread, nothing turns gradients off."""
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns; switches of gradients are passed over."""
-        return None if func is torch._C._set_grad_enabled else func(*args, **named)
+        return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
 
-def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
+def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
     """(N,C,*S), or None where there is no way to the leaf."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
-        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=keep, allow_unused=True)
+        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
         return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
     gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
         grads: Sequence[Tensor | None] = torch.autograd.grad(
-            values.sum() * boost, leaf, retain_graph=keep or boost != HALF_PRECISION_BOOSTS[-1], allow_unused=True
+            values.sum() * boost,
+            leaf,
+            retain_graph=retain_graph or boost != HALF_PRECISION_BOOSTS[-1],
+            allow_unused=True,
         )
         if grads[0] is None:
             return None
@@ -102,14 +107,14 @@ def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
     return gradient
 
 
-HIDING = {
+OPAQUE_NODES = {
     "DifferentiableGraph": "a scripted part",
     "CopySlices": "an operation in place on a view",
     "Where": "torch.where",
 }
 
 
-def steps(outputs: Iterable[Tensor]) -> Iterator[Node]:
+def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
     """Each step of the outputs' graph once, from the outputs on."""
     waiting = [output.grad_fn for output in outputs]
     seen: set[Node | None] = {None}
@@ -121,90 +126,90 @@ def steps(outputs: Iterable[Tensor]) -> Iterator[Node]:
             waiting.extend(before for before, _ in node.next_functions)
 
 
-def kind_of_step(node: Node) -> str:
+def operation_name(node: Node) -> str:
     """The operation's name: "Relu" of ReluBackward0."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
-def hidden_in(node: Node) -> str | None:
+def describe_opaque_node(node: Node) -> str | None:
     """What may hold, or stand for, operations that cannot be seen: a scripted part, a choice between two values."""
-    kind = kind_of_step(node)
+    kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a way back of its own"
-    if kind == "Mul" and any(_is_switch(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
+    if kind == "Mul" and any(_is_boolean_tensor(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
         return "a product with true and false"
-    return HIDING.get(kind)
+    return OPAQUE_NODES.get(kind)
 
 
-def _is_switch(value: object) -> bool:
+def _is_boolean_tensor(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
-Rule = Literal["guided", "deconvnet"]
+ReluRule = Literal["guided", "deconvnet"]
 
 # what holds the floor of an operation that is a ReLU where that is 0: relu6 is a hardtanh, x.clamp(min=0) a clamp
-FLOORS = {
+RELU_FLOOR_ATTRIBUTES = {
     "Threshold": "_saved_threshold",
     "Hardtanh": "_saved_min_val",
     "Clamp": "_saved_min",
     "ClampMin": "_saved_min",
 }
 # what steps are called is what functions are, but for these
-OTHERS = {"".join(word.capitalize() for word in name.split("_")): name for name in ACTIVATIONS}
-OTHERS |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "Maximum": "maximum", "Glu": "glu"}
+ACTIVATION_BY_NODE_NAME = {"".join(word.capitalize() for word in name.split("_")): name for name in ACTIVATIONS}
+ACTIVATION_BY_NODE_NAME |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "Maximum": "maximum", "Glu": "glu"}
 
 
 @dataclass
-class Met:
+class ReluReport:
     """What was met on the way back: ReLUs, other activations, and what may hide some of either; how often each."""
 
     relus: Counter[str] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
-    hiding: Counter[str] = field(default_factory=Counter)
+    other_activations: Counter[str] = field(default_factory=Counter)
+    opaque_operations: Counter[str] = field(default_factory=Counter)
 
 
-def rectify(values: Iterable[Tensor], rule: Rule) -> Met:
+def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
     """Until their graph is gone, gradients of the values go back through its ReLUs by another rule.
 
     "guided": what is positive of them, where the input is; "deconvnet": what is positive of them, whatever the input.
     The hooks are the graph's, which is this call's alone: a model has none, and other threads have graphs of their own.
     """
-    met = Met()
-    for node in steps(values):
-        kind = kind_of_step(node)
-        if hiding := hidden_in(node):
-            met.hiding[hiding] += 1
+    met = ReluReport()
+    for node in iter_graph_nodes(values):
+        kind = operation_name(node)
+        if hiding := describe_opaque_node(node):
+            met.opaque_operations[hiding] += 1
         elif _is_relu(node, kind):
             met.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
-            _bend(node, rule)
-        elif kind in OTHERS:
-            met.others[OTHERS[kind]] += 1
+            _hook_relu(node, rule)
+        elif kind in ACTIVATION_BY_NODE_NAME:
+            met.other_activations[ACTIVATION_BY_NODE_NAME[kind]] += 1
     return met
 
 
 def _is_relu(node: Node, kind: str) -> bool:
-    floor = getattr(node, FLOORS[kind]) if kind in FLOORS else None
+    floor = getattr(node, RELU_FLOOR_ATTRIBUTES[kind]) if kind in RELU_FLOOR_ATTRIBUTES else None
     if isinstance(floor, Tensor):
         return not bool(floor.any())
     return kind == "Relu" or floor == 0
 
 
-def _bend(node: Node, rule: Rule) -> None:
+def _hook_relu(node: Node, rule: ReluRule) -> None:
     if rule == "guided":
-        node.register_prehook(_positive)
+        node.register_prehook(_clamp_to_positive)
     else:
-        node.register_hook(lambda found, given: (*_positive(given), *found[1:]))
+        node.register_hook(lambda found, given: (*_clamp_to_positive(given), *found[1:]))
 
 
-def _positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(one.clamp(min=0) for one in gradients)
 
 
-ELEMENTWISE = ACTIVATIONS | ARITHMETIC
+RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
 
 
-class Rescale(Calls):
+class RescaleRule(BaseFunctionMode):
     """Inside the `with`: a reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
 
         with Rescale() as rule:
@@ -223,48 +228,48 @@ class Rescale(Calls):
         self._references: dict[int, tuple[str, Tensor]] = {}
         self.pause()
 
-    def begin(self) -> None:
+    def start_reference_pass(self) -> None:
         """From here on this pass is the reference."""
-        self._count, self._noting, self._following = 0, True, False
+        self._call_count, self._is_recording, self._is_comparing = 0, True, False
 
     def pause(self) -> None:
         """From here on functions are what they are."""
-        self._count, self._noting, self._following = 0, False, False
+        self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
-    def follow(self) -> None:
+    def start_input_pass(self) -> None:
         """From here on this pass is held against the reference."""
-        self._count, self._noting, self._following = 0, False, True
+        self._call_count, self._is_recording, self._is_comparing = 0, False, True
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of every function that the model calls: its own, with another way back for elementwise ones."""
-        name, more = name_of(func), dict(named)
+        name, more = function_name(func), dict(kwargs)
         first = args[0] if args else more.pop("input", None)
         several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
         drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
-        if name not in ELEMENTWISE or several or drawn or not isinstance(first, Tensor):
-            return func(*args, **named)
-        return self._elementwise(name, first, lambda z: func(z, *args[1:], **more))
+        if name not in RESCALED_FUNCTIONS or several or drawn or not isinstance(first, Tensor):
+            return func(*args, **kwargs)
+        return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **more))
 
-    def _elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        place, self._count = self._count, self._count + 1
-        if self._noting:
+    def _apply_elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        place, self._call_count = self._call_count, self._call_count + 1
+        if self._is_recording:
             self._references[place] = name, z.detach().clone()
         known, reference = self._references.get(place, ("", z))
         if (
-            not self._following
+            not self._is_comparing
             or name != known
             or z.shape != reference.shape
             or not (z.requires_grad and torch.is_grad_enabled())
         ):
             return function(z)
         given = z.detach().clone()
-        result, multiplier = _rescaled(function, given, reference)
-        passed: Tensor = _Passed.apply(z, result, multiplier)
+        result, multiplier = _compute_multiplier(function, given, reference)
+        passed: Tensor = _MultiplyGradient.apply(z, result, multiplier)
         in_place = result.data_ptr() == given.data_ptr()
         return z.copy_(passed) if in_place else passed
 
 
-def _rescaled(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """f(z), which may be written over z, and (f(z) - f(reference)) / (z - reference); f' where that is rounding."""
     leaf = z.detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -279,7 +284,7 @@ def _rescaled(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor
     return result, torch.where(told, secant, gradient)
 
 
-class _Passed(torch.autograd.Function):
+class _MultiplyGradient(torch.autograd.Function):
     """A result worked out already, and what its input's gradient is multiplied by on the way back."""
 
     @staticmethod
@@ -294,7 +299,7 @@ class _Passed(torch.autograd.Function):
 
 
 @contextmanager
-def zero_rows_skipped(model: nn.Module) -> Iterator[None]:
+def zero_gradient_rows_skipped(model: nn.Module) -> Iterator[None]:
     """Gradients of inputs, not of weights, through the model's linear layers on (N,T,K), in this thread, on a CPU.
 
     A layer with anybody else's hook on it, or with a class or a forward of its own, is left alone. On a card, finding
@@ -303,33 +308,33 @@ def zero_rows_skipped(model: nn.Module) -> Iterator[None]:
     with Hooks() as hooks:
         for module in model.modules():
             if type(module) is nn.Linear:
-                hooks.hold(module.register_forward_hook(_Skip()))
+                hooks.add_handle(module.register_forward_hook(_SkipZeroRowsHook()))
         yield
 
 
-class _Skip(Mark):
+class _SkipZeroRowsHook(ExcludedFromCopies):
     """The forward hook of one thread: the same output, with another way back."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
 
     def __call__(self, module: nn.Linear, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or not _is_plain(module):
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or not _is_unmodified_linear(module):
             return None
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 or x.device.type != "cpu":
             return None
-        back: Tensor = _LiveRows.apply(x, output.detach(), module.weight.detach())
+        back: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
         return back
 
 
-def _is_plain(module: nn.Linear) -> bool:
+def _is_unmodified_linear(module: nn.Linear) -> bool:
     """Whether what left the module is x Wᵀ + b and nothing else."""
     hooks = (*module._forward_hooks.values(), *nn.modules.module._global_forward_hooks.values())
-    return "forward" not in module.__dict__ and all(isinstance(hook, _Skip) for hook in hooks)
+    return "forward" not in module.__dict__ and all(isinstance(hook, _SkipZeroRowsHook) for hook in hooks)
 
 
-class _LiveRows(torch.autograd.Function):
+class _NonzeroRowsLinear(torch.autograd.Function):
     """x Wᵀ + b, worked out already; its gradient g W, only for the rows in which g is not zero."""
 
     @staticmethod

@@ -10,77 +10,79 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-Reduced = str | tuple[Any, ...]
+ReducedValue = str | tuple[Any, ...]
 
-_lock = threading.Lock()
-_users: list[object] = []  # one for each `clean_copies` that is open
-_before: dict[type, Callable[[Any], Reduced]] = {}  # what others had registered for the same type
-_reduce_module = nn.Module.__reduce_ex__
+_copy_lock = threading.Lock()
+_open_contexts: list[object] = []  # one for each `clean_copies` that is open
+_previous_reducers: dict[type, Callable[[Any], ReducedValue]] = {}  # what others had registered for the same type
+_original_reduce = nn.Module.__reduce_ex__
 
 
-class Mark:
+class ExcludedFromCopies:
     """A value that copies of a dictionary of hooks leave out, with its key."""
 
 
-MARK = Mark()
+EXCLUDED_FLAG = ExcludedFromCopies()
 
 
-def mark_flags(handle: object) -> None:
+def exclude_flags_from_copies(handle: object) -> None:
     """Mark what PyTorch keeps of a marked hook beside it: that it takes keywords, or that it is always called."""
     if not isinstance(handle, RemovableHandle):
         return
     hooks = handle.hooks_dict_ref()
-    if hooks is None or not isinstance(hooks.get(handle.id), Mark):
+    if hooks is None or not isinstance(hooks.get(handle.id), ExcludedFromCopies):
         return
     for reference in handle.extra_dict_ref:
         flags = reference()
         if flags is not None and handle.id in flags:
-            flags[handle.id] = MARK
+            flags[handle.id] = EXCLUDED_FLAG
 
 
 @contextmanager
-def clean_copies() -> Iterator[None]:
+def hooks_excluded_from_copies() -> Iterator[None]:
     """Inside the `with`, `copy.deepcopy`, `pickle` and `torch.save` of a model leave out what is a `Mark`, in any thread.
 
     Hooks lie in an OrderedDict of each module, so this is where they are left out. A forward that stands on the instance
     lies in the module's own attributes.
     """
     user = object()
-    with _lock:
-        if not _users:
+    with _copy_lock:
+        if not _open_contexts:
             table: dict[type, Any] = copyreg.dispatch_table
             if OrderedDict in table:
-                _before[OrderedDict] = table[OrderedDict]
-            table[OrderedDict] = _reduce_hooks
-            setattr(nn.Module, "__reduce_ex__", _reduce)  # noqa: B010 - mypy does not let a method be replaced
-        _users.append(user)
+                _previous_reducers[OrderedDict] = table[OrderedDict]
+            table[OrderedDict] = _reduce_hook_dict
+            setattr(nn.Module, "__reduce_ex__", _reduce_without_forward)  # noqa: B010 - mypy does not let a method be replaced
+        _open_contexts.append(user)
     try:
         yield
     finally:
-        with _lock:
-            _users.remove(user)
-            if not _users:
+        with _copy_lock:
+            _open_contexts.remove(user)
+            if not _open_contexts:
                 del copyreg.dispatch_table[OrderedDict]
-                if OrderedDict in _before:
-                    copyreg.dispatch_table[OrderedDict] = _before.pop(OrderedDict)
+                if OrderedDict in _previous_reducers:
+                    copyreg.dispatch_table[OrderedDict] = _previous_reducers.pop(OrderedDict)
                 del nn.Module.__reduce_ex__
 
 
-def _reduce_hooks(hooks: "OrderedDict[Any, Any]") -> Reduced:
+def _reduce_hook_dict(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
     """As ever, without the marked values; what another thread adds meanwhile does not disturb it."""
-    unmarked = OrderedDict((key, value) for key, value in list(hooks.items()) if not isinstance(value, Mark))
+    unmarked = OrderedDict(
+        (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
+    )
     if vars(hooks):
         vars(unmarked).update(vars(hooks))
-    before = _before.get(OrderedDict)
+    before = _previous_reducers.get(OrderedDict)
     return before(unmarked) if before is not None else OrderedDict.__reduce_ex__(unmarked, 4)
 
 
-def _reduce(module: nn.Module, protocol: Any) -> Reduced:
+def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
     """As ever, without a marked forward."""
-    reduced: Reduced = _reduce_module(module, protocol)
+    reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced
     state = dict(reduced[2])
-    if isinstance(state.get("forward"), Mark):
+    if isinstance(state.get("forward"), ExcludedFromCopies):
         del state["forward"]
     return (*reduced[:2], state, *reduced[3:])

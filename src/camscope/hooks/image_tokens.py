@@ -7,31 +7,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from camscope.hooks.base import here_only, unwrap
-from camscope.hooks.hook_free_copies import mark_flags
+from camscope.hooks.base import thread_local_hook, unwrap
+from camscope.hooks.hook_free_copies import exclude_flags_from_copies
 
-TOKEN_SETTINGS = ("image_token_id", "image_token_index")
-QUERY_SETTINGS = ("num_queries", "num_query_tokens", "num_object_queries")
+IMAGE_TOKEN_CONFIG_KEYS = ("image_token_id", "image_token_index")
+QUERY_COUNT_CONFIG_KEYS = ("num_queries", "num_query_tokens", "num_object_queries")
 
-Positions = dict[int, tuple[int, ...] | None]  # by the length of a sequence; None where samples differ
+ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a sequence; None where samples differ
 
 
-def image_token_of(module: nn.Module) -> int | None:
+def get_image_token_id(module: nn.Module) -> int | None:
     """The token that stands for a patch of the image in the input ids, if the module's config names one."""
-    return _image_token(getattr(module, "config", None))
+    return _read_image_token_id(getattr(module, "config", None))
 
 
-def _image_token(config: object) -> int | None:
-    found = (getattr(config, name, None) for name in TOKEN_SETTINGS)
+def _read_image_token_id(config: object) -> int | None:
+    found = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in found if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def has_image_tokens(model: nn.Module) -> bool:
     """Whether the model puts patches of an image in the place of tokens of a text."""
-    return any(image_token_of(module) is not None for module in unwrap(model).modules())
+    return any(get_image_token_id(module) is not None for module in unwrap(model).modules())
 
 
-def _nearest_config(model: nn.Module, layer: str) -> object:
+def _find_nearest_config(model: nn.Module, layer: str) -> object:
     """The config of the layer, or of the nearest module around it that has one; else None."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
@@ -41,18 +41,18 @@ def _nearest_config(model: nn.Module, layer: str) -> object:
     return None
 
 
-def holds_image_tokens(model: nn.Module, layer: str, tokens: int, positions: Positions) -> bool:
+def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
     """Whether a layer's so many tokens are those of the input ids: in a language model, or in what wraps one with its image.
 
     A tower for the image has a config of its own; what the whole model returns, and its head, have none with a vocabulary.
     """
-    config = _nearest_config(model, layer)
+    config = _find_nearest_config(model, layer)
     if config is None:
         return False
-    return hasattr(config, "vocab_size") or (_image_token(config) is not None and tokens in positions)
+    return hasattr(config, "vocab_size") or (_read_image_token_id(config) is not None and n_tokens in positions)
 
 
-def note_words(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
+def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
     """Inside the scope, in this thread: `lengths` learns how many words the model's word embeddings are given."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
@@ -64,28 +64,28 @@ def note_words(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
                 def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
                     lengths.update(one.shape[1] for one in args[:1] if isinstance(one, Tensor) and one.ndim == 2)
 
-                scope.callback(part.register_forward_hook(here_only(note)).remove)
+                scope.callback(part.register_forward_hook(thread_local_hook(note)).remove)
 
 
-def is_of_words(model: nn.Module, layer: str, tokens: int, lengths: Collection[int]) -> bool:
+def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
     """Whether a layer's so many tokens are words: it belongs to a language model that was given so many."""
-    config = _nearest_config(model, layer)
-    return tokens in lengths and hasattr(config, "vocab_size")
+    config = _find_nearest_config(model, layer)
+    return n_tokens in lengths and hasattr(config, "vocab_size")
 
 
-def vocabulary_sizes(model: nn.Module) -> set[int]:
+def find_vocabulary_sizes(model: nn.Module) -> set[int]:
     """How many words the language models inside a model know: so many channels are an answer at each token."""
     configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
 
-def query_counts(model: nn.Module) -> set[int]:
+def find_query_counts(model: nn.Module) -> set[int]:
     """How many queries of its own a detector or a connector has, as its config or its parameters say."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
-        found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_SETTINGS)
+        found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
         counts.update(count for count in found if isinstance(count, int) and not isinstance(count, bool))
         if isinstance(module, nn.Embedding) and "quer" in name.rpartition(".")[2]:
             counts.add(module.num_embeddings)
@@ -95,34 +95,34 @@ def query_counts(model: nn.Module) -> set[int]:
     return counts
 
 
-def is_of_queries(model: nn.Module, layer: str, tokens: int) -> bool:
+def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
     """Whether a layer's so many tokens are the queries of a decoder, whose places on the image are no grid."""
     path = layer.split(".")
     inside = any("decoder" in part or "qformer" in part for part in path)
     parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
     inside = inside or any(isinstance(part, nn.TransformerDecoder | nn.TransformerDecoderLayer) for part in parts)
-    return inside and tokens in query_counts(model)
+    return inside and n_tokens in find_query_counts(model)
 
 
-def note_image_tokens(model: nn.Module, scope: ExitStack, positions: Positions) -> None:
+def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
     """Inside the scope, in this thread: `positions` learns where the input ids that the model is given hold the image."""
     for module in unwrap(model).modules():
-        token = image_token_of(module)
+        token = get_image_token_id(module)
         if token is not None:
 
             def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token) -> None:
-                ids = _input_ids(module, args, kwargs)
+                ids = _find_input_ids(module, args, kwargs)
                 if ids is not None:
                     held = ids == token
                     same = bool((held == held[:1]).all())
                     positions[ids.shape[1]] = tuple(held[0].nonzero()[:, 0].tolist()) if same else None
 
-            handle = module.register_forward_pre_hook(here_only(note), with_kwargs=True)
-            mark_flags(handle)
+            handle = module.register_forward_pre_hook(thread_local_hook(note), with_kwargs=True)
+            exclude_flags_from_copies(handle)
             scope.callback(handle.remove)
 
 
-def _input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def _find_input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     try:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     except TypeError:

@@ -9,44 +9,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.pytree import mapped
+from camscope.pytree import map_leaves
 
-MOST = 0.7  # of a map's cells: where a patch is larger, the whole map costs no more
+MAX_PATCH_SHARE = 0.7  # of a map's cells: where a patch is larger, the whole map costs no more
 aten = torch.ops.aten
-POINTWISE = {
+POINTWISE_OPS = {
     *(aten.relu, aten.relu_, aten.hardtanh, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_, aten.elu, aten.elu_),
     *(aten.gelu, aten.silu, aten.silu_, aten.mish, aten.mish_, aten.hardswish, aten.hardswish_, aten.hardsigmoid),
     *(aten.hardsigmoid_, aten.sigmoid, aten.sigmoid_, aten.tanh, aten.tanh_, aten.softplus, aten.clamp, aten.clamp_),
     *(aten.clamp_min, aten.clamp_min_, aten.neg, aten.abs, aten.clone, aten._to_copy),
 }
-ARITHMETIC = {aten.add, aten.add_, aten.sub, aten.sub_, aten.mul, aten.mul_, aten.div, aten.div_}
-NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_legit_no_training}
-POOLS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d}
+ARITHMETIC_OPS = {aten.add, aten.add_, aten.sub, aten.sub_, aten.mul, aten.mul_, aten.div, aten.div_}
+BATCH_NORM_OPS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_legit_no_training}
+POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d}
 
 
 @dataclass
-class Account:
+class CostTracker:
     """What passes of versions spared, and took: multiplications of convolutions, and bytes.
 
     `spared`: of the versions' rows; `clean`: made for the clean one; `widest`: bytes of a row, where it is largest. A pass
     that comes to whole tensors before `least` is spared ends with NotWorthwhileError.
     """
 
-    spared: int = 0
-    clean: int = 0
-    widest: int = 1
-    least: float = 0.0
+    saved_multiplications: int = 0
+    clean_multiplications: int = 0
+    max_row_bytes: int = 1
+    min_saved_multiplications: float = 0.0
 
-    def note(self, values: Tensor) -> None:
+    def record_row_bytes(self, values: Tensor) -> None:
         """Take in what an operation made of all rows."""
-        self.widest = max(self.widest, values.nbytes // max(1, len(values)))
+        self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
 class NotWorthwhileError(Exception):
     """Whole tensors are needed before enough is spared."""
 
 
-class Patched(Tensor):
+class WindowTensor(Tensor):
     """R versions (R,C,*S) of one sample, for a model to be run on without gradients.
 
     They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `first` (R,axes). Convolutions, poolings,
@@ -56,20 +56,24 @@ class Patched(Tensor):
 
     clean: Tensor
     patch: Tensor
-    first: Tensor
-    account: Account
+    patch_start: Tensor
+    cost_tracker: CostTracker
 
     @staticmethod
     def __new__(
-        cls: type["Patched"], clean: Tensor, patch: Tensor, first: Tensor, account: Account | None = None
-    ) -> "Patched":
+        cls: type["WindowTensor"],
+        clean: Tensor,
+        patch: Tensor,
+        patch_start: Tensor,
+        cost_tracker: CostTracker | None = None,
+    ) -> "WindowTensor":
         """A tensor with a shape and a type, and no numbers of its own."""
-        made: Patched = Tensor._make_wrapper_subclass(
+        made: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
-        made.clean, made.patch, made.first = clean, patch, first
-        made.account = Account() if account is None else account
-        made.account.note(patch)
+        made.clean, made.patch, made.patch_start = clean, patch, patch_start
+        made.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
+        made.cost_tracker.record_row_bytes(patch)
         return made
 
     @classmethod
@@ -81,32 +85,32 @@ class Patched(Tensor):
         found: Any = None
         if kind in (aten.detach, aten.alias):
             found = args[0]
-        elif kind in POINTWISE | ARITHMETIC:
-            found = _pointwise(func, args, kwargs)
-        elif kind in NORMS:
-            found = _normed(func, args, kwargs)
+        elif kind in POINTWISE_OPS | ARITHMETIC_OPS:
+            found = _run_pointwise(func, args, kwargs)
+        elif kind in BATCH_NORM_OPS:
+            found = _run_batch_norm(func, args, kwargs)
         elif kind is aten.cat:
-            found = _joined(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
+            found = _run_concat(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
         elif kind is aten.convolution:
-            found = _convolved(func, *args)
-        elif kind in POOLS and not kwargs:
-            found = _pooled(func, *args)
-        return _wholly(func, args, kwargs) if found is None else found
+            found = _run_convolution(func, *args)
+        elif kind in POOLING_OPS and not kwargs:
+            found = _run_pooling(func, *args)
+        return _run_on_full_tensors(func, args, kwargs) if found is None else found
 
-    def whole(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """(R,C,*S), which is the patch from now on: what is done to it, or to a view of it, is done to these versions."""
         if self.patch.shape != self.shape:
-            if self.account.spared < self.account.least:
+            if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
-            start = torch.zeros_like(self.first)
-            self.patch, self.first = self.cut(start, self.shape[2:]), start
-            self.account.note(self.patch)
+            start = torch.zeros_like(self.patch_start)
+            self.patch, self.patch_start = self.extract_windows(start, self.shape[2:]), start
+            self.cost_tracker.record_row_bytes(self.patch)
         return self.patch
 
-    def cut(self, begin: Tensor, size: Sequence[int], beyond: float = 0.0) -> Tensor:
+    def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
         """(R,axes) -> (R,C,*size): what lies from there on, `beyond` the borders one number."""
-        found = windows(self.clean[0], begin, size, beyond)
-        for row, corner, first, patch in zip(found, begin.tolist(), self.first.tolist(), self.patch, strict=True):
+        found = cut_windows(self.clean[0], start, size, fill_value)
+        for row, corner, first, patch in zip(found, start.tolist(), self.patch_start.tolist(), self.patch, strict=True):
             there, taken = [slice(None)], [slice(None)]
             for place, own, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
                 low = max(0, own - place)
@@ -116,100 +120,100 @@ class Patched(Tensor):
             row[tuple(there)] = patch[tuple(taken)]
         return found
 
-    def made(self, clean: Tensor, patch: Tensor, first: Tensor | None = None) -> "Patched":
+    def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
         """Other versions, of the same window each."""
-        return Patched(clean, patch, self.first if first is None else first, self.account)
+        return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
 
 
-def windows(values: Tensor, corners: Tensor, size: Sequence[int], beyond: float = 0.0) -> Tensor:
+def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
     """(C,*S), (R,axes) -> (R,C,*size): what lies from each corner on, `beyond` the borders one number."""
     places, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [place[axis] for place in places]
         pads = [max(0, -min(along)), max(0, max(along) + length - values.shape[1 + axis]), *pads]  # the last axis first
         starts.append(pads[0])
-    wide, found = F.pad(values, pads, value=beyond), values.new_empty(len(places), len(values), *size)
+    wide, found = F.pad(values, pads, value=fill_value), values.new_empty(len(places), len(values), *size)
     for row, place in zip(found, places, strict=True):
         firsts = map(int.__add__, place, starts)
         row.copy_(wide[(slice(None), *(slice(one, one + length) for one, length in zip(firsts, size, strict=True)))])
     return found
 
 
-def whole(value: Tensor) -> Tensor:
+def materialize_tensor(value: Tensor) -> Tensor:
     """A tensor with numbers of its own."""
-    return value.whole() if isinstance(value, Patched) else value
+    return value.materialize() if isinstance(value, WindowTensor) else value
 
 
-def _wholly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The operation on whole tensors; what it changes in place, and what it takes a view of, is the versions' own."""
-    result = func(*mapped(tuple(args), whole), **mapped(dict(kwargs), whole))
-    return args[0] if args and isinstance(args[0], Patched) and result is args[0].patch else result
+    result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
+    return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
 
 
-def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Patched | None:
+def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
     """Of each cell by itself; of several versions on the smallest window that holds theirs."""
-    versions = [one for one in args if isinstance(one, Patched)]
-    if any(isinstance(one, Tensor) and not _of_channels(one, versions[0]) for one in args):
+    versions = [one for one in args if isinstance(one, WindowTensor)]
+    if any(isinstance(one, Tensor) and not _is_per_channel(one, versions[0]) for one in args):
         return None
     if len(versions) > 1 and len({one.shape for one in versions}) > 1:
         return None
-    patches, first = _together(versions)
-    if _large(patches[0], versions[0]):
+    patches, first = _align_patches(versions)
+    if _is_too_large(patches[0], versions[0]):
         return None
     cleans, each = iter([one.clean.clone() for one in versions]), iter([one.clone() for one in patches])
-    clean = func(*(next(cleans) if isinstance(one, Patched) else one for one in args), **kwargs)
-    patch = func(*(next(each) if isinstance(one, Patched) else one for one in args), **kwargs)
+    clean = func(*(next(cleans) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
+    patch = func(*(next(each) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
     if func._schema.is_mutable:
-        versions[0].clean, versions[0].patch, versions[0].first = clean, patch, first
+        versions[0].clean, versions[0].patch, versions[0].patch_start = clean, patch, first
         return versions[0]
-    return versions[0].made(clean, patch, first)
+    return versions[0].with_patch(clean, patch, first)
 
 
-def _of_channels(value: Tensor, like: Patched) -> bool:
+def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
     """Whether a tensor is versions too, or has a number for each channel at most."""
-    if isinstance(value, Patched) or value.numel() == 1:
+    if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
-    return value.ndim == like.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
+    return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
-def _together(versions: Sequence[Patched]) -> tuple[list[Tensor], Tensor]:
+def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor]:
     """Their patches, all of the smallest window that holds each, and where it begins."""
-    if len(versions) == 1:
-        return [versions[0].patch], versions[0].first
-    begin = torch.stack([one.first for one in versions]).amin(0)
-    sizes = [torch.tensor(one.patch.shape[2:], device=begin.device) for one in versions]
-    ends = torch.stack([one.first + size for one, size in zip(versions, sizes, strict=True)]).amax(0)
+    if len(variants) == 1:
+        return [variants[0].patch], variants[0].patch_start
+    begin = torch.stack([one.patch_start for one in variants]).amin(0)
+    sizes = [torch.tensor(one.patch.shape[2:], device=begin.device) for one in variants]
+    ends = torch.stack([one.patch_start + size for one, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
-    last = torch.tensor(versions[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
+    last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
-    return [one.cut(begin, size) for one in versions], begin
+    return [one.extract_windows(begin, size) for one in variants], begin
 
 
-def _large(patch: Tensor, versions: Tensor) -> bool:
-    return math.prod(patch.shape[2:]) > MOST * math.prod(versions.shape[2:])
+def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
+    return math.prod(patch.shape[2:]) > MAX_PATCH_SHARE * math.prod(variants.shape[2:])
 
 
-def _normed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """A batch norm by what it has learnt; the rest of what it returns is empty."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
-    if not isinstance(x, Patched) or trains or kwargs:
+    if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
     clean, *rest = func(x.clean, *args[1:])
-    return x.made(clean, func(x.patch, *args[1:])[0]), *rest
+    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *rest
 
 
-def _joined(func: Any, parts: Sequence[Tensor], axis: int) -> Patched | None:
+def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
     """Versions one behind the other, along the channels."""
-    versions = [one for one in parts if isinstance(one, Patched)]
+    versions = [one for one in parts if isinstance(one, WindowTensor)]
     if axis != 1 or len(versions) < len(parts) or len({one.shape[2:] for one in versions}) > 1:
         return None
-    patches, first = _together(versions)
-    if _large(patches[0], versions[0]):
+    patches, first = _align_patches(versions)
+    if _is_too_large(patches[0], versions[0]):
         return None
-    return versions[0].made(func([one.clean for one in versions], 1), func(patches, 1), first)
+    return versions[0].with_patch(func([one.clean for one in versions], 1), func(patches, 1), first)
 
 
-def _convolved(
+def _run_convolution(
     func: Any,
     x: Tensor,
     weight: Tensor,
@@ -220,76 +224,85 @@ def _convolved(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Patched | None:
-    if not isinstance(x, Patched) or transposed or isinstance(weight, Patched):
+) -> WindowTensor | None:
+    if not isinstance(x, WindowTensor) or transposed or isinstance(weight, WindowTensor):
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
         found: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
         return found
 
-    made = _windowed(run, x, weight.shape[2:], stride, padding, dilation)
+    made = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
     if made is not None:
         cells, reached = math.prod(made.shape[2:]), math.prod(made.patch.shape[2:])
-        x.account.spared += len(made) * weight.numel() * (cells - reached)
-        x.account.clean += weight.numel() * cells
+        x.cost_tracker.saved_multiplications += len(made) * weight.numel() * (cells - reached)
+        x.cost_tracker.clean_multiplications += weight.numel() * cells
     return made
 
 
-def _pooled(
+def _run_pooling(
     func: Any,
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] | int = 0,
-    *rest: Any,
+    *options: Any,
 ) -> Any:
     """The largest or the mean of each window. Which cell was the largest is told to nobody."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
-    dilation = _each(rest[0], axes) if largest and rest else [1] * axes
-    rounded_up = bool(rest[1:] and rest[1]) if largest else bool(rest and rest[0])
-    kernel, padding = _each(kernel, axes), _each(padding, axes)
-    stride = _each(stride, axes) if stride else kernel
-    counts_padding = largest or not any(padding) or len(rest) < 2 or rest[1]
-    if not isinstance(x, Patched) or rounded_up or not counts_padding or (not largest and rest[2:] and rest[2]):
+    dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
+    rounded_up = bool(options[1:] and options[1]) if largest else bool(options and options[0])
+    kernel, padding = _per_axis(kernel, axes), _per_axis(padding, axes)
+    stride = _per_axis(stride, axes) if stride else kernel
+    counts_padding = largest or not any(padding) or len(options) < 2 or options[1]
+    if (
+        not isinstance(x, WindowTensor)
+        or rounded_up
+        or not counts_padding
+        or (not largest and options[2:] and options[2])
+    ):
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        found: Any = func(values, kernel, stride, padding, *rest)
+        found: Any = func(values, kernel, stride, padding, *options)
         value: Tensor = found[0] if largest else found
         return value
 
-    made = _windowed(run, x, kernel, stride, padding, dilation, beyond=-math.inf if largest else 0.0)
+    made = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
     if made is None or not largest:
         return made
     return made, torch.empty(made.shape, dtype=torch.long, device="meta")
 
 
-def _each(given: Sequence[int] | int, axes: int) -> list[int]:
-    several = [given] if isinstance(given, int) else list(given)
-    return several * axes if len(several) == 1 else several
+def _per_axis(value: Sequence[int] | int, n_axes: int) -> list[int]:
+    several = [value] if isinstance(value, int) else list(value)
+    return several * n_axes if len(several) == 1 else several
 
 
-def _windowed(
-    run: Callable[[Tensor, Sequence[int]], Tensor],
-    x: Patched,
+def _run_windowed(
+    operation: Callable[[Tensor, Sequence[int]], Tensor],
+    x: WindowTensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    beyond: float = 0.0,
-) -> Patched | None:
+    fill_value: float = 0.0,
+) -> WindowTensor | None:
     """`run` (values, padding) on the whole once, and on the part of each version that its patch can reach."""
-    clean = run(x.clean, padding)
+    clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     reach = [dilation[i] * (kernel[i] - 1) for i in axes]
     size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + reach[i] - 1) // stride[i] + 1) for i in axes]
-    if math.prod(size) > MOST * math.prod(clean.shape[2:]):
+    if math.prod(size) > MAX_PATCH_SHARE * math.prod(clean.shape[2:]):
         return None
-    steps, pads, wide = (torch.tensor(list(one), device=x.first.device) for one in (stride, padding, reach))
-    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.first.device)
-    first = -torch.div(wide - x.first - pads, steps, rounding_mode="floor")  # the first that reaches it, rounded up
+    steps, pads, wide = (torch.tensor(list(one), device=x.patch_start.device) for one in (stride, padding, reach))
+    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
+    first = -torch.div(
+        wide - x.patch_start - pads, steps, rounding_mode="floor"
+    )  # the first that reaches it, rounded up
     first = torch.minimum(first.clamp(min=0), last)
     seen = [(size[i] - 1) * stride[i] + reach[i] + 1 for i in axes]
-    return x.made(clean, run(x.cut(first * steps - pads, seen, beyond), [0] * len(seen)), first)
+    return x.with_patch(
+        clean, operation(x.extract_windows(first * steps - pads, seen, fill_value), [0] * len(seen)), first
+    )

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, evaluating, expect_initialized, here_only, unwrap
+from camscope.hooks.base import Hooks, check_initialized, evaluation_mode, thread_local_hook, unwrap
 from camscope.plurals import plural
-from camscope.pytree import leaves
+from camscope.pytree import iter_leaves
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls")
+LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls")
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,26 @@ class LayerRow:
 
     name: str
     type: str
-    shape: tuple[int, ...] | None
+    output_shape: tuple[int, ...] | None
     stride: tuple[float, ...] | None
-    parameters: int
-    own_parameters: int
-    calls: int
+    n_parameters: int
+    n_direct_parameters: int
+    n_calls: int
 
-    def cells(self) -> tuple[str, ...]:
+    def format_cells(self) -> tuple[str, ...]:
         """The row as text, one for each column."""
-        shape = "×".join(map(str, self.shape)) if self.shape is not None else "–"
+        shape = "×".join(map(str, self.output_shape)) if self.output_shape is not None else "–"
         stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
-        return self.name, self.type, shape, stride, f"{self.parameters:,}", str(self.calls)
+        return self.name, self.type, shape, stride, f"{self.n_parameters:,}", str(self.n_calls)
 
 
 @dataclass(frozen=True)
-class Inspection:
+class LayerTable:
     """Every layer of a model but the model itself, in its own order; rows as data, or a table to look at."""
 
     model: str
     input_shape: tuple[int, ...]
-    parameters: int
+    n_parameters: int
     rows: tuple[LayerRow, ...]
 
     def __iter__(self) -> Iterator[LayerRow]:
@@ -68,93 +68,105 @@ class Inspection:
             f"no layer {name!r} in {self.model}; it has {plural(len(self), 'layer')}, see the names in .rows"
         )
 
-    def table(self, marked: Collection[str] = ()) -> "Table":
+    def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
         """The table for a terminal; `marked`: names of layers to set off."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(title=Text(self._title()), title_justify="left")
-        for column in COLUMNS:
-            table.add_column(column, justify="right" if column in COLUMNS[2:] else "left", no_wrap=True)
+        for column in LAYER_TABLE_COLUMNS:
+            table.add_column(column, justify="right" if column in LAYER_TABLE_COLUMNS[2:] else "left", no_wrap=True)
         for row in self.rows:
-            table.add_row(*map(Text, row.cells()), style="bold green" if row.name in marked else None)
+            table.add_row(*map(Text, row.format_cells()), style="bold green" if row.name in highlighted else None)
         return table
 
     def __rich__(self) -> "Table":
-        return self.table()
+        return self.to_rich_table()
 
     def __repr__(self) -> str:
         from rich.console import Console
 
         out = StringIO()
-        Console(file=out, width=200, color_system=None).print(self.table())
+        Console(file=out, width=200, color_system=None).print(self.to_rich_table())
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) for row in self.rows)
+        head = "".join(f"<th>{column}</th>" for column in LAYER_TABLE_COLUMNS)
+        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row.format_cells()) for row in self.rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><caption>{html.escape(self._title())}</caption><tr>{head}</tr>{body}</table>"
 
     def _title(self) -> str:
-        return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {plural(self.parameters, 'parameter', spec=',')}"
+        return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {plural(self.n_parameters, 'parameter', spec=',')}"
 
 
-def inspect(model: nn.Module, example: Tensor | tuple[Any, ...]) -> Inspection:
+def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> LayerTable:
     """Name, type, output shape, stride, parameters and calls of every layer, seen in one forward pass in eval mode.
 
     `example`: the input (N,C,H,W), or a tuple of inputs; strides are against the spatial axes of its first floating
     tensor. An example without a tensor is an InputError.
     """
     model = unwrap(model)
-    expect_initialized(model)
-    inputs = example if isinstance(example, tuple) else (example,)
-    first = next((leaf for _, leaf in leaves(inputs) if leaf.is_floating_point()), None)
+    check_initialized(model)
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    first = next((leaf for _, leaf in iter_leaves(inputs) if leaf.is_floating_point()), None)
     if first is None:
         raise InputError(
-            f"the example is a {type(example).__name__} without a floating tensor; expected the model's input"
+            f"the example is a {type(example_input).__name__} without a floating tensor; expected the model's input"
         )
     shapes: dict[str, list[tuple[int, ...] | None]] = {name: [] for name, _ in model.named_modules()}
-    with Hooks() as hooks, evaluating(model), torch.no_grad():
+    with Hooks() as hooks, evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
-            hooks.hold(module.register_forward_hook(here_only(partial(_note_shape, shapes[name]))))
+            hooks.add_handle(
+                module.register_forward_hook(thread_local_hook(partial(_record_output_shape, shapes[name])))
+            )
         model(*inputs)
-    rows = tuple(_row(name, module, shapes[name], tuple(first.shape)) for name, module in model.named_modules() if name)
-    return Inspection(type(model).__name__, tuple(first.shape), _count(model.parameters()), rows)
+    rows = tuple(
+        _build_layer_row(name, module, shapes[name], tuple(first.shape))
+        for name, module in model.named_modules()
+        if name
+    )
+    return LayerTable(type(model).__name__, tuple(first.shape), _count_parameters(model.parameters()), rows)
 
 
-def _note_shape(shapes: list[tuple[int, ...] | None], module: nn.Module, args: object, output: object) -> None:
-    floating = [leaf for _, leaf in leaves(output) if leaf.is_floating_point()]
+def _record_output_shape(shapes: list[tuple[int, ...] | None], module: nn.Module, args: object, output: object) -> None:
+    floating = [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point()]
     shapes.append(tuple(max(floating, key=lambda leaf: leaf.ndim).shape) if floating else None)
 
 
-def _row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...] | None], given: tuple[int, ...]) -> LayerRow:
+def _build_layer_row(
+    name: str, module: nn.Module, shapes: Sequence[tuple[int, ...] | None], input_shape: tuple[int, ...]
+) -> LayerRow:
     shape = shapes[-1] if shapes else None
     return LayerRow(
         name,
         type(module).__name__,
         shape,
-        _stride(given, shape),
-        _count(module.parameters()),
-        _count(module.parameters(recurse=False)),
+        _compute_stride(input_shape, shape),
+        _count_parameters(module.parameters()),
+        _count_parameters(module.parameters(recurse=False)),
         len(shapes),
     )
 
 
-def _count(parameters: Iterator[nn.Parameter]) -> int:
+def _count_parameters(parameters: Iterator[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _stride(given: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
+def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
     """Input size over output size; channels-last where only that reading has one stride for all axes."""
-    if shape is None or len(shape) != len(given) or len(shape) < 3 or 0 in shape:
+    if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
-    first, last = shape[2:], shape[1:-1]
-    grid = last if not _even(given[2:], first) and _even(given[2:], last) else first
-    return tuple(size / cells for size, cells in zip(given[2:], grid, strict=True))
+    first, last = output_shape[2:], output_shape[1:-1]
+    grid = (
+        last
+        if not _has_uniform_stride(input_shape[2:], first) and _has_uniform_stride(input_shape[2:], last)
+        else first
+    )
+    return tuple(size / cells for size, cells in zip(input_shape[2:], grid, strict=True))
 
 
-def _even(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
+def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
     """Whether one stride fits every axis, up to the one cell that rounding makes."""
     stride = max(size / count for size, count in zip(sizes, cells, strict=True))
     return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

@@ -13,7 +13,7 @@ from camscope.hooks.base import unwrap
 _lock = threading.RLock()  # one thread at a time: what it puts in place of the hooks must be what it takes away
 
 
-class _Muted:
+class _MutedHook:
     """A forward hook that is silent in one thread."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
@@ -23,10 +23,10 @@ class _Muted:
         return None if threading.get_ident() == self._thread else self.hook(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:  # a copy of the model has the hook itself
-        return _unmuted, (self.hook,)
+        return _return_hook, (self.hook,)
 
 
-def _unmuted(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
@@ -37,7 +37,11 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
     Each keeps its place and its handle. Other threads' passes run them as always.
     """
     with _lock:
-        replaced = [(hooks, key, _Muted(hook)) for hooks in _hooks(unwrap(model)) for key, hook in list(hooks.items())]
+        replaced = [
+            (hooks, key, _MutedHook(hook))
+            for hooks in _iter_hook_dicts(unwrap(model))
+            for key, hook in list(hooks.items())
+        ]
         try:
             for hooks, key, muted in replaced:
                 if hooks.get(key) is muted.hook:
@@ -49,7 +53,7 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
                     hooks[key] = muted.hook
 
 
-def _hooks(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
+def _iter_hook_dicts(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
     yield everywhere._global_forward_hooks
     yield everywhere._global_forward_pre_hooks
     for module in model.modules():

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
-from camscope.hooks.base import Hooks, find_layer, here_only, plain_checkpoints, unwrap
-from camscope.hooks.function_mode import has_own, shadowed
-from camscope.pytree import leaves, replaced, the_tensor, unusual
+from camscope.hooks.base import Hooks, find_layer, reentrant_checkpoints_disabled, thread_local_hook, unwrap
+from camscope.hooks.function_mode import has_instance_forward, override_forward
+from camscope.pytree import describe_unsupported_tensor, find_main_tensor, iter_leaves, replace_leaf
 
 
 @contextmanager
-def branched(
+def branch_layer_output(
     model: nn.Module,
     layer: str | nn.Module,
-    owners: Tensor,
-    change: Callable[[Tensor], Tensor],
+    sample_index: Tensor,
+    transform: Callable[[Tensor], Tensor],
     *,
-    output: str | int | None = None,
-    call: int = 0,
+    output_index: str | int | None = None,
+    call_index: int = 0,
 ) -> Iterator[None]:
     """Inside the `with` a layer hands on R versions of its N rows, row i a copy of row owners[i], as `change` makes them.
 
@@ -41,20 +41,20 @@ def branched(
     def grow(module: nn.Module, args: object, result: Any) -> Any:
         nonlocal seen
         seen += 1
-        if seen != call + 1:
+        if seen != call_index + 1:
             return None
-        path, tensor = the_tensor(name, result, output)
-        return replaced(result, path, change(tensor.index_select(0, owners)))
+        path, tensor = find_main_tensor(name, result, output_index)
+        return replace_leaf(result, path, transform(tensor.index_select(0, sample_index)))
 
-    with Hooks() as hooks, plain_checkpoints():
-        hooks.hold(module.register_forward_hook(here_only(grow)))
+    with Hooks() as hooks, reentrant_checkpoints_disabled():
+        hooks.add_handle(module.register_forward_hook(thread_local_hook(grow)))
         yield
 
 
-LIMIT = 2**28  # bytes that are remembered, the last outputs first
+MAX_CACHED_BYTES = 2**28  # bytes that are remembered, the last outputs first
 
 
-class Replay:
+class PrefixCache:
     """Passes of one input through one model, each under `with replay:`, all in one thread, without gradients.
 
     The first pass remembers the outputs of the modules beside the path to the layer, and of the layer itself, until its
@@ -62,23 +62,27 @@ class Replay:
     what has hooks inside, trains or is TorchScript runs again; so does everything in a model that draws random numbers.
     """
 
-    def __init__(self, model: nn.Module, layer: str | nn.Module, call: int = 0) -> None:
+    def __init__(self, model: nn.Module, layer: str | nn.Module, call_index: int = 0) -> None:
         name, self._layer = find_layer(unwrap(model), layer)
-        self.call, self._modules = call, _beside(unwrap(model), name)
+        self.call_index, self._modules = call_index, _find_cacheable_modules(unwrap(model), name)
         self._outputs: dict[tuple[int, int], tuple[Tensor, int]] = {}  # by module and call: an output and its version
-        self._ready = False
+        self._is_filled = False
 
     def __enter__(self) -> Self:
-        self._calls, self._over, self._random = Counter[int](), False, _random_states()
-        self._shadows = shadowed(dict.fromkeys(self._modules, self.run))
-        self._shadows.__enter__()
+        self._call_counts, self._is_past_layer, self._start_random_states = Counter[int](), False, _read_random_states()
+        self._overrides = override_forward(dict.fromkeys(self._modules, self.run_module))
+        self._overrides.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        self._shadows.__exit__(None, None, None)
-        if not self._ready:
-            self._ready = kind is None and self._over and all(map(torch.equal, self._random, _random_states()))
-            room, found = LIMIT, self._outputs if self._ready else {}
+        self._overrides.__exit__(None, None, None)
+        if not self._is_filled:
+            self._is_filled = (
+                kind is None
+                and self._is_past_layer
+                and all(map(torch.equal, self._start_random_states, _read_random_states()))
+            )
+            room, found = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
             self._outputs = {}
             for place, (output, version) in reversed(found.items()):
                 room -= output.nbytes
@@ -86,38 +90,45 @@ class Replay:
                     self._outputs[place] = output, version
 
     @property
-    def remembers(self) -> bool:
+    def has_cached_outputs(self) -> bool:
         """Whether the next pass is handed anything."""
         return bool(self._outputs)
 
-    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module's own forward returns, or returned in the first pass."""
-        place = id(module), self._calls[id(module)]
-        self._calls[id(module)] += 1
-        known = self._outputs.get(place) if self._ready and not self._over else None
+        place = id(module), self._call_counts[id(module)]
+        self._call_counts[id(module)] += 1
+        known = self._outputs.get(place) if self._is_filled and not self._is_past_layer else None
         if known and known[0]._version == known[1]:
             output: Any = known[0]
         else:
-            given = [leaf for _, leaf in leaves((args, kwargs))]
-            before = list(map(_version, given))
+            given = [leaf for _, leaf in iter_leaves((args, kwargs))]
+            before = list(map(_version_counter, given))
             output = type(module).forward(module, *args, **kwargs)
             plain = isinstance(output, Tensor) and not (
-                output.requires_grad or output.is_inference() or unusual(output)
+                output.requires_grad or output.is_inference() or describe_unsupported_tensor(output)
             )
-            if not self._ready and not self._over and plain and before == list(map(_version, given)):
+            if (
+                not self._is_filled
+                and not self._is_past_layer
+                and plain
+                and before == list(map(_version_counter, given))
+            ):
                 self._outputs[place] = output, output._version
-        self._over = self._over or (module is self._layer and place[1] == self.call)
+        self._is_past_layer = self._is_past_layer or (module is self._layer and place[1] == self.call_index)
         return output
 
 
-def _beside(model: nn.Module, name: str) -> list[nn.Module]:
+def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
     """The layer and the modules beside the path to it that can be replayed; none where the layer cannot."""
     path, found = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
         found += path[-1].children()
         path.append(path[-1].get_submodule(part))
     usable = [
-        m for m in dict.fromkeys(found) if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_plain(m)
+        m
+        for m in dict.fromkeys(found)
+        if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_cacheable(m)
     ]
     inside = {part for module in usable for part in [*module.modules()][1:]}
     beside = [module for module in usable if module not in inside]
@@ -125,17 +136,17 @@ def _beside(model: nn.Module, name: str) -> list[nn.Module]:
     return beside if path[-1] in beside and not (copied or everywhere._has_any_global_hook()) else []
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_cacheable(module: nn.Module) -> bool:
     """Whether a call of the module is its class's forward and leaves nothing but its output."""
     parts = [*module.modules()]
-    usual = not any(has_own(part) or part.training for part in parts)
+    usual = not any(has_instance_forward(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])
     return usual and not heard
 
 
-def _version(tensor: Tensor) -> int | None:
+def _version_counter(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _random_states() -> list[Tensor]:
+def _read_random_states() -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]

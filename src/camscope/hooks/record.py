@@ -17,34 +17,34 @@ from torch.autograd.graph import Node, get_gradient_edge
 from camscope.errors import LayerError, warn_caller
 from camscope.hooks.base import (
     Hooks,
-    evaluating,
-    expect_initialized,
+    check_initialized,
+    evaluation_mode,
     find_layers,
-    here_only,
-    on_gradient,
-    plain_checkpoints,
-    recomputing,
+    is_recomputing,
+    reentrant_checkpoints_disabled,
+    register_gradient_hook,
+    thread_local_hook,
     unwrap,
 )
 from camscope.plurals import plural
-from camscope.pytree import Path, leaves, mapped, replaced, the_tensor
+from camscope.pytree import LeafPath, find_main_tensor, iter_leaves, map_leaves, replace_leaf
 
-Copy = Callable[[Tensor], Tensor]
+SnapshotFunction = Callable[[Tensor], Tensor]
 
 
-class Flow:
+class GradientAccumulator:
     """The gradient at one tensor, summed over the ways by which it arrives in one backward pass; the last pass counts.
 
     A view that is changed in place afterwards gets another place in the graph, and the old one receives a part of its
     gradient or none: that is noticed (the alias shares the view's version counter), and no number is better than it.
     """
 
-    def __init__(self, tensor: Tensor, copy: Copy) -> None:
-        self._copy = copy
+    def __init__(self, tensor: Tensor, take_snapshot: SnapshotFunction) -> None:
+        self._take_snapshot = take_snapshot
         self._alias = tensor.detach() if tensor._is_view() else None
         self._version = tensor._version
-        self._pass, self._sum = -1, None
-        self._lost = False
+        self._backward_pass_id, self._sum = -1, None
+        self._was_lost = False
 
     _sum: Tensor | None
 
@@ -52,70 +52,72 @@ class Flow:
         """Take in what arrives by one way."""
         if gradient is None:
             return
-        this_pass, copy = torch._C._current_graph_task_id(), self._copy(gradient)
-        self._sum = copy if self._sum is None or this_pass != self._pass else self._sum + copy
-        self._pass = this_pass
+        this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
+        self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
+        self._backward_pass_id = this_pass
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the tensor was a view that has been changed in place."""
-        return self._lost or (self._alias is not None and self._alias._version != self._version)
+        return self._was_lost or (self._alias is not None and self._alias._version != self._version)
 
     @property
     def gradient(self) -> Tensor | None:
         """The whole gradient; None where none arrived."""
-        return None if self.lost else self._sum
+        return None if self.is_lost else self._sum
 
-    def settle(self) -> None:
+    def release_view(self) -> None:
         """Let go of the model's memory; what is lost stays lost."""
-        self._lost, self._alias = self.lost, None
+        self._was_lost, self._alias = self.is_lost, None
 
 
 @dataclass(eq=False)
-class Call:
+class LayerCall:
     """One call of one layer: snapshots of what went in and came out, of the types that the model used.
 
     `inputs` are the positional ones, `keywords` the others; None means not recorded.
     """
 
     inputs: tuple[Any, ...] | None = None
-    keywords: dict[str, Any] | None = None
+    kwargs: dict[str, Any] | None = None
     output: Any = None
-    _frames: tuple[Any, Any] = field(default=(((), {}), None), repr=False)
-    _flows: tuple[dict[Path, Flow], dict[Path, Flow]] = field(default_factory=lambda: ({}, {}), repr=False)
+    _structures: tuple[Any, Any] = field(default=(((), {}), None), repr=False)
+    _accumulators: tuple[dict[LeafPath, GradientAccumulator], dict[LeafPath, GradientAccumulator]] = field(
+        default_factory=lambda: ({}, {}), repr=False
+    )
 
     @property
     def gradient(self) -> Any:
         """Gradient of what was differentiated with respect to the output, in its structure; None where none arrived."""
-        return _filled(self._frames[1], self._flows[1])
+        return _fill_gradients(self._structures[1], self._accumulators[1])
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
         """Gradients that flow back to the positional inputs through this call alone, in their structure."""
-        gradients: tuple[Any, ...] = _filled(self._frames[0], self._flows[0])[0]
+        gradients: tuple[Any, ...] = _fill_gradients(self._structures[0], self._accumulators[0])[0]
         return gradients
 
     @property
-    def keyword_gradients(self) -> dict[str, Any]:
+    def kwarg_gradients(self) -> dict[str, Any]:
         """Gradients that flow back to the keyword inputs through this call alone."""
-        gradients: dict[str, Any] = _filled(self._frames[0], self._flows[0])[1]
+        gradients: dict[str, Any] = _fill_gradients(self._structures[0], self._accumulators[0])[1]
         return gradients
 
-    def flows(self) -> Iterator[Flow]:
+    def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Every gradient that is watched."""
-        for side in self._flows:
+        for side in self._accumulators:
             yield from side.values()
 
 
 class LayerRecord:
     """All calls of one layer, in the order in which they ended; the short names speak of the last one."""
 
-    def __init__(self, name: str, wanted: frozenset[str]) -> None:
-        self.name, self.calls = name, list[Call]()
-        self._wanted = wanted
+    def __init__(self, name: str, recorded_kinds: frozenset[str]) -> None:
+        self.name, self.calls = name, list[LayerCall]()
+        self._recorded_kinds = recorded_kinds
 
     @property
-    def last(self) -> Call:
+    def last_call(self) -> LayerCall:
         """The last call."""
         if not self.calls:
             raise LayerError(f"layer {self.name!r} has not run inside the recording")
@@ -124,39 +126,39 @@ class LayerRecord:
     @property
     def output(self) -> Any:
         """What the layer returned, of the same type."""
-        return self.last.output if "outputs" in self._wanted else self._refuse("outputs")
+        return self.last_call.output if "outputs" in self._recorded_kinds else self._raise_not_recorded("outputs")
 
     @property
     def input(self) -> Any:
         """What went in: the only positional input by itself, else the tuple of them."""
-        inputs = self.last.inputs
-        return _single(inputs) if inputs is not None else self._refuse("inputs")
+        inputs = self.last_call.inputs
+        return _unwrap_single(inputs) if inputs is not None else self._raise_not_recorded("inputs")
 
     @property
     def gradient(self) -> Any:
         """Gradient with respect to `output`, of the same shape."""
-        return self._arrived(self.last.gradient, "output")
+        return self._check_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
         """Gradient that flows back to `input` through this layer alone (what other users of it send back is not in)."""
-        return self._arrived(_single(self.last.input_gradients), "input")
+        return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
-    def _arrived(self, gradient: object, where: str) -> Any:
-        if "gradients" not in self._wanted:
-            self._refuse("gradients")
-        if next(leaves(gradient), None) is not None:
+    def _check_gradient(self, gradient: object, location: str) -> Any:
+        if "gradients" not in self._recorded_kinds:
+            self._raise_not_recorded("gradients")
+        if next(iter_leaves(gradient), None) is not None:
             return gradient
-        if any(flow.lost for flow in self.last.flows()):
+        if any(flow.is_lost for flow in self.last_call.iter_accumulators()):
             raise LayerError(
-                f"the {where} of layer {self.name!r} is a view that the model changes in place: no gradient"
+                f"the {location} of layer {self.name!r} is a view that the model changes in place: no gradient"
             )
         raise LayerError(
-            f"no gradient at the {where} of layer {self.name!r}: inside the recording, run the model with gradients on "
-            f"(something at or before the {where} must require them) and call backward"
+            f"no gradient at the {location} of layer {self.name!r}: inside the recording, run the model with gradients on "
+            f"(something at or before the {location} must require them) and call backward"
         )
 
-    def _refuse(self, kind: str) -> NoReturn:
+    def _raise_not_recorded(self, kind: str) -> NoReturn:
         raise LayerError(f"{kind} of layer {self.name!r} were not recorded; ask for record(…, {kind}=True)")
 
     def __len__(self) -> int:
@@ -166,9 +168,9 @@ class LayerRecord:
         text = f"{self.name or '(model)'}  {plural(len(self.calls), 'call')}"
         if not self.calls:
             return text
-        gradient = self.last.gradient if "gradients" in self._wanted else None
-        shown = [("input", self.last.inputs), ("output", self.last.output), ("gradient", gradient)]
-        return text + "".join(f"  {what} {_shapes(value)}" for what, value in shown if _shapes(value))
+        gradient = self.last_call.gradient if "gradients" in self._recorded_kinds else None
+        shown = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
+        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in shown if _format_shapes(value))
 
 
 class Recording(dict[str, LayerRecord]):
@@ -185,30 +187,30 @@ class Recording(dict[str, LayerRecord]):
         return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
 
 
-def frame(value: Any) -> Any:
+def strip_tensors(value: Any) -> Any:
     """The structure with None in place of every tensor."""
-    return mapped(value, lambda _: None)
+    return map_leaves(value, lambda _: None)
 
 
-def _filled(structure: Any, flows: dict[Path, Flow]) -> Any:
-    for path, flow in flows.items():
-        structure = replaced(structure, path, flow.gradient)
+def _fill_gradients(structure: Any, accumulators: dict[LeafPath, GradientAccumulator]) -> Any:
+    for path, flow in accumulators.items():
+        structure = replace_leaf(structure, path, flow.gradient)
     return structure
 
 
-def _single(values: tuple[Any, ...]) -> Any:
+def _unwrap_single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _shapes(value: object) -> str:
-    return " ".join(f"({', '.join(map(str, leaf.shape))})" for _, leaf in leaves(value))
+def _format_shapes(value: object) -> str:
+    return " ".join(f"({', '.join(map(str, leaf.shape))})" for _, leaf in iter_leaves(value))
 
 
-Edge = tuple[Node | None, int]
+GraphEdge = tuple[Node | None, int]
 
 
 @contextmanager
-def record(
+def record_layers(
     model: nn.Module,
     layers: str | nn.Module | Iterable[str | nn.Module],
     *,
@@ -234,15 +236,15 @@ def record(
     recording = Recording()
     with recorder:
         if gradients:
-            recorder.enter_context(plain_checkpoints())
+            recorder.enter_context(reentrant_checkpoints_disabled())
         for name, module in find_layers(model, layers).items():
-            recording[name] = LayerRecord(name, recorder.wanted)
-            recorder.watch(module, recording[name])
+            recording[name] = LayerRecord(name, recorder.recorded_kinds)
+            recorder.watch_layer(module, recording[name])
         yield recording
-    recorder.warn_of_lost()
+    recorder.warn_of_lost_gradients()
 
 
-def extract(
+def extract_features(
     model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module], x: Tensor | tuple[Any, ...]
 ) -> dict[str, Tensor]:
     """Feature maps (N,K,h,w), or what the layers return, by name: of their last call in one forward pass in eval mode.
@@ -250,19 +252,19 @@ def extract(
     `layers`: names, glob patterns or modules. `x`: the input (N,C,H,W), or a tuple of inputs. Of a layer that returns
     several tensors the floating one of highest rank is taken. A layer that does not run is a LayerError.
     """
-    expect_initialized(unwrap(model))
-    with evaluating(unwrap(model)), torch.no_grad(), record(model, layers, device=None) as recording:
+    check_initialized(unwrap(model))
+    with evaluation_mode(unwrap(model)), torch.no_grad(), record_layers(model, layers, device=None) as recording:
         model(*(x if isinstance(x, tuple) else (x,)))
-    return {name: the_tensor(name, layer.output)[1] for name, layer in recording.items()}
+    return {name: find_main_tensor(name, layer.output)[1] for name, layer in recording.items()}
 
 
 @dataclass(eq=False)
-class _Running:
+class _OpenCall:
     """A call that has begun: its record, where in the graph its inputs are, and how long the graph is so far."""
 
-    call: Call
-    edges: dict[Path, Edge]
-    since: int
+    call: LayerCall
+    edges: dict[LeafPath, GraphEdge]
+    start_sequence_number: int
 
 
 class _Recorder(Hooks):
@@ -271,102 +273,112 @@ class _Recorder(Hooks):
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
         kinds = {"inputs": inputs, "outputs": outputs, "gradients": gradients}
-        self.wanted = frozenset(kind for kind, asked in kinds.items() if asked)
+        self.recorded_kinds = frozenset(kind for kind, asked in kinds.items() if asked)
         self._device = device
-        self._flows: list[tuple[str, Flow]] = []
-        self.callback(self._settle)
+        self._accumulators: list[tuple[str, GradientAccumulator]] = []
+        self.callback(self._release_views)
 
-    def watch(self, module: nn.Module, layer: LayerRecord) -> None:
-        running: list[_Running] = []  # a stack: a module may run inside itself
-        before, after = partial(self._before, running), partial(self._after, running, layer)
-        self.hold(module.register_forward_pre_hook(here_only(before), with_kwargs=True))
-        self.hold(module.register_forward_hook(here_only(after), with_kwargs=True))
+    def watch_layer(self, module: nn.Module, layer: LayerRecord) -> None:
+        running: list[_OpenCall] = []  # a stack: a module may run inside itself
+        before, after = partial(self._begin_call, running), partial(self._end_call, running, layer)
+        self.add_handle(module.register_forward_pre_hook(thread_local_hook(before), with_kwargs=True))
+        self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
 
-    def _settle(self) -> None:
-        for _, flow in self._flows:
-            flow.settle()
+    def _release_views(self) -> None:
+        for _, flow in self._accumulators:
+            flow.release_view()
 
-    def warn_of_lost(self) -> None:
+    def warn_of_lost_gradients(self) -> None:
         """Say which gradients could not be told."""
-        if lost := sorted({name for name, flow in self._flows if flow.lost}):
+        if lost := sorted({name for name, flow in self._accumulators if flow.is_lost}):
             names = ", ".join(map(repr, lost))
             text = f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
             warn_caller(text)
 
-    def _before(
-        self, running: list[_Running], module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    def _begin_call(
+        self, open_calls: list[_OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if recomputing():
+        if is_recomputing():
             return
-        taken, call = (args, keywords), Call()
-        if "inputs" in self.wanted:
+        taken, call = (args, kwargs), LayerCall()
+        if "inputs" in self.recorded_kinds:
             # before the layer runs: it may write over its input
-            call.inputs, call.keywords = mapped(taken, self._copy)
-        edges: dict[Path, Edge] = {}
-        if "gradients" in self.wanted:
-            call._frames = (frame(taken), None)
-            for path, leaf in _connected(taken):
+            call.inputs, call.kwargs = map_leaves(taken, self._take_snapshot)
+        edges: dict[LeafPath, GraphEdge] = {}
+        if "gradients" in self.recorded_kinds:
+            call._structures = (strip_tensors(taken), None)
+            for path, leaf in _iter_differentiable_tensors(taken):
                 edge = get_gradient_edge(leaf)
                 edges[path] = (edge.node, edge.output_nr)
-                call._flows[0][path] = Flow(leaf, self._copy)
-        running.append(_Running(call, edges, _get_sequence_nr()))
+                call._accumulators[0][path] = GradientAccumulator(leaf, self._take_snapshot)
+        open_calls.append(_OpenCall(call, edges, _get_sequence_nr()))
 
-    def _after(self, running: list[_Running], layer: LayerRecord, module: nn.Module, *taken_and_output: Any) -> None:
-        if recomputing():
+    def _end_call(
+        self, open_calls: list[_OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
+    ) -> None:
+        if is_recomputing():
             return
-        run, output = running.pop(), taken_and_output[-1]
-        if "outputs" in self.wanted:
-            run.call.output = mapped(output, self._copy)
-        if "gradients" in self.wanted:
-            run.call._frames = (run.call._frames[0], frame(output))
-            self._follow(run, output)
-            self._flows += [(layer.name, flow) for flow in run.call.flows()]
+        run, output = open_calls.pop(), inputs_and_output[-1]
+        if "outputs" in self.recorded_kinds:
+            run.call.output = map_leaves(output, self._take_snapshot)
+        if "gradients" in self.recorded_kinds:
+            run.call._structures = (run.call._structures[0], strip_tensors(output))
+            self._hook_gradients(run, output)
+            self._accumulators += [(layer.name, flow) for flow in run.call.iter_accumulators()]
         layer.calls.append(run.call)
 
-    def _follow(self, run: _Running, output: object) -> None:
+    def _hook_gradients(self, open_call: _OpenCall, output: object) -> None:
         """Tensor hooks where the output's gradient arrives, node hooks where this call sends its inputs theirs."""
-        into, out_of = run.call._flows
+        into, out_of = open_call.call._accumulators
         ends: list[Node] = []
-        for path, leaf in _connected(output):
-            out_of[path] = Flow(leaf, self._copy)
-            self.hold(on_gradient(leaf, out_of[path].add))
+        for path, leaf in _iter_differentiable_tensors(output):
+            out_of[path] = GradientAccumulator(leaf, self._take_snapshot)
+            self.add_handle(register_gradient_hook(leaf, out_of[path].add))
             edge = get_gradient_edge(leaf)
             ends.append(edge.node)
             for at, flow in into.items():
-                if run.edges[at] == (edge.node, edge.output_nr):  # the layer hands its input on
-                    self.hold(on_gradient(leaf, flow.add))
-        for at, sender, index in _senders(ends, run.edges, run.since):
-            self.hold(sender.register_hook(partial(_pass_on, into[at], index)))
+                if open_call.edges[at] == (edge.node, edge.output_nr):  # the layer hands its input on
+                    self.add_handle(register_gradient_hook(leaf, flow.add))
+        for at, sender, index in _iter_gradient_senders(ends, open_call.edges, open_call.start_sequence_number):
+            self.add_handle(sender.register_hook(partial(_add_input_gradient, into[at], index)))
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def _take_snapshot(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             return tensor.to(self._device if self._device is not None else tensor.device, copy=True)
 
 
-def _connected(value: object) -> Iterator[tuple[Path, Tensor]]:
-    return ((path, leaf) for path, leaf in leaves(value) if leaf.requires_grad) if torch.is_grad_enabled() else iter(())
+def _iter_differentiable_tensors(value: object) -> Iterator[tuple[LeafPath, Tensor]]:
+    return (
+        ((path, leaf) for path, leaf in iter_leaves(value) if leaf.requires_grad)
+        if torch.is_grad_enabled()
+        else iter(())
+    )
 
 
-def _pass_on(flow: Flow, index: int, sent: tuple[Tensor | None, ...], received: object) -> None:
-    flow.add(sent[index])
+def _add_input_gradient(
+    accumulator: GradientAccumulator, index: int, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object
+) -> None:
+    accumulator.add(grad_inputs[index])
 
 
-def _senders(ends: list[Node], edges: dict[Path, Edge], since: int) -> Iterator[tuple[Path, Node, int]]:
+def _iter_gradient_senders(
+    output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
+) -> Iterator[tuple[LeafPath, Node, int]]:
     """The nodes between a call's output and its inputs that send gradients to an input, each with the place in its sum.
 
     Only what was built since the call began is walked through.
     """
-    wanted: dict[Edge, list[Path]] = {}
+    wanted: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         wanted.setdefault(edge, []).append(path)
     seen: set[Node] = set()
-    while ends:
-        node = ends.pop()
-        if node in seen or node._sequence_nr() < since:
+    while output_nodes:
+        node = output_nodes.pop()
+        if node in seen or node._sequence_nr() < start_sequence_number:
             continue
         seen.add(node)
         for index, (behind, number) in enumerate(node.next_functions):
             for path in wanted.get((behind, number), ()):
                 yield path, node, index
             if behind is not None and (behind, number) not in wanted:
-                ends.append(behind)
+                output_nodes.append(behind)

@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from camscope.hooks.function_mode import Calls, name_of
+from camscope.hooks.function_mode import BaseFunctionMode, function_name
 
-WINDOWED = frozenset(
+WINDOW_FUNCTIONS = frozenset(
     f"{name}{rank}d"
     for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
     for rank in (1, 2, 3)
 ) | {"interpolate", "upsample", "pad", "pixel_shuffle", "pixel_unshuffle", "max_unpool2d", "fractional_max_pool2d"}
-ACTIVATIONS = frozenset(
+SPATIAL_ACTIVATIONS = frozenset(
     {"celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid", "logsigmoid", "mish"}
     | {"prelu", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh", "tanhshrink"}
     | {"threshold"}
 )
-ARITHMETIC = frozenset(
+SPATIAL_ARITHMETIC = frozenset(
     {"abs", "add", "addcmul", "clamp", "div", "exp", "iadd", "idiv", "imul", "isub", "itruediv", "lerp", "log", "log1p"}
     | {
         "maximum",
@@ -38,9 +38,11 @@ ARITHMETIC = frozenset(
     }
     | {"sub", "subtract", "truediv"}
 )
-NORMS = frozenset({"batch_norm", "group_norm", "instance_norm", "local_response_norm"})
-DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
-COPIES = frozenset(
+SPATIAL_NORMS = frozenset({"batch_norm", "group_norm", "instance_norm", "local_response_norm"})
+SPATIAL_DROPOUTS = frozenset(
+    {"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"}
+)
+COPY_FUNCTIONS = frozenset(
     {
         "bfloat16",
         "clone",
@@ -56,12 +58,15 @@ COPIES = frozenset(
         "type_as",
     }
 )
-ELEMENTWISE = ACTIVATIONS | ARITHMETIC | NORMS | DROPOUTS | COPIES
-JOINING = frozenset({"cat", "concat", "concatenate"})
-FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # their fused kernels are not used while calls are watched
+ELEMENTWISE_FUNCTIONS = SPATIAL_ACTIVATIONS | SPATIAL_ARITHMETIC | SPATIAL_NORMS | SPATIAL_DROPOUTS | COPY_FUNCTIONS
+CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
+FUSED_MODULES = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+)  # their fused kernels are not used while calls are watched
 
 
-class SpatialOps(Calls):
+class SpatialMapTracker(BaseFunctionMode):
     """Inside the `with`, in this thread: knows the maps (N,K,*grid) that windows over the input and elementwise steps make.
 
     A convolution or a pool makes a map if its input is one, or has the grid of one, which attention between tokens has not
@@ -69,25 +74,25 @@ class SpatialOps(Calls):
     what is the same in all cells. `size`: the input's spatial axes.
     """
 
-    def __init__(self, model: nn.Module, size: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:
         super().__init__()
-        self._constants = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._axes, self._grids = len(size) + 2, {tuple(size)}
+        self._parameter_ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._n_axes, self._grids = len(input_size) + 2, {tuple(input_size)}
         self._maps: dict[int, weakref.ref[Tensor]] = {}
 
-    def made(self, tensor: Tensor) -> bool:
+    def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor is such a map."""
         known = self._maps.get(id(tensor))
         return known is not None and known() is tensor
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
-        name = name_of(func)
-        is_map = self._makes_map(name, args, named)  # before the call, which may change its input in place
-        result = func(*args, **named)
+        name = function_name(func)
+        is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
+        result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
         found = changed[0] if isinstance(changed, tuple) and changed else changed
-        if isinstance(found, Tensor) and found.ndim == self._axes:
+        if isinstance(found, Tensor) and found.ndim == self._n_axes:
             if is_map:
                 self._maps[id(found)] = weakref.ref(found)
                 self._grids.add(tuple(found.shape[2:]))
@@ -95,32 +100,32 @@ class SpatialOps(Calls):
                 self._maps.pop(id(found), None)
         return result
 
-    def _makes_map(self, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        if name in WINDOWED:
-            given = args[0] if args else named.get("input")
+    def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        if name in WINDOW_FUNCTIONS:
+            given = args[0] if args else kwargs.get("input")
             return (
                 isinstance(given, Tensor)
-                and given.ndim == self._axes
-                and (self.made(given) or tuple(given.shape[2:]) in self._grids)
+                and given.ndim == self._n_axes
+                and (self.is_spatial_map(given) or tuple(given.shape[2:]) in self._grids)
             )
-        if name in JOINING:
-            axis = args[1] if len(args) > 1 else named.get("dim", named.get("axis", 0))
-            maps = list(self._large(args[0] if args else named.get("tensors")))
-            return axis in (1, 1 - self._axes) and bool(maps) and all(map(self.made, maps))
-        if name in ELEMENTWISE:
-            maps = [tensor for value in (*args, *named.values()) for tensor in self._large(value)]
-            return bool(maps) and all(map(self.made, maps))
+        if name in CONCAT_FUNCTION_NAMES:
+            axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+            maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
+            return axis in (1, 1 - self._n_axes) and bool(maps) and all(map(self.is_spatial_map, maps))
+        if name in ELEMENTWISE_FUNCTIONS:
+            maps = [tensor for value in (*args, *kwargs.values()) for tensor in self._iter_map_candidates(value)]
+            return bool(maps) and all(map(self.is_spatial_map, maps))
         return False
 
-    def _large(self, value: object) -> Iterator[Tensor]:
+    def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
         """The tensors (N,K,*grid) of more than one cell in an argument."""
         for one in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(one, Tensor) or one.ndim != self._axes or id(one) in self._constants:
+            if not isinstance(one, Tensor) or one.ndim != self._n_axes or id(one) in self._parameter_ids:
                 continue
             if math.prod(one.shape[2:]) > 1:
                 yield one
 
 
-def may_be_watched(model: nn.Module) -> bool:
+def is_interception_exact(model: nn.Module) -> bool:
     """Whether watching the calls leaves the model's numbers as they are, to the last bit."""
-    return not any(isinstance(module, FUSED) for module in model.modules())
+    return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

@@ -14,20 +14,20 @@ from camscope.hooks.base import (
     Hooks,
     autocast_uncached,
     find_layers,
-    here_only,
-    on_gradient,
-    plain_checkpoints,
-    recomputing,
+    is_recomputing,
+    reentrant_checkpoints_disabled,
+    register_gradient_hook,
+    thread_local_hook,
     unwrap,
 )
 from camscope.plurals import plural
-from camscope.pytree import replaced, the_tensor
+from camscope.pytree import find_main_tensor, replace_leaf
 
 T = TypeVar("T")
 
 
 @dataclass
-class Call:
+class TappedCall:
     """One call of one layer: a snapshot of its output, and after `backward` the score's gradient there (or None)."""
 
     activation: Tensor
@@ -54,14 +54,14 @@ class Tap(Hooks):
         model: nn.Module,
         layers: str | nn.Module | Iterable[str | nn.Module],
         *,
-        output: str | int | None = None,
-        call: int | None = None,
+        output_index: str | int | None = None,
+        call_index: int | None = None,
         gradients: bool = True,
     ) -> None:
         super().__init__()
         self._modules = find_layers(unwrap(model), layers)
-        self._output, self._call, self._gradients = output, call, gradients
-        self.calls: dict[str, list[Call]] = {name: [] for name in self._modules}
+        self._output_index, self._call_index, self._gradients = output_index, call_index, gradients
+        self.calls: dict[str, list[TappedCall]] = {name: [] for name in self._modules}
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -69,11 +69,11 @@ class Tap(Hooks):
             self.enter_context(torch.inference_mode(False))
             self.enter_context(torch.no_grad())
             self.enter_context(autocast_uncached())
-            self.enter_context(plain_checkpoints())
+            self.enter_context(reentrant_checkpoints_disabled())
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     raise LayerError(f"layer {name!r} is TorchScript: hooks cannot reach it; choose one outside of it")
-                self.hold(module.register_forward_hook(here_only(partial(self._keep, name))))
+                self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
         except BaseException:
             self.close()
             raise
@@ -86,33 +86,33 @@ class Tap(Hooks):
         """
         result = forward()
         if not self._gradients:
-            self._expect_calls()
+            self._check_calls()
             return result
         if not torch.is_grad_enabled():
-            self._expect_calls()
+            self._check_calls()
             for calls in self.calls.values():
                 calls.clear()
             torch.set_grad_enabled(True)
             result = forward()
-        self._expect_calls()
+        self._check_calls()
         torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         """Store the gradient of a scalar score at every call; no `.grad` of anybody is touched."""
-        self._expect_calls()
+        self._check_calls()
         if not score.requires_grad:
             raise LayerError(
-                f"the score does not depend on {self._named()}: the model detaches it, or turns gradients off after it"
+                f"the score does not depend on {self._format_layer_names()}: the model detaches it, or turns gradients off after it"
             )
         calls = [call for calls in self.calls.values() for call in calls]
         for call in calls:
             call.gradient = None
         torch.autograd.grad(score, [c.activation for c in calls], allow_unused=True, retain_graph=retain_graph)
         if all(call.gradient is None for call in calls):
-            raise LayerError(f"the score does not depend on {self._named()}")
+            raise LayerError(f"the score does not depend on {self._format_layer_names()}")
 
-    def gradient_of(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
+    def compute_gradient(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
         """Gradient of a scalar score with respect to `activation`, same shape."""
         self.backward(score, retain_graph=retain_graph)
         return self.gradient
@@ -120,57 +120,61 @@ class Tap(Hooks):
     @property
     def activation(self) -> Tensor:
         """(N,K,h,w) or whatever the one tapped layer returns: its output in the chosen call."""
-        return self.chosen().activation.detach()
+        return self.select_call().activation.detach()
 
     @property
     def gradient(self) -> Tensor:
         """Gradient of the score with respect to `activation`, same shape."""
-        gradient = self.chosen().gradient
+        gradient = self.select_call().gradient
         if gradient is None:
-            raise LayerError(f"no gradient at {self._named()}: call backward(score) first, with a score of this call")
+            raise LayerError(
+                f"no gradient at {self._format_layer_names()}: call backward(score) first, with a score of this call"
+            )
         return gradient
 
-    def chosen(self, layer: str | None = None) -> Call:
+    def select_call(self, layer: str | None = None) -> TappedCall:
         """The call that counts, of one layer (default: the only one tapped)."""
         if layer is None and len(self.calls) != 1:
             raise LayerError(
                 f"{plural(len(self.calls), 'layer is', 'layers are')} tapped; say which: {', '.join(self.calls)}"
             )
         calls = self.calls[layer if layer is not None else next(iter(self.calls))]
-        if self._call is not None:
-            if not -len(calls) <= self._call < len(calls):
-                raise LayerError(f"call={self._call} of {self._named()}, which ran {plural(len(calls), 'time')}")
-            return calls[self._call]
+        if self._call_index is not None:
+            if not -len(calls) <= self._call_index < len(calls):
+                raise LayerError(
+                    f"call={self._call_index} of {self._format_layer_names()}, which ran {plural(len(calls), 'time')}"
+                )
+            return calls[self._call_index]
         reached = [call for call in calls if call.gradient is not None]
         if not calls:
-            raise LayerError(f"{self._named()} has not run")
+            raise LayerError(f"{self._format_layer_names()} has not run")
         return (reached or calls)[-1]
 
-    def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
-        path, tensor = the_tensor(name, output, self._output)
+    def _record_output(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
+        path, tensor = find_main_tensor(name, output, self._output_index)
         if not self._gradients:
-            self.calls[name].append(Call(tensor.detach().clone()))
+            self.calls[name].append(TappedCall(tensor.detach().clone()))
             return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
-        if not recomputing():
-            call = Call(kept)
-            on_gradient(kept, partial(_store, ref(call)))
+        if not is_recomputing():
+            call = TappedCall(kept)
+            register_gradient_hook(kept, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)
         torch.set_grad_enabled(True)
-        return replaced(output, path, kept.clone())
+        return replace_leaf(output, path, kept.clone())
 
-    def _expect_calls(self) -> None:
+    def _check_calls(self) -> None:
         for name, calls in self.calls.items():
             if not calls:
                 raise LayerError(f"layer {name!r} did not run in the forward pass; is it used, and not scripted?")
 
-    def _named(self) -> str:
+    def _format_layer_names(self) -> str:
         return " or ".join(f"layer {name!r}" for name in self.calls)
 
 
-def _store(known: ref[Call], gradient: Tensor) -> None:
+def _store_gradient(call_reference: ref[TappedCall], gradient: Tensor) -> None:
     # a weak reference: a tensor, its hook and its call must not keep each other until the garbage collector comes
-    call = known()
+    call = call_reference()
     if call is not None:
         call.gradient = gradient

@@ -12,23 +12,23 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.placement_check import Squares, ignores_content
+from camscope.images.placement_check import SquarePattern, is_content_independent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
-AGREEMENT = 0.9  # of squares that were added to an image, with what the placement says of them
-KEPT = 32  # image sizes whose placement is remembered
+MIN_AGREEMENT = 0.9  # of squares that were added to an image, with what the placement says of them
+MAX_CACHED_PLACEMENTS = 32  # image sizes whose placement is remembered
 # Two ramps across the image, each mostly along one axis. They lean, so that rounding to 8 bits falls differently on
 # neighbouring pixels and averages out.
-RAMPS = np.array([[0.8, 0.2], [0.2, 0.8]])
+RAMP_DIRECTIONS = np.array([[0.8, 0.2], [0.2, 0.8]])
 # How far, in grey levels (RMS), the measured pixels may lie off the plane that was fitted: two roundings to 8 bits cost
 # about half a level, and a stretched source pixel is flat for its own width.
-TOLERANCE, FLATNESS = 1.0, 0.5
+MAX_RESIDUAL_LEVELS, FLAT_PIXEL_TOLERANCE = 1.0, 0.5
 
 
-class Probed:
+class CallablePreprocess:
     """Pixels (H,W,3) uint8 -> (tensor (C,H,W), Placement or None): a callable on a PIL image, and where it looks.
 
     `transform`: takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
@@ -43,14 +43,14 @@ class Probed:
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform = transform
-        self._ignores_content = ignores_content(transform)
-        self._placements: dict[tuple[int, int], Placement | None] = {}
+        self._is_content_independent = is_content_independent(transform)
+        self._placement_cache: dict[tuple[int, int], Placement | None] = {}
 
     def __repr__(self) -> str:
         return f"Probed({self.transform!r})"
 
     def __eq__(self, other: object) -> bool:
-        return self.transform == other.transform if isinstance(other, Probed) else NotImplemented
+        return self.transform == other.transform if isinstance(other, CallablePreprocess) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(type(self.transform))
@@ -59,22 +59,24 @@ class Probed:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image, if that is known."""
         from PIL import Image
 
-        result = self._run(Image.fromarray(pixels))
-        place = self.placement(pixels.shape[:2])
+        result = self._call_transform(Image.fromarray(pixels))
+        place = self.measure_placement(pixels.shape[:2])
         if place is None or place.input_size != tuple(result.shape[1:]):
             return result, None
-        return result, place if self._ignores_content or self._holds(place, pixels, result) else None
+        return result, place if self._is_content_independent or self._is_confirmed_on_image(
+            place, pixels, result
+        ) else None
 
-    def placement(self, size: tuple[int, int]) -> Placement | None:
+    def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
         """Where the model's input lies on an image of `size` (height, width), in pixels; None if that is unknown."""
-        if size not in self._placements:
-            measured = self._measured(size)
-            while len(self._placements) >= KEPT:
-                self._placements.pop(next(iter(self._placements)), None)
-            self._placements[size] = measured
-        return self._placements[size]
+        if image_size not in self._placement_cache:
+            measured = self._measure_uncached_placement(image_size)
+            while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:
+                self._placement_cache.pop(next(iter(self._placement_cache)), None)
+            self._placement_cache[image_size] = measured
+        return self._placement_cache[image_size]
 
-    def _run(self, image: "Image") -> Tensor:
+    def _call_transform(self, image: "Image") -> Tensor:
         name = getattr(self.transform, "__name__", type(self.transform).__name__)
         try:
             result = self.transform(image)
@@ -90,79 +92,81 @@ class Probed:
         )
         raise PreprocessError(f"the preprocessing {name} returned {came}; expected a float tensor (C,H,W) or (1,C,H,W)")
 
-    def _measured(self, size: tuple[int, int]) -> Placement | None:
-        with _random_state_kept() as drawn:
+    def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
+        with _preserve_random_state() as drawn:
             try:
-                planes = [self._plane(picture) for picture in _pictures(size)]
+                planes = [self._transform_to_array(picture) for picture in _generate_probe_images(image_size)]
             except PreprocessError:  # it takes the photograph, but not these pictures
                 return None
             if drawn():
                 return None
-            place = _solved(planes, size)
-            return place if place and self._stays(place, planes[0], planes[1]) else None
+            place = _solve_placement(planes, image_size)
+            return place if place and self._is_confirmed_on_probes(place, planes[0], planes[1]) else None
 
-    def _holds(self, place: Placement, pixels: Pixels, result: Tensor) -> bool:
+    def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
         """Whether the image itself lies where the placement says: squares that are added to it appear there."""
         from PIL import Image
 
-        squares = Squares.of(place)
+        squares = SquarePattern.from_placement(placement)
         if squares is None:  # too few pixels to tell places apart
             return False
         try:
-            after = self._plane(Image.fromarray(squares.added(pixels)))
+            after = self._transform_to_array(Image.fromarray(squares.add_to_image(pixels)))
         except PreprocessError:
             return False
         before = result.cpu().double().numpy()
-        return after.shape == before.shape and squares.agreement(before, after) >= AGREEMENT
+        return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
-    def _stays(self, place: Placement, black: NDArray[np.float64], white: NDArray[np.float64]) -> bool:
+    def _is_confirmed_on_probes(
+        self, placement: Placement, black_response: NDArray[np.float64], white_response: NDArray[np.float64]
+    ) -> bool:
         """Whether the placement holds for pictures with something in their middle: a crop may follow the content."""
-        contrast, size = white - black, np.array(place.image_size)
+        contrast, size = white_response - black_response, np.array(placement.image_size)
         seen = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
-        where = abs(place.to_image(np.argwhere(seen) + 0.5) / size - 0.5).max(1)
+        where = abs(placement.to_image(np.argwhere(seen) + 0.5) / size - 0.5).max(1)
         clear = abs(where - 0.25) > 0.04  # not on the edge of the square in the middle
         for ground, middle in (("black", "white"), ("white", "black")):
-            plane = self._plane(_framed(place.image_size, ground, middle))
-            if plane.shape != black.shape:
+            plane = self._transform_to_array(_draw_center_square(placement.image_size, ground, middle))
+            if plane.shape != black_response.shape:
                 return False
-            answer = ((plane - black) * contrast).sum(0)[seen] / (contrast**2).sum(0)[seen]
+            answer = ((plane - black_response) * contrast).sum(0)[seen] / (contrast**2).sum(0)[seen]
             expected = (where < 0.25) == (middle == "white")
             if clear.any() and abs(answer - expected)[clear].mean() > 0.1:
                 return False
         return True
 
-    def _plane(self, image: "Image") -> NDArray[np.float64]:
-        return self._run(image).cpu().double().numpy()
+    def _transform_to_array(self, image: "Image") -> NDArray[np.float64]:
+        return self._call_transform(image).cpu().double().numpy()
 
 
-def _pictures(size: tuple[int, int]) -> Iterator["Image"]:
+def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
     """Black, white, each ramp and its negative, and the first ramp again: what is not random gives the same twice."""
     from PIL import Image, ImageOps
 
-    yield Image.new("RGB", size[::-1], "black")
-    yield Image.new("RGB", size[::-1], "white")
-    for lean in RAMPS:
-        ramp = Image.fromarray(_ramp(size, lean)).convert("RGB")
+    yield Image.new("RGB", image_size[::-1], "black")
+    yield Image.new("RGB", image_size[::-1], "white")
+    for lean in RAMP_DIRECTIONS:
+        ramp = Image.fromarray(_draw_ramp(image_size, lean)).convert("RGB")
         yield ramp
         yield ImageOps.invert(ramp)
-    yield Image.fromarray(_ramp(size, RAMPS[0])).convert("RGB")
+    yield Image.fromarray(_draw_ramp(image_size, RAMP_DIRECTIONS[0])).convert("RGB")
 
 
-def _framed(size: Sequence[int], ground: str, middle: str) -> "Image":
+def _draw_center_square(size: Sequence[int], background: str, foreground: str) -> "Image":
     from PIL import Image
 
     height, width = size
-    picture = Image.new("RGB", (width, height), ground)
-    picture.paste(middle, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
+    picture = Image.new("RGB", (width, height), background)
+    picture.paste(foreground, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
     return picture
 
 
-def _ramp(size: tuple[int, int], lean: NDArray[np.float64]) -> Pixels:
+def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
     """(H,W) from 0 to 255, exact on average: each pixel is rounded by a pattern that has no direction."""
     # In 1/256 of a level. The multiples of the golden ratio's two-dimensional kin fill the unit square evenly.
     rows, columns = (np.arange(length) for length in size)
-    down = np.rint((rows + 0.5) * (255 * 256 * lean[0] / size[0])).astype(np.uint16)
-    across = np.rint((columns + 0.5) * (255 * 256 * lean[1] / size[1])).astype(np.uint16)
+    down = np.rint((rows + 0.5) * (255 * 256 * direction[0] / size[0])).astype(np.uint16)
+    across = np.rint((columns + 0.5) * (255 * 256 * direction[1] / size[1])).astype(np.uint16)
     levels: NDArray[np.uint16] = np.add.outer(down, across)
     # uint8 wraps around, as it should
     levels += np.add.outer(
@@ -172,10 +176,14 @@ def _ramp(size: tuple[int, int], lean: NDArray[np.float64]) -> Pixels:
     return levels.astype(np.uint8)
 
 
-def _solved(planes: list[NDArray[np.float64]], size: tuple[int, int]) -> Placement | None:
-    black, white, *ramps, again = planes
-    shapes = {plane.shape for plane in planes}
-    if len(shapes) > 1 or not all(np.isfinite(plane).all() for plane in planes) or not np.array_equal(ramps[0], again):
+def _solve_placement(responses: list[NDArray[np.float64]], image_size: tuple[int, int]) -> Placement | None:
+    black, white, *ramps, again = responses
+    shapes = {plane.shape for plane in responses}
+    if (
+        len(shapes) > 1
+        or not all(np.isfinite(plane).all() for plane in responses)
+        or not np.array_equal(ramps[0], again)
+    ):
         return None
     contrast = white - black
     power = (contrast**2).sum(0)
@@ -185,41 +193,46 @@ def _solved(planes: list[NDArray[np.float64]], size: tuple[int, int]) -> Placeme
     values = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in ramps]
     # half the difference to the negative: where a library cuts levels off instead of rounding, that cancels
     answers = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
-    return _fitted(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, size, power.shape)
+    return _fit_placement(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, image_size, power.shape)
 
 
-def _fitted(
-    points: NDArray[np.float64], answers: NDArray[np.float64], size: tuple[int, int], plane: tuple[int, ...]
+def _fit_placement(
+    points: NDArray[np.float64],
+    ramp_values: NDArray[np.float64],
+    image_size: tuple[int, int],
+    input_size: tuple[int, ...],
 ) -> Placement | None:
     """The affine map from input points (M,2) to the image that explains the ramps' values (M,2), 0 to 1, there."""
     design = np.column_stack([points, np.ones(len(points))])
-    solution, _, rank, _ = np.linalg.lstsq(design, answers, rcond=None)
-    residual = 255 * np.sqrt(((design @ solution - answers) ** 2).mean(0))
-    flat = 255 * (RAMPS / size).max(1)
-    change = 255 * np.linalg.svd(solution[:2] * np.array(plane)[:, None])[1].min()  # in levels; none on a line or point
-    if rank < 3 or change < TOLERANCE or (residual > TOLERANCE + FLATNESS * flat).any():
+    solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
+    residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))
+    flat = 255 * (RAMP_DIRECTIONS / image_size).max(1)
+    change = (
+        255 * np.linalg.svd(solution[:2] * np.array(input_size)[:, None])[1].min()
+    )  # in levels; none on a line or point
+    if rank < 3 or change < MAX_RESIDUAL_LEVELS or (residual > MAX_RESIDUAL_LEVELS + FLAT_PIXEL_TOLERANCE * flat).any():
         return None
-    matrix = np.diag(size) @ np.linalg.solve(RAMPS, solution.T)
-    return Placement(_straight(matrix, plane), plane, size)
+    matrix = np.diag(image_size) @ np.linalg.solve(RAMP_DIRECTIONS, solution.T)
+    return Placement(_remove_small_tilt(matrix, input_size), input_size, image_size)
 
 
-def _straight(matrix: NDArray[np.float64], plane: tuple[int, ...]) -> NDArray[np.float64]:
+def _remove_small_tilt(matrix: NDArray[np.float64], input_size: tuple[int, ...]) -> NDArray[np.float64]:
     """Without a tilt of less than half an input pixel over the whole plane: that is noise; the centre stays put."""
     linear = matrix[:, :2]
-    centre = linear @ np.divide(plane, 2) + matrix[:, 2]
-    tilt = np.abs(linear) * plane < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
+    centre = linear @ np.divide(input_size, 2) + matrix[:, 2]
+    tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
     linear = np.where(tilt, 0, linear)
-    return np.column_stack([linear, centre - linear @ np.divide(plane, 2)])
+    return np.column_stack([linear, centre - linear @ np.divide(input_size, 2)])
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[Callable[[], bool]]:
+def _preserve_random_state() -> Iterator[Callable[[], bool]]:
     """Python's, numpy's and torch's random state, put back at the end; the value says if any was drawn from."""
     python, numpy, pytorch = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
     def drawn() -> bool:
         same = random.getstate() == python and torch.equal(torch.get_rng_state(), pytorch)
-        return not (same and _plain(np.random.get_state(legacy=False)) == _plain(numpy))
+        return not (same and _convert_random_state(np.random.get_state(legacy=False)) == _convert_random_state(numpy))
 
     try:
         yield drawn
@@ -229,5 +242,5 @@ def _random_state_kept() -> Iterator[Callable[[], bool]]:
         torch.set_rng_state(pytorch)
 
 
-def _plain(numpy_state: dict[str, Any]) -> dict[str, Any]:
+def _convert_random_state(numpy_state: dict[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value, object).tolist() for name, value in numpy_state["state"].items()}

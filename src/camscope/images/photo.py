@@ -13,21 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camscope.errors import ImageError, is_out_of_memory, memory_reason
-from camscope.images.files.redaction import silent
-from camscope.images.files.tiff_strips import check_strips
-from camscope.safe_files import open_regular
+from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
+from camscope.images.files.redaction import suppress_library_output
+from camscope.images.files.tiff_strips import check_tiff_strips
+from camscope.safe_files import open_regular_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
-ORIENTATION = 0x0112  # the number of EXIF's field
-STRIP = 2**22  # pixels that are converted at a time
-SIDEWAYS = (5, 6, 7, 8)  # its values that exchange rows and columns
+EXIF_ORIENTATION_TAG = 0x0112  # the number of EXIF's field
+MAX_PIXELS_PER_STRIP = 2**22  # pixels that are converted at a time
+TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)  # its values that exchange rows and columns
 MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
-EXPECTED = (
+EXPECTED_IMAGE = (
     "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
     "or a uint8 tensor (C,H,W) with 3 or 1 channels"
 )
@@ -55,81 +55,83 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
     from PIL import Image
 
     if isinstance(source, str | Path):
-        return _read(Path(source), max_pixels)
+        return _read_photo_file(Path(source), max_pixels)
     if isinstance(source, bytes):
-        return Photo(_of_bytes(source, max_pixels), "bytes")
+        return Photo(_decode_bytes(source, max_pixels), "bytes")
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the PIL image")
-        with _told(name), silent():
-            return Photo(_decoded(source, name, max_pixels), Path(name).name)
+        with _convert_decoding_errors(name), suppress_library_output():
+            return Photo(_decode_pixels(source, name, max_pixels), Path(name).name)
     if isinstance(source, Tensor):
-        return Photo(_from_tensor(source, max_pixels), "tensor")
+        return Photo(_convert_tensor(source, max_pixels), "tensor")
     if isinstance(source, np.ndarray):
-        return Photo(_from_array(source, max_pixels), "array")
-    raise ImageError(f"the image is a {type(source).__name__}; {EXPECTED}")
+        return Photo(_convert_array(source, max_pixels), "array")
+    raise ImageError(f"the image is a {type(source).__name__}; {EXPECTED_IMAGE}")
 
 
-def _read(path: Path, max_pixels: int) -> Photo:
+def _read_photo_file(path: Path, max_pixels: int) -> Photo:
     from PIL import Image
 
-    with _told(str(path)), silent():
+    with _convert_decoding_errors(str(path)), suppress_library_output():
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ImageError(f"{path}: it is {'a folder' if path.is_dir() else 'not a regular file'}")
         if not status.st_size:
             raise ImageError(f"{path}: the file is empty")
-        with open_regular(path) as file, Image.open(file) as image:
-            pixels, flags = _decoded(image, str(path), max_pixels), tuple[str, ...]()
+        with open_regular_file(path) as file, Image.open(file) as image:
+            pixels, flags = _decode_pixels(image, str(path), max_pixels), tuple[str, ...]()
             with suppress(Exception):  # a later frame is damaged, which nobody asked for
-                flags = _odd(image, path.suffix.lower())
+                flags = _find_image_flags(image, path.suffix.lower())
             return Photo(pixels, path.name, flags)
 
 
-def _of_bytes(data: bytes, max_pixels: int) -> Pixels:
-    with _opened(data) as image:
-        return _decoded(image, "the file", max_pixels)
+def _decode_bytes(data: bytes, max_pixels: int) -> Pixels:
+    with _open_image_bytes(data) as image:
+        return _decode_pixels(image, "the file", max_pixels)
 
 
-def read_reduced(data: bytes, enough: Callable[[Size], Size]) -> tuple[Pixels, Size]:
+def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
     """(h,w,3) as `read_photo` reads a file's bytes, and the image's own (H,W).
 
     A JPEG of at least twice the size that is `enough` for it is decoded at a half, a quarter or an eighth, which is
     quicker, and no smaller than that. All other formats are decoded at their own size.
     """
-    with _opened(data) as image:
-        _check_size(image.size, "the file", MAX_PIXELS)
-        own, lying = image.size, _lies_on_its_side(image)
+    with _open_image_bytes(data) as image:
+        _check_pixel_count(image.size, "the file", MAX_PIXELS)
+        own, lying = image.size, _is_transposed(image)
         size = own if lying else own[::-1]
-        height, width = enough(size)
+        height, width = required_size(size)
         reduced = image.draft(None, (height, width) if lying else (width, height)) is not None and image.size != own
-        pixels = _decoded(image, "the file", MAX_PIXELS)
+        pixels = _decode_pixels(image, "the file", MAX_PIXELS)
         return pixels, size if reduced else pixels.shape[:2]
 
 
-def remarks(data: bytes, name: str) -> tuple[str, ...]:
+def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
     """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
-    if _plain(data, suffix):
+    if _has_expected_signature(data, suffix):
         return ()
-    with _told(name), silent(), Image.open(io.BytesIO(data)) as image:
-        return _odd(image, suffix)
+    with _convert_decoding_errors(name), suppress_library_output(), Image.open(io.BytesIO(data)) as image:
+        return _find_image_flags(image, suffix)
 
 
-def _odd(image: "Image", suffix: str) -> tuple[str, ...]:
+def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
     """See `remarks`."""
     from PIL import Image
 
     found = "JPEG" if image.format == "MPO" else str(image.format)
-    named = Image.EXTENSION.get(suffix) or Image.registered_extensions().get(suffix, found)  # which asks all formats
-    odd = [f"the file is called {suffix} and is a {found}"] if named not in (found, image.format) else []
+    named = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
+        file_suffix, found
+    )  # which asks all formats
+    odd = [f"the file is called {file_suffix} and is a {found}"] if named not in (found, image.format) else []
     if image.format != "MPO" and getattr(image, "is_animated", False):  # a phone's photograph has a second one inside
         odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
     return tuple(odd)
 
 
-def _plain(data: bytes, suffix: str) -> bool:
+def _has_expected_signature(data: bytes, suffix: str) -> bool:
     """Whether it is the usual photograph by its first bytes, so that it need not be opened: a PNG tells an animation early."""
     if suffix in {".jpg", ".jpeg"}:
         return data.startswith(b"\xff\xd8\xff")
@@ -137,10 +139,10 @@ def _plain(data: bytes, suffix: str) -> bool:
 
 
 @contextmanager
-def _opened(data: bytes) -> "Iterator[Image]":
+def _open_image_bytes(data: bytes) -> "Iterator[Image]":
     from PIL import Image
 
-    with _told("the file"), silent():
+    with _convert_decoding_errors("the file"), suppress_library_output():
         if not data:
             raise ImageError("the file is empty")
         with Image.open(io.BytesIO(data)) as image:
@@ -148,7 +150,7 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _convert_decoding_errors(name: str) -> Iterator[None]:
     """Whatever a decoder raises, as one error that names the image: corrupt files fail in every way there is."""
     from PIL import Image, UnidentifiedImageError
 
@@ -166,68 +168,68 @@ def _told(name: str) -> Iterator[None]:
         if reason := getattr(error, "strerror", None):
             raise ImageError(f"{name}: it cannot be read: {reason}") from error
         if is_out_of_memory(error):
-            raise ImageError(f"{name}: {memory_reason(error)} while decoding it") from error
+            raise ImageError(f"{name}: {describe_out_of_memory(error)} while decoding it") from error
         raise ImageError(f"{name}: it is damaged: {str(error) or type(error).__name__}") from error
 
 
-def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
-    _check_size(image.size, name, max_pixels)
+def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
+    _check_pixel_count(image.size, name, max_pixels)
     if image.format == "EPS":
         raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
     # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
     if image.format == "TIFF":
-        check_strips(image, name)
+        check_tiff_strips(image, name)
     image.load()
-    _check_size(image.size, name, max_pixels)  # an icon can turn out larger than its header said
-    upright = _upright(image)
+    _check_pixel_count(image.size, name, max_pixels)  # an icon can turn out larger than its header said
+    upright = _apply_exif_orientation(image)
     if sixteen:
-        return _grey(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
+        return _repeat_gray_channel(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if upright.mode in {"I", "F"}:
         came = f"{name}: pixels of mode {upright.mode!r} have no known range"
         raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
-    return _rgb_pixels(upright)
+    return _convert_to_rgb_pixels(upright)
 
 
-def _rgb_pixels(image: "Image") -> Pixels:
+def _convert_to_rgb_pixels(image: "Image") -> Pixels:
     """(H,W,3), converted some rows at a time: of a large image Pillow's RGB would take more memory than the result."""
-    rows = max(1, STRIP // image.width)
+    rows = max(1, MAX_PIXELS_PER_STRIP // image.width)
     if image.height <= rows:
-        return np.array(_rgb(image))
+        return np.array(_flatten_to_rgb(image))
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(image.height, top + rows)))
-        pixels[top : top + rows] = np.asarray(_rgb(strip))
+        pixels[top : top + rows] = np.asarray(_flatten_to_rgb(strip))
     return pixels
 
 
-def pixel_count(data: bytes) -> int:
+def read_pixel_count(data: bytes) -> int:
     """How many pixels a file's header promises; 0 where it is no image."""
-    with suppress(Exception), _opened(data) as image:
+    with suppress(Exception), _open_image_bytes(data) as image:
         return image.width * image.height
     return 0
 
 
-def _lies_on_its_side(image: "Image") -> bool:
+def _is_transposed(image: "Image") -> bool:
     """Whether `_upright` exchanges the rows and columns of a JPEG."""
     try:
-        return image.getexif().get(ORIENTATION) in SIDEWAYS
+        return image.getexif().get(EXIF_ORIENTATION_TAG) in TRANSPOSED_ORIENTATIONS
     except Exception:
         return False
 
 
-def _upright(image: "Image") -> "Image":
+def _apply_exif_orientation(image: "Image") -> "Image":
     from PIL import ImageOps
 
     try:
-        if image.getexif().get(ORIENTATION, 1) == 1:
+        if image.getexif().get(EXIF_ORIENTATION_TAG, 1) == 1:
             return image  # Pillow would copy it
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged EXIF says nothing of the pixels, which are whole: they stay as they lie
         return image
 
 
-def _rgb(image: "Image") -> "Image":
+def _flatten_to_rgb(image: "Image") -> "Image":
     from PIL import Image
 
     if not image.has_transparency_data:
@@ -236,33 +238,33 @@ def _rgb(image: "Image") -> "Image":
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def _from_array(array: NDArray[Any], max_pixels: int) -> Pixels:
+def _convert_array(array: NDArray[Any], max_pixels: int) -> Pixels:
     came = f"the image is an array of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
-        raise ImageError(f"{came}; {EXPECTED}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
+        raise ImageError(f"{came}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
     if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] in (1, 3):
-        raise ImageError(f"{came}, which looks like (C,H,W); {EXPECTED}. Pass array.transpose(1, 2, 0)")
+        raise ImageError(f"{came}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not array.size:
-        raise ImageError(f"{came}; {EXPECTED}")
-    _check_size((array.shape[1], array.shape[0]), "the array", max_pixels)
-    return _grey(array) if array.ndim == 2 else np.array(array, order="C")
+        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+    _check_pixel_count((array.shape[1], array.shape[0]), "the array", max_pixels)
+    return _repeat_gray_channel(array) if array.ndim == 2 else np.array(array, order="C")
 
 
-def _from_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
+def _convert_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
     came = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:
-        raise ImageError(f"{came}; {EXPECTED}. A float tensor is taken where a model's own input is expected")
+        raise ImageError(f"{came}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3) or not tensor.numel():
-        raise ImageError(f"{came}; {EXPECTED}")
-    _check_size((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
+        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+    _check_pixel_count((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
     return np.array(tensor.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy(), order="C")
 
 
-def _grey(array: Pixels) -> Pixels:
+def _repeat_gray_channel(array: Pixels) -> Pixels:
     return np.repeat(array[..., None], 3, axis=2)
 
 
-def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+def _check_pixel_count(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
         raise ImageError(f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; see max_pixels=")

@@ -15,61 +15,71 @@ from camscope.geometry import Placement
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-LEVELS = 16  # gray levels by which a square is brighter or darker
-MOST = 16  # squares along an axis: a shift by 3 % of the input is noticed
-SMALLEST = 6  # pixels along a square, of the image and of the input, so that resampling leaves its middle alone
-BORDER, LEAST_BORDER = 0.15, 1.5  # around a square, not compared: of its side, and in pixels
-SEEDS = 64  # of which the pattern is chosen
-CONTENT_BLIND = (
+SQUARE_GRAY_LEVELS = 16  # gray levels by which a square is brighter or darker
+MAX_SQUARES_PER_AXIS = 16  # squares along an axis: a shift by 3 % of the input is noticed
+MIN_SQUARE_PIXELS = (
+    6  # pixels along a square, of the image and of the input, so that resampling leaves its middle alone
+)
+BORDER_FRACTION, MIN_BORDER_PIXELS = 0.15, 1.5  # around a square, not compared: of its side, and in pixels
+N_PATTERN_SEEDS = 64  # of which the pattern is chosen
+CONTENT_INDEPENDENT_TRANSFORMS = (
     *("CenterCrop", "Compose", "ConvertImageDtype", "Grayscale", "Normalize", "Pad", "PILToTensor", "Resize"),
     *("RGB", "Sequential", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor"),
 )
 
 
-def ignores_content(transform: Any) -> bool:
+def is_content_independent(transform: Any) -> bool:
     """Whether it is made only of torchvision's transforms whose geometry depends on the size of an image alone."""
     kind = type(transform)
-    if not kind.__module__.startswith("torchvision.transforms.") or kind.__name__ not in CONTENT_BLIND:
+    if not kind.__module__.startswith("torchvision.transforms.") or kind.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS:
         return False
-    return all(map(ignores_content, getattr(transform, "transforms", ())))
+    return all(map(is_content_independent, getattr(transform, "transforms", ())))
 
 
 @dataclass(frozen=True, eq=False)
-class Squares:
+class SquarePattern:
     """Squares that tile the input plane of a placement. `signs` (rows, columns): 1 is brighter, -1 darker."""
 
-    place: Placement
+    placement: Placement
     signs: NDArray[np.int8]
-    border: Floats
+    border_fractions: Floats
 
     @classmethod
-    def of(cls, place: Placement) -> Self | None:
+    def from_placement(cls, placement: Placement) -> Self | None:
         """None where the image or the input has too few pixels for more than one square."""
-        pixel = np.maximum(1, 1 / np.linalg.norm(place.matrix[:, :2], axis=0))  # the larger of the two, in input pixels
-        counts = np.clip(np.divide(place.input_size, SMALLEST * pixel).astype(int), 1, MOST)
+        pixel = np.maximum(
+            1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0)
+        )  # the larger of the two, in input pixels
+        counts = np.clip(
+            np.divide(placement.input_size, MIN_SQUARE_PIXELS * pixel).astype(int), 1, MAX_SQUARES_PER_AXIS
+        )
         if counts.max() == 1:
             return None
-        sides = np.divide(place.input_size, counts)
-        return cls(place, _signs(*counts.tolist()), np.maximum(BORDER * sides, LEAST_BORDER * pixel) / sides)
+        sides = np.divide(placement.input_size, counts)
+        return cls(
+            placement,
+            _choose_signs(*counts.tolist()),
+            np.maximum(BORDER_FRACTION * sides, MIN_BORDER_PIXELS * pixel) / sides,
+        )
 
-    def added(self, pixels: Pixels) -> Pixels:
+    def add_to_image(self, pixels: Pixels) -> Pixels:
         """(H,W,3) -> (H,W,3): the image with the squares; outside the input plane they go on."""
         import cv2
 
-        cells = self._cells(pixels.shape[:2])
-        up, down = ((np.uint8(LEVELS) * (self.signs == sign))[cells] for sign in (1, -1))
+        cells = self._locate_squares(pixels.shape[:2])
+        up, down = ((np.uint8(SQUARE_GRAY_LEVELS) * (self.signs == sign))[cells] for sign in (1, -1))
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
-    def agreement(self, before: Floats, after: Floats) -> float:
+    def compute_agreement(self, input_before: Floats, input_after: Floats) -> float:
         """The share (0..1) of what changed in the input (C,h,w) that has the sign of the square where it is.
 
         What the whole image has in common is left out: a brightness and contrast that follow from it.
         """
-        kept, signs = self._middles()
+        kept, signs = self._select_square_centers()
         design = np.ones((len(signs), 3))
         design[:, 0] = signs
         agreeing, changed = [], []
-        for old, new in zip(before, after, strict=True):
+        for old, new in zip(input_before, input_after, strict=True):
             design[:, 2] = old[kept]
             change = new[kept] - old[kept]
             found = np.linalg.lstsq(design, change, rcond=None)[0]
@@ -79,41 +89,43 @@ class Squares:
         weights = np.array(changed)  # a channel that hardly changes has little to say
         return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
 
-    def _cells(self, size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+    def _locate_squares(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
         """For each pixel of the image its row and column of squares, as arrays that broadcast to (H,W)."""
-        start, *ends = self.place.to_input([[0, 0], [1, 0], [0, 1]])
-        rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
+        start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
+        rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
         found = []
         for axis, count in enumerate(self.signs.shape):
             at = np.full((1, 1), start[axis])
             for along, end in zip((rows, columns), ends, strict=True):
                 if (slope := end[axis] - start[axis]) != 0:
                     at = at + slope * along
-            found.append(np.floor(at * (count / self.place.input_size[axis])).astype(np.int64) % count)
+            found.append(np.floor(at * (count / self.placement.input_size[axis])).astype(np.int64) % count)
         return tuple(found)
 
-    def _middles(self) -> tuple[NDArray[np.bool_], Floats]:
+    def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
         """(h,w): which input pixels lie in the middle of a square, and the signs (M,) there."""
         cells, inside = [], []
-        for length, count, border in zip(self.place.input_size, self.signs.shape, self.border, strict=True):
+        for length, count, border in zip(
+            self.placement.input_size, self.signs.shape, self.border_fractions, strict=True
+        ):
             at = (np.arange(length) + 0.5) * count / length
             cells.append(at.astype(int))
             inside.append(np.abs(at % 1 - 0.5) <= 0.5 - border)
         kept = np.outer(*inside)
-        there = self.place.to_image(np.argwhere(kept) + 0.5)
-        kept[kept] = ((there > 0) & (there < self.place.image_size)).all(1)  # no padding
+        there = self.placement.to_image(np.argwhere(kept) + 0.5)
+        kept[kept] = ((there > 0) & (there < self.placement.image_size)).all(1)  # no padding
         return kept, self.signs[np.ix_(*cells)][kept].astype(np.float64)
 
 
 @cache
-def _signs(rows: int, columns: int) -> NDArray[np.int8]:
+def _choose_signs(rows: int, columns: int) -> NDArray[np.int8]:
     """As many 1 as -1, and least like itself where it is flipped, transposed or moved by a square."""
     halves = np.resize(np.array([1, -1], np.int8), rows * columns)
-    tables = [np.random.default_rng(seed).permutation(halves).reshape(rows, columns) for seed in range(SEEDS)]
-    return min(tables, key=lambda table: max(abs(float((table * moved).mean())) for moved in _moved(table)))
+    tables = [np.random.default_rng(seed).permutation(halves).reshape(rows, columns) for seed in range(N_PATTERN_SEEDS)]
+    return min(tables, key=lambda table: max(abs(float((table * moved).mean())) for moved in _list_symmetries(table)))
 
 
-def _moved(table: NDArray[np.int8]) -> list[NDArray[np.int8]]:
-    axes = [axis for axis, count in enumerate(table.shape) if count > 1]
-    found = [np.flip(table, axis) for axis in axes] + [np.roll(table, 1, axis) for axis in axes] + [np.flip(table)]
-    return [*found, table.T, np.rot90(table)] if table.shape[0] == table.shape[1] else found
+def _list_symmetries(signs: NDArray[np.int8]) -> list[NDArray[np.int8]]:
+    axes = [axis for axis, count in enumerate(signs.shape) if count > 1]
+    found = [np.flip(signs, axis) for axis in axes] + [np.roll(signs, 1, axis) for axis in axes] + [np.flip(signs)]
+    return [*found, signs.T, np.rot90(signs)] if signs.shape[0] == signs.shape[1] else found

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.callable_preprocess import Probed
-from camscope.images.preprocess_configs import huggingface_fields, timm_fields, torchvision_fields
-from camscope.images.scans.monai import MonaiTransforms, of_monai
+from camscope.images.callable_preprocess import CallablePreprocess
+from camscope.images.preprocess_configs import (
+    convert_huggingface_processor,
+    convert_timm_config,
+    convert_torchvision_transform,
+)
+from camscope.images.scans.monai import MonaiPreprocess, is_monai_object
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.plurals import plural
 
@@ -22,10 +26,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-LARGE, ROWS = 2**25, 256  # pixels of an image whose channels are resized one after the other; rows made gray at a time
-CHOICES = {
+LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = (
+    2**25,
+    256,
+)  # pixels of an image whose channels are resized one after the other; rows made gray at a time
+FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
     "interpolation": INTERPOLATIONS,
@@ -58,7 +65,7 @@ class Preprocess:
     scale: float = 1 / 255
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
+        for name, known in FIELD_CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, known))}")
         for name in ("mean", "std"):
@@ -70,7 +77,7 @@ class Preprocess:
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}: none of them may be 0")
         for name in ("resize", "crop"):
-            object.__setattr__(self, name, _sides(getattr(self, name), name))
+            object.__setattr__(self, name, _parse_sides(getattr(self, name), name))
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
         if len(self.fill) != self.channels or not all(0 <= value <= 255 for value in self.fill):
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
@@ -80,9 +87,9 @@ class Preprocess:
         from PIL import Image
 
         height, width = pixels.shape[:2]
-        resized, start, place = _way(self, (height, width))
-        if resized is not None and height * width > LARGE:
-            image = self._resized_by_channel(pixels, resized)
+        resized, start, place = _plan_resize_and_crop(self, (height, width))
+        if resized is not None and height * width > LARGE_IMAGE_PIXELS:
+            image = self._resize_by_channel(pixels, resized)
         else:
             image = Image.fromarray(pixels)
             if self.channels == 1:
@@ -90,17 +97,17 @@ class Preprocess:
             if resized is not None:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
-            image = self._cropped(image, start, place.input_size)
-        return self._normalised(image), place
+            image = self._crop(image, start, place.input_size)
+        return self._normalize(image), place
 
-    def resized(self, size: tuple[int, ...]) -> tuple[int, int]:
+    def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
         """(H,W) of an image -> what it is resized to, before the crop."""
-        height, width = size
+        height, width = image_size
         if self.resize is None:
             return height, width
         if isinstance(self.resize, int):
             # torchvision's way, to the letter: multiply first, then cut
-            longer = int(self.resize * max(size) / min(size))
+            longer = int(self.resize * max(image_size) / min(image_size))
             return (self.resize, longer) if height <= width else (longer, self.resize)
         tall, wide = self.resize
         if self.fit == "stretch":
@@ -108,14 +115,14 @@ class Preprocess:
         ratio = (max if self.fit == "inside" else min)(height / tall, width / wide)
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
-    def background(self, tensor: Tensor) -> Pixels:
+    def denormalize(self, tensor: Tensor) -> Pixels:
         """(C,H,W) or (1,C,H,W), the model's input -> (H,W,3) uint8: the picture that the model sees."""
         plane = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if plane.shape[0] != self.channels:
             raise PreprocessError(
                 f"a tensor of shape {tuple(tensor.shape)}; expected {plural(self.channels, 'channel')}"
             )
-        std, mean = (torch.from_numpy(_column(one)).double() for one in (self.std, self.mean))
+        std, mean = (torch.from_numpy(_to_channel_column(one)).double() for one in (self.std, self.mean))
         values = (plane * std + mean) / self.scale
         picture = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
         return np.array(picture.permute(1, 2, 0).numpy(), order="C")
@@ -125,17 +132,17 @@ class Preprocess:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """The preprocessing that `to_dict` wrote."""
-        if unknown := plain.keys() - {field.name for field in fields(cls)}:
+        if unknown := config.keys() - {field.name for field in fields(cls)}:
             raise PreprocessError(f"a stored preprocessing has no {sorted(unknown)[0]!r}")
-        if missing := {"mean", "std"} - plain.keys():
+        if missing := {"mean", "std"} - config.keys():
             raise PreprocessError(f"a stored preprocessing needs {sorted(missing)[0]!r}")
-        values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in plain.items()}
+        values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         return cls(**values)
 
     @classmethod
-    def preset(cls, name: str) -> Self:
+    def from_preset(cls, name: str) -> Self:
         """The preprocessing of that name."""
         if name not in PRESETS:
             raise PreprocessError(f"no preprocessing is called {name!r}; there is: {', '.join(sorted(PRESETS))}")
@@ -144,12 +151,12 @@ class Preprocess:
     @classmethod
     def from_torchvision(cls, transform: object) -> Self:
         """As `weights.transforms()` of a torchvision classification or segmentation model."""
-        return cls(**torchvision_fields(transform))
+        return cls(**convert_torchvision_transform(transform))
 
     @classmethod
     def from_timm(cls, config: object) -> Self:
         """As `timm.data.create_transform` on `timm.data.resolve_model_data_config(model)`; or give the model."""
-        return cls(**timm_fields(config))
+        return cls(**convert_timm_config(config))
 
     @classmethod
     def from_huggingface(cls, processor: object) -> Self:
@@ -158,28 +165,30 @@ class Preprocess:
         Equal to its `pixel_values` with the PIL backend; the torchvision backend has its own resampling, which differs
         from Pillow's by rounding.
         """
-        return cls(**huggingface_fields(processor))
+        return cls(**convert_huggingface_processor(processor))
 
-    def _resized_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
+    def _resize_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
         """The same image as from all channels at once, in a third of the memory."""
         from PIL import Image
 
         way = Image.Resampling[self.interpolation.upper()]
         if self.channels == 1:
             grey = np.empty(pixels.shape[:2], np.uint8)
-            for top in range(0, len(pixels), ROWS):
-                grey[top : top + ROWS] = np.asarray(Image.fromarray(pixels[top : top + ROWS]).convert("L"))
+            for top in range(0, len(pixels), ROWS_PER_GRAY_STRIP):
+                grey[top : top + ROWS_PER_GRAY_STRIP] = np.asarray(
+                    Image.fromarray(pixels[top : top + ROWS_PER_GRAY_STRIP]).convert("L")
+                )
             return Image.fromarray(grey).resize(size[::-1], way)
         planes = (Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(3))
         return Image.merge("RGB", [plane.resize(size[::-1], way) for plane in planes])
 
-    def _margin(self, surplus: int) -> int:
+    def _compute_crop_start(self, surplus: int) -> int:
         """Where the crop starts; negative where it is larger than the image."""
         if self.rounding == "down":
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
 
-    def _cropped(self, image: "Image", start: Sequence[int], size: Sequence[int]) -> "Image":
+    def _crop(self, image: "Image", start: Sequence[int], size: Sequence[int]) -> "Image":
         from PIL import Image
 
         height, width = size
@@ -187,36 +196,38 @@ class Preprocess:
         canvas.paste(image, (-start[1], -start[0]))
         return canvas
 
-    def _normalised(self, image: "Image") -> Tensor:
+    def _normalize(self, image: "Image") -> Tensor:
         values = np.asarray(image).reshape(image.height, image.width, self.channels).transpose(2, 0, 1)
         # divided, not multiplied, as torchvision does: the same last bit; by NumPy, whose calls are the cheaper ones
         scaled = values.astype(np.float32, order="C")
         scaled /= np.float32(1 / self.scale)
-        scaled -= _column(self.mean)
-        scaled /= _column(self.std)
+        scaled -= _to_channel_column(self.mean)
+        scaled /= _to_channel_column(self.std)
         return torch.from_numpy(scaled)
 
 
 @lru_cache(maxsize=256)
-def _way(steps: Preprocess, size: tuple[int, int]) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
+def _plan_resize_and_crop(
+    preprocess: Preprocess, image_size: tuple[int, int]
+) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
     """Of an image (H,W): what it is resized to, where its crop starts, and where the input then lies; many are of one size."""
-    place, resized, start = Placement.identity(size), None, None
-    if steps.resize is not None:
-        resized = steps.resized(size)
+    place, resized, start = Placement.identity(image_size), None, None
+    if preprocess.resize is not None:
+        resized = preprocess.compute_resized_size(image_size)
         place = place.resized(resized)
-    if steps.crop is not None:
-        side = (steps.crop, steps.crop) if isinstance(steps.crop, int) else steps.crop
-        start = [steps._margin(have - want) for have, want in zip(place.input_size, side, strict=True)]
+    if preprocess.crop is not None:
+        side = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
+        start = [preprocess._compute_crop_start(have - want) for have, want in zip(place.input_size, side, strict=True)]
         place = place.cropped(start, side)
     return resized, start, place
 
 
 @lru_cache(maxsize=64)
-def _column(values: tuple[float, ...]) -> NDArray[np.float32]:
+def _to_channel_column(values: tuple[float, ...]) -> NDArray[np.float32]:
     return np.array(values, np.float32)[:, None, None]
 
 
-PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, **IMAGENET}}
+PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, **IMAGENET_STATISTICS}}
 
 
 def as_preprocess(value: object) -> Callable[[Any], Any]:
@@ -227,14 +238,14 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     or any callable that takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W). Such a callable's placement is
     measured; it is None where it is random or not affine.
     """
-    if isinstance(value, Preprocess | Probed | ScanPreprocess | MonaiTransforms):
+    if isinstance(value, Preprocess | CallablePreprocess | ScanPreprocess | MonaiPreprocess):
         return value
-    if of_monai(value) and callable(value):
-        return MonaiTransforms(value)
+    if is_monai_object(value) and callable(value):
+        return MonaiPreprocess(value)
     if isinstance(value, str):
-        return Preprocess.preset(value)
+        return Preprocess.from_preset(value)
     if isinstance(value, Mapping):
-        return _from_mapping(value)
+        return _build_from_mapping(value)
     if hasattr(value, "pretrained_cfg"):
         return Preprocess.from_timm(value)
     if hasattr(value, "image_mean") and hasattr(value, "to_dict"):
@@ -242,7 +253,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     if type(value).__module__ == "torchvision.transforms._presets" and hasattr(value, "resize_size"):
         return Preprocess.from_torchvision(value)
     if callable(value):
-        return Probed(value)
+        return CallablePreprocess(value)
     raise PreprocessError(
         f"the preprocessing is a {type(value).__name__}; expected a Preprocess, the name of a preset "
         f"({', '.join(sorted(PRESETS))}), weights.transforms(), a timm or Hugging Face configuration, "
@@ -250,13 +261,13 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     )
 
 
-def _from_mapping(config: Mapping[str, Any]) -> Preprocess:
+def _build_from_mapping(config: Mapping[str, Any]) -> Preprocess:
     if config.keys() & {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}:
         return Preprocess.from_huggingface(config)
     return Preprocess.from_timm(config) if "input_size" in config else Preprocess.from_dict(config)
 
 
-def _sides(value: object, name: str) -> int | tuple[int, int] | None:
+def _parse_sides(value: object, name: str) -> int | tuple[int, int] | None:
     match value:
         case None:
             return None

@@ -10,51 +10,76 @@ from typing import Any
 
 from camscope.errors import MissingExtraError, PreprocessError
 
-Fields = dict[str, Any]
+PreprocessFields = dict[str, Any]
 
 # PIL's numbers for its filters
-FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 # Hugging Face: families whose processor does what its configuration says, and those whose bare `size` is a shorter side
-PLAIN = {"beit", "bit", "blip", "chineseclip", "clip", "convnext", "deit", "mobilenetv1", "mobilenetv2", "owlvit"}
-PLAIN |= {"pvt", "segformer", "siglip", "vit", "vithybrid"}
-SHORTER = {"bit", "chineseclip", "clip", "convnext", "mobilenetv1", "mobilenetv2", "vithybrid"}
-UNDERSTOOD = {"do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor"}
-UNDERSTOOD |= {"do_normalize", "image_mean", "image_std", "crop_pct", "image_processor_type", "feature_extractor_type"}
+SUPPORTED_FAMILIES = {
+    "beit",
+    "bit",
+    "blip",
+    "chineseclip",
+    "clip",
+    "convnext",
+    "deit",
+    "mobilenetv1",
+    "mobilenetv2",
+    "owlvit",
+}
+SUPPORTED_FAMILIES |= {"pvt", "segformer", "siglip", "vit", "vithybrid"}
+SHORTER_SIDE_FAMILIES = {"bit", "chineseclip", "clip", "convnext", "mobilenetv1", "mobilenetv2", "vithybrid"}
+SUPPORTED_KEYS = {"do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor"}
+SUPPORTED_KEYS |= {
+    "do_normalize",
+    "image_mean",
+    "image_std",
+    "crop_pct",
+    "image_processor_type",
+    "feature_extractor_type",
+}
 # of no consequence for an RGB photograph and one tensor
-NEUTRAL = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_class", "_processor_class", "backend"}
-NEUTRAL |= {"data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "_valid_processor_keys"}
+IGNORED_KEYS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_class", "_processor_class", "backend"}
+IGNORED_KEYS |= {
+    "data_format",
+    "input_data_format",
+    "return_tensors",
+    "device",
+    "disable_grouping",
+    "_valid_processor_keys",
+}
 
 
-def torchvision_fields(transform: Any) -> Fields:
+def convert_torchvision_transform(transform: Any) -> PreprocessFields:
     """Of `weights.transforms()` for classification or segmentation."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
         raise PreprocessError(f"{kind} is not torchvision's ImageClassification or SemanticSegmentation preset")
     return {
-        "resize": _side(transform.resize_size),
-        "crop": _side(getattr(transform, "crop_size", None)),
+        "resize": _parse_side(transform.resize_size),
+        "crop": _parse_side(getattr(transform, "crop_size", None)),
         "mean": tuple(transform.mean),
         "std": tuple(transform.std),
         "interpolation": transform.interpolation.value.removesuffix("-exact"),
     }
 
 
-def timm_fields(config: Any) -> Fields:
+def convert_timm_config(config: Any) -> PreprocessFields:
     """Of timm's data configuration, or of a timm model; as `create_transform(**config, is_training=False)` does."""
-    config = config if isinstance(config, Mapping) else _timm_config(config)
+    config = config if isinstance(config, Mapping) else _resolve_timm_config(config)
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
-        raise _no_word(
+        raise _build_unsupported_error(
             "timm configuration", sorted(unknown)[0], config, "see timm.data.resolve_model_data_config(model)"
         )
-    channels, *size = _wanted(config, "input_size", "timm configuration")
+    channels, *size = _require_key(config, "input_size", "timm configuration")
     scaled = tuple(math.floor(side / (config.get("crop_pct") or 0.875)) for side in size)
-    mean = tuple(_wanted(config, "mean", "timm configuration"))
+    mean = tuple(_require_key(config, "mean", "timm configuration"))
     fields = {
         "crop": tuple(size),
         "mean": mean,
-        "std": tuple(_wanted(config, "std", "timm configuration")),
-        "interpolation": _wanted(config, "interpolation", "timm configuration"),
+        "std": tuple(_require_key(config, "std", "timm configuration")),
+        "interpolation": _require_key(config, "interpolation", "timm configuration"),
         "channels": channels,
     }
     mode = config.get("crop_mode") or "center"
@@ -63,68 +88,74 @@ def timm_fields(config: Any) -> Fields:
     if mode == "border":
         return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
     if mode != "center":
-        raise _no_word("timm configuration", "crop_mode", config, "known: center, squash, border")
+        raise _build_unsupported_error("timm configuration", "crop_mode", config, "known: center, squash, border")
     return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
 
 
-def huggingface_fields(processor: Any) -> Fields:
+def convert_huggingface_processor(processor: Any) -> PreprocessFields:
     """Of a Hugging Face image processor or its configuration, for families that do what their configuration says."""
     config = processor if isinstance(processor, Mapping) else processor.to_dict()
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     family = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
     family = family.removesuffix("FeatureExtractor").lower()
-    if family and family not in PLAIN:
-        raise _no_word("image processor", "image_processor_type", {"image_processor_type": name}, _own_way())
-    for key in config.keys() - UNDERSTOOD - NEUTRAL:
+    if family and family not in SUPPORTED_FAMILIES:
+        raise _build_unsupported_error(
+            "image processor", "image_processor_type", {"image_processor_type": name}, _suggest_callable()
+        )
+    for key in config.keys() - SUPPORTED_KEYS - IGNORED_KEYS:
         if config[key] not in (None, False):
-            raise _no_word("image processor", key, config, _own_way())
-    return _huggingface_space(config, family, _rounding(processor, name)) | _huggingface_values(config)
+            raise _build_unsupported_error("image processor", key, config, _suggest_callable())
+    return _convert_huggingface_geometry(
+        config, family, _find_margin_rounding(processor, name)
+    ) | _convert_huggingface_normalization(config)
 
 
-def _huggingface_space(config: Mapping[str, Any], family: str, rounding: str) -> Fields:
-    fields: Fields = {"resize": None, "crop": None, "rounding": rounding}
+def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, rounding: str) -> PreprocessFields:
+    fields: PreprocessFields = {"resize": None, "crop": None, "rounding": rounding}
     if config.get("do_resize", "size" in config):
-        size, pct = _size(config, "size", family in SHORTER), config.get("crop_pct")
+        size, pct = _parse_size(config, "size", family in SHORTER_SIDE_FAMILIES), config.get("crop_pct")
         fields["resize"] = size
-        number = int(_wanted(config, "resample", "image processor"))
-        if number not in FILTERS:
-            raise _no_word("image processor", "resample", config, f"known: {FILTERS}")
-        fields["interpolation"] = FILTERS[number]
+        number = int(_require_key(config, "resample", "image processor"))
+        if number not in PIL_FILTERS:
+            raise _build_unsupported_error("image processor", "resample", config, f"known: {PIL_FILTERS}")
+        fields["interpolation"] = PIL_FILTERS[number]
         if family == "convnext":
-            fields |= _convnext(config, size, pct)
+            fields |= _convert_convnext_geometry(config, size, pct)
         elif pct is not None:
-            raise _no_word("image processor", "crop_pct", config, _own_way())
+            raise _build_unsupported_error("image processor", "crop_pct", config, _suggest_callable())
     if config.get("do_center_crop", "crop_size" in config):
         if fields["crop"] is not None:
-            raise _no_word("image processor", "do_center_crop", config, _own_way())
-        fields["crop"] = _size(config, "crop_size", False)
+            raise _build_unsupported_error("image processor", "do_center_crop", config, _suggest_callable())
+        fields["crop"] = _parse_size(config, "crop_size", False)
     return fields
 
 
-def _convnext(config: Mapping[str, Any], size: int | tuple[int, int], pct: float | None) -> Fields:
+def _convert_convnext_geometry(
+    config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
+) -> PreprocessFields:
     """ConvNeXT's own rule: up to 383 pixels a centre crop of that share, from 384 on the whole image, stretched."""
     if not isinstance(size, int):
-        raise _no_word("image processor", "size", config, 'ConvNeXT wants {"shortest_edge": ...}')
+        raise _build_unsupported_error("image processor", "size", config, 'ConvNeXT wants {"shortest_edge": ...}')
     if size >= 384:
         return {"resize": (size, size)}
-    if pct is None:
-        raise _no_word("image processor", "crop_pct", config, "ConvNeXT below 384 pixels needs it")
-    return {"resize": int(size / pct), "crop": size}
+    if crop_pct is None:
+        raise _build_unsupported_error("image processor", "crop_pct", config, "ConvNeXT below 384 pixels needs it")
+    return {"resize": int(size / crop_pct), "crop": size}
 
 
-def _huggingface_values(config: Mapping[str, Any]) -> Fields:
+def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessFields:
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if not config.get("do_normalize", "image_mean" in config):
         return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "scale": scale}
-    mean, std = (_wanted(config, key, "image processor") for key in ("image_mean", "image_std"))
-    return {"mean": _three(mean), "std": _three(std), "scale": scale}
+    mean, std = (_require_key(config, key, "image processor") for key in ("image_mean", "image_std"))
+    return {"mean": _expand_to_three_channels(mean), "std": _expand_to_three_channels(std), "scale": scale}
 
 
-def _size(config: Mapping[str, Any], key: str, shorter: bool) -> int | tuple[int, int]:
+def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
     """An int is a shorter side, a tuple (height, width)."""
-    size = _wanted(config, key, "image processor")
+    size = _require_key(config, key, "image processor")
     if isinstance(size, int):
-        return size if shorter else (size, size)
+        return size if is_shorter_side else (size, size)
     if not isinstance(size, Mapping):  # the processor's own class of sizes
         size = {name: getattr(size, name, None) for name in ("height", "width", "shortest_edge", "longest_edge")}
     match {name: value for name, value in size.items() if value is not None}:
@@ -132,18 +163,20 @@ def _size(config: Mapping[str, Any], key: str, shorter: bool) -> int | tuple[int
             return (int(height), int(width))
         case {"shortest_edge": edge, **rest} if not rest:
             return int(edge) if key == "size" else (int(edge), int(edge))
-    raise _no_word("image processor", key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number')
+    raise _build_unsupported_error(
+        "image processor", key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number'
+    )
 
 
-def _rounding(processor: object, name: str) -> str:
+def _find_margin_rounding(processor: object, processor_name: str) -> str:
     """How an odd margin is halved: the torchvision backend cuts towards zero, the PIL backend rounds down."""
     if isinstance(processor, Mapping):
-        return "down" if name.endswith("Pil") else "zero"
+        return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")
     return "down" if backend == "pil" else "zero"
 
 
-def _timm_config(model: object) -> Mapping[str, Any]:
+def _resolve_timm_config(model: object) -> Mapping[str, Any]:
     if not hasattr(model, "pretrained_cfg"):
         raise PreprocessError(f"{type(model).__name__} is neither a timm model nor a timm data configuration")
     try:
@@ -153,27 +186,27 @@ def _timm_config(model: object) -> Mapping[str, Any]:
     return dict(timm.resolve_model_data_config(model))
 
 
-def _side(value: Any) -> int | tuple[int, ...] | None:
+def _parse_side(value: Any) -> int | tuple[int, ...] | None:
     if value is None or isinstance(value, int):
         return value
     return int(value[0]) if len(value) == 1 else tuple(value)
 
 
-def _three(values: Any) -> tuple[float, ...]:
+def _expand_to_three_channels(values: Any) -> tuple[float, ...]:
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
 
 
-def _own_way() -> str:
+def _suggest_callable() -> str:
     return 'pass preprocess=lambda image: processor(image, return_tensors="pt")["pixel_values"]'
 
 
-def _wanted(config: Mapping[str, Any], key: str, what: str) -> Any:
+def _require_key(config: Mapping[str, Any], key: str, config_name: str) -> Any:
     if config.get(key) is None:
-        raise PreprocessError(f"the {what} has no {key!r}; without it the way into the model is not known")
+        raise PreprocessError(f"the {config_name} has no {key!r}; without it the way into the model is not known")
     return config[key]
 
 
-def _no_word(what: str, key: str, config: Mapping[str, Any], advice: str) -> PreprocessError:
+def _build_unsupported_error(config_name: str, key: str, config: Mapping[str, Any], advice: str) -> PreprocessError:
     return PreprocessError(
-        f"the {what} says {key}={config[key]!r:.80}, for which Preprocess has no exact word; {advice}"
+        f"the {config_name} says {key}={config[key]!r:.80}, for which Preprocess has no exact word; {advice}"
     )

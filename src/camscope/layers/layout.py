@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.function_mode import Calls
+from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.plurals import plural
 
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 Grid = tuple[int, ...]
-MOST_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
-MOST_HALVINGS = 5  # of a grid, by merged tokens
-CONVOLUTIONAL = (
+MAX_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
+MAX_HALVINGS = 5  # of a grid, by merged tokens
+CHANNELS_FIRST_MODULES = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
     nn.modules.pooling._MaxPoolNd,
@@ -51,49 +51,51 @@ class Layout:
 
 
 @dataclass
-class Seen:
+class LayoutHints:
     """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined.
 
     `image_tokens`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
     """
 
     grids: set[Grid] = field(default_factory=set)
-    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    concat_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
     works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
-    image_tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)  # positions, by sequence length
-    lengths: set[int] = field(default_factory=set)  # of the sequences that LayerNorms and Linears took
-    words: set[int] = field(default_factory=set)  # how many words a language model was given
+    image_token_positions: dict[int, tuple[int, ...] | None] = field(
+        default_factory=dict
+    )  # positions, by sequence length
+    sequence_lengths: set[int] = field(default_factory=set)  # of the sequences that LayerNorms and Linears took
+    text_lengths: set[int] = field(default_factory=set)  # how many words a language model was given
 
-    def before(self, tokens: int, cells: int) -> int | None:
+    def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
         """Tokens in front of the piece of so many cells; None where no such piece was seen, LayerError where two were."""
-        starts = list(self._starts(tokens, cells))
+        starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise LayerError(
-                f"{plural(tokens, 'token was', 'tokens were')} joined of several pieces of {cells}, which start at "
+                f"{plural(n_tokens, 'token was', 'tokens were')} joined of several pieces of {n_cells}, which start at "
                 f"{' and '.join(map(str, starts))}: either may be the image; "
                 f"pass layout=Layout('tokens', grid, prefix), or reshape="
             )
         return starts[0] if starts else None
 
-    def _starts(self, tokens: int, cells: int) -> Iterator[int]:
+    def _iter_piece_starts(self, n_tokens: int, n_cells: int) -> Iterator[int]:
         start = 0
-        for piece in self.joined.get(tokens, ()):
-            if piece == cells:
+        for piece in self.concat_lengths.get(n_tokens, ()):
+            if piece == n_cells:
                 yield start
-            elif piece < tokens:
-                yield from (start + inside for inside in self._starts(piece, cells))
+            elif piece < n_tokens:
+                yield from (start + inside for inside in self._iter_piece_starts(piece, n_cells))
             start += piece
 
 
-NOTHING = Seen()
+NO_HINTS = LayoutHints()
 
 
-def read_layout(
+def infer_layout(
     shape: Sequence[int],
     input_shape: Sequence[int],
     module: nn.Module | None = None,
     layout: str | Layout | None = None,
-    seen: Seen = NOTHING,
+    hints: LayoutHints = NO_HINTS,
 ) -> Layout:
     """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
 
@@ -108,27 +110,27 @@ def read_layout(
     """
     size, shape = tuple(input_shape[2:]), tuple(shape)
     if isinstance(layout, Layout):
-        return _agreeing(layout, shape)
+        return _check_layout_fits(layout, shape)
     if shape[0] != input_shape[0]:
         raise LayerError(
-            per_frame_remedy(shape, input_shape)
+            format_per_frame_remedy(shape, input_shape)
             or f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape="
         )
-    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, seen.grids)))
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, hints.grids)))
     if len(shape) == 3 and tokens:
-        return _token_layout(shape, size, module, seen)
+        return _infer_token_layout(shape, size, module, hints)
     if len(shape) != len(size) + 2:
         raise LayerError(
-            per_frame_remedy(shape, input_shape)
+            format_per_frame_remedy(shape, input_shape)
             or f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
         )
-    kind = layout or _kind(shape, size, module, seen)
+    kind = layout or _infer_layout_kind(shape, size, module, hints)
     if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
         raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
     return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
 
 
-def per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
+def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
     """What to do about an output (N*T,K,h,w) of a layer that runs on each frame, or instance, of (N,C,T,H,W); else ""."""
     if len(input_shape) != 5 or len(shape) != 4 or shape[0] != input_shape[0] * input_shape[2]:
         return ""
@@ -141,21 +143,23 @@ def per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
     )
 
 
-def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen = NOTHING) -> str:
-    if isinstance(module, CONVOLUTIONAL):
+def _infer_layout_kind(
+    shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, hints: LayoutHints = NO_HINTS
+) -> str:
+    if isinstance(module, CHANNELS_FIRST_MODULES):
         return CHANNELS_FIRST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
-    if _has_channels(module, shape[-1]) and not _has_channels(module, shape[1]):
-        if _fits(grids[CHANNELS_LAST], size, 2.0) or _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+    if _has_channels_last_axis(module, shape[-1]) and not _has_channels_last_axis(module, shape[1]):
+        if _matches_aspect(grids[CHANNELS_LAST], size, 2.0) or _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
             return CHANNELS_LAST
         raise LayerError(
             f"output {shape} for an input of {size} has its channels last, and the axes before them are no grid of the input's "
             f"proportions (windows, or patches in another order?); choose another layer, or pass reshape="
         )
-    if _is_channels_last(module) and _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+    if _is_channels_last(module) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
         return CHANNELS_LAST
     for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
-        fitting = [kind for kind, grid in grids.items() if _fits(grid, size, cells_off, axes)]
+        fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, cells_off, axes)]
         if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
             break  # its shape speaks against its kind: strides that differ, or more channels than a grid has cells
         if len(fitting) == 1:
@@ -164,11 +168,11 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
             return CHANNELS_FIRST
         if len(fitting) == 2:
             break
-    known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen.grids))]
+    known = [kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))]
     if len(known) == 1:
         return known[0]
     if (
-        CHANNELS_FIRST in known and not seen.works_on_last_axis
+        CHANNELS_FIRST in known and not hints.works_on_last_axis
     ):  # convolutions made the grid, and nothing moved their channels
         return CHANNELS_FIRST
     raise LayerError(
@@ -177,7 +181,7 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
     )
 
 
-def _fits(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
+def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
     """Whether a grid has the input's aspect, to within so many cells of rounding, and is no finer than 4 x the input.
 
     `axes`: the first one whose stride is held against the others'.
@@ -188,7 +192,7 @@ def _fits(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int 
     return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
 
 
-def is_askew(grid: Sequence[int], size: Sequence[int]) -> bool:
+def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
     """Whether rows and columns differ more than twofold in how many pixels a cell has, beyond the rounding of cells."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
@@ -197,7 +201,9 @@ def is_askew(grid: Sequence[int], size: Sequence[int]) -> bool:
 def _is_convolutional(module: nn.Module) -> bool:
     kinds = [type(part) for part in module.modules()]
     return (
-        any(issubclass(kind, CONVOLUTIONAL) for kind in kinds) and nn.LayerNorm not in kinds and nn.Linear not in kinds
+        any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
+        and nn.LayerNorm not in kinds
+        and nn.Linear not in kinds
     )
 
 
@@ -208,7 +214,7 @@ def _is_channels_last(module: nn.Module | None) -> bool:
     return type(module) is nn.Linear
 
 
-def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
+def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """The layout that was asked for, if an output of this shape can have it."""
     grid = tuple(layout.grid)
     held = {
@@ -221,26 +227,32 @@ def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
     return layout
 
 
-def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen) -> Layout:
-    grids = [grid for grid in seen.grids if len(grid) == len(size)]
-    framed = [(size[0], *grid) for grid in seen.grids if len(grid) == 2] if len(size) == 3 and not grids else []
-    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *grids)):
+def _infer_token_layout(
+    shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, hints: LayoutHints
+) -> Layout:
+    grids = [grid for grid in hints.grids if len(grid) == len(size)]
+    framed = [(size[0], *grid) for grid in hints.grids if len(grid) == 2] if len(size) == 3 and not grids else []
+    if not _has_channels_last_axis(module, shape[2]) and any(
+        math.prod(grid) == shape[2] for grid in (*_list_patch_grids(size), *grids)
+    ):
         raise LayerError(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
         )
     if grids or framed:
-        own, *merged = _halved(grids) if grids else [set(framed)]  # of each frame: no tokens of several are merged
-        joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
+        own, *merged = (
+            _iter_halved_grids(grids) if grids else [set(framed)]
+        )  # of each frame: no tokens of several are merged
+        joined = [grid for grid in own if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
         found = (
-            _under(shape[1], own)
+            _find_grids_with_prefix(shape[1], own)
             or joined
-            or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+            or next(filter(None, (_find_grids_with_prefix(shape[1], level, (1,)) for level in merged)), [])
         )
         choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
     else:
-        patches = _grids(size)
-        found = _under(shape[1], patches)
+        patches = _list_patch_grids(size)
+        found = _find_grids_with_prefix(shape[1], patches)
         choice = found if len(found) == 1 else [grid for grid in found if patches[grid] and math.prod(grid) >= 16]
     if len(choice) != 1:
         known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
@@ -249,24 +261,24 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Modu
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
         )
     cells = math.prod(choice[0])
-    before = seen.before(shape[1], cells)
+    before = hints.count_tokens_before(shape[1], cells)
     return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
 
 
-def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: Seen) -> Layout:
+def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
     """Layout of tokens (N,T,K) among which the input ids of a vision-language model say where the image is.
 
     Raises LayerError where they do not say it, or where the image's tokens are not one run, row by row, on one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
     remedy = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
-    if tokens not in seen.image_tokens:
+    if tokens not in hints.image_token_positions:
         raise LayerError(
             f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
             f"{plural(tokens, 'token')} "
             f"were seen that say where the image is; pass input_ids to the model, or {remedy}"
         )
-    positions = seen.image_tokens[tokens]
+    positions = hints.image_token_positions[tokens]
     if positions is None:
         raise LayerError(
             f"the samples of the batch hold their image tokens at different places; explain one at a time, or {remedy}"
@@ -276,7 +288,11 @@ def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: S
         raise LayerError(
             f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them; {remedy}"
         )
-    levels = [set(_grids(size))] if not seen.grids else _halved([g for g in seen.grids if len(g) == len(size)])
+    levels = (
+        [set(_list_patch_grids(size))]
+        if not hints.grids
+        else _iter_halved_grids([g for g in hints.grids if len(g) == len(size)])
+    )
     found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
     if len(found) != 1:
         known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
@@ -286,19 +302,21 @@ def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: S
     return Layout(TOKENS, found[0], positions[0])
 
 
-def _under(tokens: int, grids: Collection[Grid], most: Sequence[int] = MOST_PREFIX_TOKENS) -> list[Grid]:
+def _find_grids_with_prefix(
+    n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
+) -> list[Grid]:
     """Grids with as many cells as there are tokens, or a few less, which are the prefix: the largest first."""
-    for prefix in most:
-        found = [grid for grid in grids if 0 <= tokens - math.prod(grid) <= prefix]
+    for prefix in max_prefixes:
+        found = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
         if found:
             return sorted(found, key=math.prod, reverse=True)
     return []
 
 
-def _halved(grids: Collection[Grid]) -> Iterator[set[Grid]]:
+def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
     """The grids themselves, and again and again what merging two by two cells leaves, or, of a volume, also two of each axis."""
     level = set(grids)
-    for _ in range(MOST_HALVINGS):
+    for _ in range(MAX_HALVINGS):
         yield level
         level = {
             (*grid[:kept], *(-(-cells // 2) if up else cells // 2 for cells in grid[kept:]))
@@ -308,52 +326,55 @@ def _halved(grids: Collection[Grid]) -> Iterator[set[Grid]]:
         }
 
 
-def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid]) -> bool:
+def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
     """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
-    cells = {grid[0] for grid in seen if len(grid) == 1}
+    cells = {grid[0] for grid in grids if len(grid) == 1}
     return (
-        not isinstance(module, CONVOLUTIONAL)
+        not isinstance(module, CHANNELS_FIRST_MODULES)
         and not cells & set(shape[1:])
-        and any(0 < shape[1] - count <= max(MOST_PREFIX_TOKENS) for count in cells)
+        and any(0 < shape[1] - count <= max(MAX_PREFIX_TOKENS) for count in cells)
     )
 
 
-def _has_channels(module: nn.Module | None, count: int) -> bool:
+def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
     """Whether a part of the layer shows that its last axis is so many channels."""
     return module is not None and any(
-        (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (count,))
-        or (isinstance(part, nn.Linear) and part.out_features == count)
+        (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (n_channels,))
+        or (isinstance(part, nn.Linear) and part.out_features == n_channels)
         for part in module.modules()
     )
 
 
-def _grids(size: tuple[int, ...]) -> dict[Grid, bool]:
+def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
     """Grids of square patches over the input, and whether the patches tile it exactly."""
     found: dict[Grid, bool] = {}
-    for patch in range(max(size), 0, -1):
-        exact = all(pixels % patch == 0 for pixels in size)
-        for grid in {tuple(pixels // patch for pixels in size), tuple(-(-pixels // patch) for pixels in size)}:
+    for patch in range(max(input_size), 0, -1):
+        exact = all(pixels % patch == 0 for pixels in input_size)
+        for grid in {
+            tuple(pixels // patch for pixels in input_size),
+            tuple(-(-pixels // patch) for pixels in input_size),
+        }:
             if math.prod(grid) > 1:
                 found[grid] = found.get(grid, False) or exact
     return found
 
 
-JOINING = (torch.cat, torch.concat, torch.concatenate)
+CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
-class Joins(Calls):
+class ConcatRecorder(BaseFunctionMode):
     """Inside the `with`, in this thread: `pieces` learns the lengths of what was joined to so many tokens (N,T,K)."""
 
-    def __init__(self, pieces: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, piece_lengths: dict[int, tuple[int, ...]]) -> None:
         super().__init__()
-        self._pieces = pieces
+        self._piece_lengths = piece_lengths
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
-        result = func(*args, **named)
-        if func in JOINING and isinstance(result, Tensor) and result.ndim == 3:
-            axis = args[1] if len(args) > 1 else named.get("dim", named.get("axis", 0))
+        result = func(*args, **kwargs)
+        if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
+            axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             if axis in (1, -2):
-                parts = args[0] if args else named["tensors"]
-                self._pieces[result.shape[1]] = tuple(part.shape[1] for part in parts)
+                parts = args[0] if args else kwargs["tensors"]
+                self._piece_lengths[result.shape[1]] = tuple(part.shape[1] for part in parts)
         return result

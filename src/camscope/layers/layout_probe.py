@@ -25,49 +25,52 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import LayerError
-from camscope.hooks.base import Hooks, autocast_uncached, evaluating, find_layer, here_only, unwrap
+from camscope.hooks.base import Hooks, autocast_uncached, evaluation_mode, find_layer, thread_local_hook, unwrap
 from camscope.hooks.mute_hooks import hooks_muted
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.plurals import plural
-from camscope.pytree import the_tensor
+from camscope.pytree import find_main_tensor
 
-RUNS = 3
-MAX_TOKENS_EACH_ALONE = 64**2  # more of them are replaced in blocks, as the cells of maps
-MAX_CELLS_EACH_ALONE = 8  # along an axis of a map; of a finer one, blocks of cells are replaced together
+N_RUNS = 3
+MAX_TOKENS_WITHOUT_BLOCKS = 64**2  # more of them are replaced in blocks, as the cells of maps
+MAX_CELLS_WITHOUT_BLOCKS = 8  # along an axis of a map; of a finer one, blocks of cells are replaced together
 BLOCKS_PER_AXIS = {1: 16, 2: 4, 3: 3}
-MAX_SHIFT = 9  # tokens by which a prefix may be wrong
-FEW_BLOCKS = 9  # below, agreement by chance is likely, and more of it is asked for
-PATTERNS, PATTERN_CELLS = (
+MAX_PREFIX_SHIFT = 9  # tokens by which a prefix may be wrong
+MIN_BLOCKS_FOR_Z_SCORE = 9  # below, agreement by chance is likely, and more of it is asked for
+N_CANDIDATE_PATTERNS, MAX_PATTERN_CELLS = (
     256,
     2**17,
 )  # random patterns, and cells of all, of which the one least like itself elsewhere is taken
 
-VERIFIED = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
-VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.01
-LOCAL_REACTION, CHANCE_AGREEMENT = 0.4, 0.2
+VERIFIED_Z_AND_AGREEMENT = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
+VERIFIED_AGREEMENT_FEW_BLOCKS, MIN_REACTION = 0.8, 0.01
+MIN_LOCAL_REACTION, MAX_CHANCE_AGREEMENT = 0.4, 0.2
 MAX_WRONG_AGREEMENT = 0.4  # of cells each of which sees one part of the image
-LOCALITY, LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the z alone would be too large
-OTHER_PLACE_Z, OTHER_PLACE_AGREEMENT = 3.5, 0.6
-OTHER_PLACE_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
+MIN_LOCALITY, MIN_LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the z alone would be too large
+MIN_OTHER_LAYOUT_Z, MIN_OTHER_LAYOUT_AGREEMENT = 3.5, 0.6
+MIN_OTHER_LAYOUT_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
 
-SPREADS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a part of its own
-SPREAD_CELLS = 3  # how far
-MIN_EVIDENCE = 3.0  # log likelihood ratio of the layout against each other order of its cells
-MAX_COUNTEREVIDENCE, OTHER_ORDER_FIT = -15.0, 0.7  # of an order that is right instead, and its correlation
-SAME_ORDER = 0.98  # correlation of two orders that the pattern does not tell apart
-ROUNDING = 1e-5  # of the largest distance between two runs
+NEIGHBOR_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a part of its own
+MAX_NEIGHBOR_DISTANCE = 3  # how far
+MIN_LOG_LIKELIHOOD_RATIO = 3.0  # log likelihood ratio of the layout against each other order of its cells
+MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG, MIN_OTHER_ORDER_CORRELATION = (
+    -15.0,
+    0.7,
+)  # of an order that is right instead, and its correlation
+SAME_ORDER_CORRELATION = 0.98  # correlation of two orders that the pattern does not tell apart
+ROUNDING_TOLERANCE = 1e-5  # of the largest distance between two runs
 EXCHANGED = "with two lines exchanged"
-WHOLE_ORDERS = ("backwards", "with every other line backwards", "read by columns")
-MIN_UNEXPLAINED = 1e-3  # of the reactions, for rounding
-MAX_UNEXPLAINED = 0.62  # more of the reactions could hide that a quarter of the tokens is out of place
+WHOLE_GRID_ORDERS = ("backwards", "with every other line backwards", "read by columns")
+MIN_UNEXPLAINED_SHARE = 1e-3  # of the reactions, for rounding
+MAX_UNEXPLAINED_SHARE = 0.62  # more of the reactions could hide that a quarter of the tokens is out of place
 # median by mean of what is unexplained of a cell; its part of all reactions; what tokens out of place leave of agreement
-PATCHY_RATIO, PATCHY_UNEXPLAINED, PATCHY_AGREEMENT = 0.4, 0.08, 0.96
+MAX_PATCHY_MEDIAN_RATIO, MIN_PATCHY_UNEXPLAINED_SHARE, PATCHY_AGREEMENT = 0.4, 0.08, 0.96
 
-Run = Callable[[Tensor], object]
-Read = Callable[[Run, Tensor], "list[Tensor | None]"]
+ForwardFunction = Callable[[Tensor], object]
+OutputReader = Callable[[ForwardFunction, Tensor], "list[Tensor | None]"]
 
 
-class Verdict(Enum):
+class LayoutVerdict(Enum):
     """What is known of a layout."""
 
     BY_CONSTRUCTION = "by construction"  # windows over the input and elementwise steps made the map
@@ -77,64 +80,72 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """A verdict; where the layout is contradicted, what was seen instead."""
 
-    verdict: Verdict
+    verdict: LayoutVerdict
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Place:
+class OutputLocation:
     """An output of a model: that of a layer, of one of its calls. `output`: see `the_tensor`."""
 
     layer: str
-    output: str | int | None = None
-    call: int | None = None
+    output_index: str | int | None = None
+    call_index: int | None = None
 
 
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by model: by layer: by place, input size and layout: a finding
+_results_by_model: WeakIdKeyDictionary = (
+    WeakIdKeyDictionary()
+)  # by model: by layer: by place, input size and layout: a finding
 _lock = threading.RLock()
 
 
-def known_finding(model: nn.Module, place: Place, size: Sequence[int], layout: Layout) -> Finding | None:
+def get_cached_result(
+    model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
+) -> ProbeResult | None:
     """What is known already of a layout for inputs (C,*S) of this size."""
     with _lock:
-        return _findings(model, place).get((place, tuple(size), str(layout)))
+        return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
-def is_known(model: nn.Module, place: Place, size: Sequence[int]) -> bool:
+def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
     """Whether anything is known already of any call of a layer for inputs of this size."""
     with _lock:
-        found = _findings(model, place)
-        return any((one.output, known) == (place.output, tuple(size)) for one, known, _ in found)
+        found = _cached_results(model, location)
+        return any((one.output_index, known) == (location.output_index, tuple(size)) for one, known, _ in found)
 
 
-def remember(model: nn.Module, place: Place, size: Sequence[int], layout: Layout, finding: Finding) -> Finding:
+def cache_result(
+    model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: ProbeResult
+) -> ProbeResult:
     """Keep a finding for as long as the model and the layer live."""
     with _lock:
-        _findings(model, place)[place, tuple(size), str(layout)] = finding
-    return finding
+        _cached_results(model, location)[location, tuple(size), str(layout)] = result
+    return result
 
 
-def _findings(model: nn.Module, place: Place) -> dict[tuple[Place, tuple[int, ...], str], Finding]:
-    of_model: WeakIdKeyDictionary = _known.setdefault(unwrap(model), WeakIdKeyDictionary())
-    found: dict[tuple[Place, tuple[int, ...], str], Finding] = of_model.setdefault(
-        find_layer(model, place.layer)[1], {}
+def _cached_results(
+    model: nn.Module, location: OutputLocation
+) -> dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult]:
+    of_model: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
+    found: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = of_model.setdefault(
+        find_layer(model, location.layer)[1], {}
     )
     return found
 
 
-def prove(
+def probe_layout(
     model: nn.Module,
-    places: Sequence[Place],
+    locations: Sequence[OutputLocation],
     layout: Layout,
     x: Tensor,
-    run: Run,
+    forward: ForwardFunction,
     *,
-    read: Read | None = None,
-    shares: Sequence[float] | None = None,
-) -> list[Finding]:
+    read_outputs: OutputReader | None = None,
+    input_shares: Sequence[float] | None = None,
+) -> list[ProbeResult]:
     """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `run`.
 
     They run in eval mode, without the hooks of others and without gradients, and leave the random numbers as they are. What
@@ -142,37 +153,59 @@ def prove(
     layers. `shares`: which part of its own plane a model that pads takes from the input, by axis.
     """
     size = x.shape[1:]
-    known = [known_finding(model, place, size, layout) for place in places]
+    known = [get_cached_result(model, place, size, layout) for place in locations]
     if None in known:
-        with hooks_muted(model), _undisturbed(model, x):  # one thread at a time: the next one knows what this one found
-            unknown = [place for place in places if known_finding(model, place, size, layout) is None]
-            rows = measured(read or partial(_outputs, model, unknown), layout, x, run, shares=shares) if unknown else []
-            for place, finding in zip(unknown, rows or [Finding(Verdict.UNDECIDED)] * len(unknown), strict=True):
-                remember(model, place, size, layout, finding)
-        known = [known_finding(model, place, size, layout) for place in places]
+        with (
+            hooks_muted(model),
+            _evaluation_with_rng_restored(model, x),
+        ):  # one thread at a time: the next one knows what this one found
+            unknown = [place for place in locations if get_cached_result(model, place, size, layout) is None]
+            rows = (
+                probe_outputs(
+                    read_outputs or partial(_read_layer_outputs, model, unknown),
+                    layout,
+                    x,
+                    forward,
+                    input_shares=input_shares,
+                )
+                if unknown
+                else []
+            )
+            for place, finding in zip(
+                unknown, rows or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown), strict=True
+            ):
+                cache_result(model, place, size, layout, finding)
+        known = [get_cached_result(model, place, size, layout) for place in locations]
     return [finding for finding in known if finding is not None]
 
 
-def measured(
-    read: Read, layout: Layout, x: Tensor, run: Run, *, shares: Sequence[float] | None = None
-) -> list[Finding]:
+def probe_outputs(
+    read_outputs: OutputReader,
+    layout: Layout,
+    x: Tensor,
+    forward: ForwardFunction,
+    *,
+    input_shares: Sequence[float] | None = None,
+) -> list[ProbeResult]:
     """What three passes say of each tensor that `read(run, x)` takes out of one; [] where the model fails."""
-    blocks = _blocks(layout)
-    labels = _pattern(blocks, seed=0)
-    cells = _spread(labels.view(blocks), layout.grid)
+    blocks = _count_blocks(layout)
+    labels = _draw_pattern(blocks, seed=0)
+    cells = _upsample_nearest(labels.view(blocks), layout.grid)
     outputs: list[list[Tensor | None]] = []
     for some in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
         try:
-            outputs = [read(run, variant) for variant in _variants(some, cells, layout, shares)]
+            outputs = [
+                read_outputs(forward, variant) for variant in _iter_noise_variants(some, cells, layout, input_shares)
+            ]
             break
         except Exception:  # noqa: S112 - the model's own: it may not take such a batch
             continue
-    covered = _covered(layout.grid, x.shape[2:], shares)
-    return [_judged(tensors, layout, labels, blocks, covered) for tensors in zip(*outputs, strict=True)]
+    covered = _find_covered_cells(layout.grid, x.shape[2:], input_shares)
+    return [_judge_outputs(tensors, layout, labels, blocks, covered) for tensors in zip(*outputs, strict=True)]
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, x: Tensor) -> Iterator[None]:
+def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]:
     """Eval mode, no gradients, and all random numbers as they were afterwards."""
     state, numpy_state = random.getstate(), np.random.get_state()
     devices = [x.device] if x.device.type == "cuda" else []
@@ -182,7 +215,7 @@ def _undisturbed(model: nn.Module, x: Tensor) -> Iterator[None]:
             torch.inference_mode(False),
             torch.no_grad(),
             autocast_uncached(),
-            evaluating(unwrap(model)),
+            evaluation_mode(unwrap(model)),
         ):
             yield
     finally:
@@ -190,52 +223,58 @@ def _undisturbed(model: nn.Module, x: Tensor) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def _outputs(model: nn.Module, places: Sequence[Place], run: Run, x: Tensor) -> list[Tensor | None]:
+def _read_layer_outputs(
+    model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
+) -> list[Tensor | None]:
     """What a pass gives at each place; None where there is nothing to look at."""
-    calls: list[list[Tensor]] = [[] for _ in places]
+    calls: list[list[Tensor]] = [[] for _ in locations]
 
     def keep(number: int, module: nn.Module, args: object, output: object) -> None:
-        calls[number].append(the_tensor(places[number].layer, output, places[number].output)[1].detach().clone())
+        calls[number].append(
+            find_main_tensor(locations[number].layer, output, locations[number].output_index)[1].detach().clone()
+        )
 
     with Hooks() as hooks:
-        for number, place in enumerate(places):
+        for number, place in enumerate(locations):
             module = find_layer(model, place.layer)[1]
-            hooks.hold(module.register_forward_hook(here_only(partial(keep, number))))
+            hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(keep, number))))
         try:
-            run(x)
+            forward(x)
         except Exception:
             if not all(calls):  # what comes behind the layers does not matter
                 raise
-    chosen = zip(calls, (place.call for place in places), strict=True)
+    chosen = zip(calls, (place.call_index for place in locations), strict=True)
     return [some[-1 if call is None else call] if len(some) > (call or 0) else None for some, call in chosen]
 
 
-def _blocks(layout: Layout) -> tuple[int, ...]:
+def _count_blocks(layout: Layout) -> tuple[int, ...]:
     """Into how many parts each axis of the grid is divided: those are replaced as a whole."""
     grid = layout.grid
-    if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_EACH_ALONE:
+    if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
     return tuple(
-        cells if cells <= MAX_CELLS_EACH_ALONE and len(grid) < 3 else min(cells, BLOCKS_PER_AXIS.get(len(grid), 2))
+        cells if cells <= MAX_CELLS_WITHOUT_BLOCKS and len(grid) < 3 else min(cells, BLOCKS_PER_AXIS.get(len(grid), 2))
         for cells in grid
     )
 
 
 @lru_cache(maxsize=64)
-def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
+def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
     """(blocks,): the run that replaces each block; as unlike itself shifted or in another order as can be."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
-    even = torch.arange(count, device="cpu") % RUNS
+    even = torch.arange(count, device="cpu") % N_RUNS
     drawn = [
         even[torch.randperm(count, generator=generator, device="cpu")]
-        for _ in range(max(8, min(PATTERNS, PATTERN_CELLS // count)))
+        for _ in range(max(8, min(N_CANDIDATE_PATTERNS, MAX_PATTERN_CELLS // count)))
     ]
 
     def likeness(labels: Tensor) -> float:
-        shifted = [float((labels[k:] == labels[:-k]).double().mean()) for k in range(1, min(count - 1, MAX_SHIFT) + 1)]
-        field = _expected(labels, blocks, 0.0)
-        orders = [(value, name) for value, name in _other_orders(field, field, similar=True) if value.numel()]
+        shifted = [
+            float((labels[k:] == labels[:-k]).double().mean()) for k in range(1, min(count - 1, MAX_PREFIX_SHIFT) + 1)
+        ]
+        field = _compute_expected_reaction(labels, blocks, 0.0)
+        orders = [(value, name) for value, name in _iter_other_orders(field, field, similar=True) if value.numel()]
         # of single cells, some always have the same label
         other = [float(value.max()) for value, name in orders if len(blocks) > 1 or name != EXCHANGED]
         return max((*shifted, *other), default=0.0)
@@ -243,33 +282,35 @@ def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
     return min(drawn, key=likeness)
 
 
-def _spread(values: Tensor, size: Sequence[int]) -> Tensor:
+def _upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
     """(*blocks) -> (*size): each entry over its part of a finer grid."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
         values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
 
 
-def _cell_of_pixel(cells: int, pixels: int, share: float) -> Tensor:
-    return (torch.arange(pixels, device="cpu") * (cells * share / pixels)).long().clamp(max=cells - 1)
+def _map_pixels_to_cells(cells: int, pixels: int, input_share: float) -> Tensor:
+    return (torch.arange(pixels, device="cpu") * (cells * input_share / pixels)).long().clamp(max=cells - 1)
 
 
-def _covered(grid: Sequence[int], size: Sequence[int], shares: Sequence[float] | None) -> Tensor:
+def _find_covered_cells(grid: Sequence[int], size: Sequence[int], input_shares: Sequence[float] | None) -> Tensor:
     """(cells,): which of them lie over the input: some may lie over padding, or be finer than its pixels."""
     covered = torch.ones(tuple(grid), dtype=torch.bool, device="cpu")
     for axis, (cells, pixels) in enumerate(zip(grid, size, strict=True)):
         present = torch.zeros(cells, dtype=torch.bool, device="cpu")
-        present[_cell_of_pixel(cells, pixels, shares[axis] if shares else 1.0)] = True
+        present[_map_pixels_to_cells(cells, pixels, input_shares[axis] if input_shares else 1.0)] = True
         covered &= present.view([-1 if i == axis else 1 for i in range(len(grid))])
     return covered.reshape(-1)
 
 
-def _variants(x: Tensor, cells: Tensor, layout: Layout, shares: Sequence[float] | None) -> Iterator[Tensor]:
+def _iter_noise_variants(
+    x: Tensor, cells: Tensor, layout: Layout, input_shares: Sequence[float] | None
+) -> Iterator[Tensor]:
     """Three versions of x (N,C,*S), each with another third of the cells replaced by noise."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     space = tuple(range(2, x.ndim))
     places = [
-        _cell_of_pixel(count, pixels, shares[axis] if shares else 1.0)
+        _map_pixels_to_cells(count, pixels, input_shares[axis] if input_shares else 1.0)
         for axis, (count, pixels) in enumerate(zip(layout.grid, x.shape[2:], strict=True))
     ]
     label = cells
@@ -287,11 +328,11 @@ def _variants(x: Tensor, cells: Tensor, layout: Layout, shares: Sequence[float] 
     noise = low + span * (fine + coarse) / 2
     if uniform:  # nothing in it differs from anything else: noise on noise
         values = low + span * torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
-    for number in range(RUNS):
+    for number in range(N_RUNS):
         yield torch.where(label == number, noise, values).to(x.dtype)
 
 
-def _rows(output: Tensor, layout: Layout) -> Tensor | None:
+def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
     """(N,T,K): every position of an output, those of the prefix too; None where it has not this layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
@@ -302,32 +343,32 @@ def _rows(output: Tensor, layout: Layout) -> Tensor | None:
     return output.flatten(1, -2) if tuple(output.shape[1:-1]) == grid else None
 
 
-def _judged(
+def _judge_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
-) -> Finding:
-    rows = [None if one is None else _rows(one, layout) for one in outputs]
+) -> ProbeResult:
+    rows = [None if one is None else _flatten_positions(one, layout) for one in outputs]
     usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
-    if len(usable) < RUNS or len({row.shape for row in usable}) > 1:
-        return Finding(Verdict.UNDECIDED)
+    if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
+        return ProbeResult(LayoutVerdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
-    apart = torch.stack([_distance(usable[p - 1] - usable[p - 2], layout) for p in range(RUNS)]).cpu()
+    apart = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
     if not bool(apart.isfinite().all()):
-        return Finding(Verdict.UNDECIDED)
-    return judge(apart, layout, labels, blocks, covered)
+        return ProbeResult(LayoutVerdict.UNDECIDED)
+    return judge_distances(apart, layout, labels, blocks, covered)
 
 
-def _distance(difference: Tensor, layout: Layout) -> Tensor:
+def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
     """(N,T,K) -> (T,): how far two runs are apart at each position, without what they are at all positions of the grid."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
     apart = (difference - common).norm(dim=-1)
     scale = difference.norm(dim=-1).amax()  # what is left of equal numbers is rounding
-    return torch.where(apart > ROUNDING * scale, apart, 0).double().mean(0)
+    return torch.where(apart > ROUNDING_TOLERANCE * scale, apart, 0).double().mean(0)
 
 
-def judge(
-    apart: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
-) -> Finding:
+def judge_distances(
+    distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
+) -> ProbeResult:
     """What the distances (3,T) between the runs at every position say of a layout.
 
     `labels` (blocks,): the run that replaces each; `apart[p]`: between the two runs that leave the cells of run p.
@@ -336,84 +377,90 @@ def judge(
     count = math.prod(grid)
     start = layout.prefix if layout.kind == TOKENS else 0
     cells = torch.arange(count, device="cpu")[covered] if covered is not None else torch.arange(count, device="cpu")
-    block_of_cell = _spread(torch.arange(math.prod(blocks), device="cpu").view(*blocks), grid).reshape(-1)
-    total = apart.sum(0)
+    block_of_cell = _upsample_nearest(torch.arange(math.prod(blocks), device="cpu").view(*blocks), grid).reshape(-1)
+    total = distances.sum(0)
     if not bool((total[start + cells] > 0).any()):
-        return Finding(Verdict.CONTRADICTED, "it does not depend on the image")
+        return ProbeResult(LayoutVerdict.CONTRADICTED, "it does not depend on the image")
     # 1 where only run p differs from the other two, -1/2 for those; 0 where all differ alike
-    reaction = torch.where(total > 0, (total - 3 * apart) / torch.where(total > 0, total, 1), 0)
+    reaction = torch.where(total > 0, (total - 3 * distances) / torch.where(total > 0, total, 1), 0)
 
     blocks_here = block_of_cell[cells]
-    here = _centered(reaction[:, start + cells])
-    own, spread = _score(here, labels[blocks_here], blocks_here)
+    here = _subtract_mean(reaction[:, start + cells])
+    own, spread = _score_agreement(here, labels[blocks_here], blocks_here)
     local = float(here.amax(0).mean())
     agreement, z = own / local if local > 0 else 0.0, own / spread
-    few = len(labels) < FEW_BLOCKS
+    few = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
 
-    best = max(_other_places(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
+    best = max(_score_other_layouts(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
     if local < MIN_REACTION:
-        return Finding(Verdict.UNDECIDED)
-    order = _order(here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
+        return ProbeResult(LayoutVerdict.UNDECIDED)
+    order = _compare_orders(here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
     if order.is_sure:
-        if few and agreement >= VERIFIED_AGREEMENT_OF_FEW:
-            return Finding(Verdict.VERIFIED)
-        if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED):
-            return Finding(Verdict.VERIFIED)
+        if few and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
+            return ProbeResult(LayoutVerdict.VERIFIED)
+        if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED_Z_AND_AGREEMENT):
+            return ProbeResult(LayoutVerdict.VERIFIED)
     if order.is_wrong and not few:
-        return Finding(
-            Verdict.CONTRADICTED, f"its cells react to other parts of the image; they react like {layout} {order.other}"
+        return ProbeResult(
+            LayoutVerdict.CONTRADICTED,
+            f"its cells react to other parts of the image; they react like {layout} {order.best_other_order}",
         )
     if few:  # they disagree, or agree with one of several other places, by chance
-        return Finding(Verdict.UNDECIDED)
+        return ProbeResult(LayoutVerdict.UNDECIDED)
     elsewhere = (
-        best[0] >= max(OTHER_PLACE_AGREEMENT * local, MIN_REACTION)
-        and best[1] >= OTHER_PLACE_Z
-        and best[1] - own / spread >= OTHER_PLACE_LEAD
+        best[0] >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION)
+        and best[1] >= MIN_OTHER_LAYOUT_Z
+        and best[1] - own / spread >= MIN_OTHER_LAYOUT_LEAD
     )
-    is_wrong = local >= LOCAL_REACTION and agreement <= CHANCE_AGREEMENT
+    is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
     is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(here))
     if elsewhere or is_wrong:
         like = f"; they react like {best[2]}" if elsewhere else ""
-        return Finding(Verdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
-    return Finding(Verdict.UNDECIDED)
+        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
+    return ProbeResult(LayoutVerdict.UNDECIDED)
 
 
 @dataclass(frozen=True)
-class Order:
+class OrderComparison:
     """How a layout compares with other orders of its cells: `other` is the best of them, or ""."""
 
     is_sure: bool
     is_wrong: bool
-    other: str = ""
+    best_other_order: str = ""
 
 
-def _order(values: Tensor, labels: Tensor, blocks: Sequence[int], block: Tensor, *, strict: bool) -> Order:
+def _compare_orders(
+    values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
+) -> OrderComparison:
     """Whether cells (3,cells) of the blocks `block` (cells,) react in this order rather than in another.
 
     `strict`: whether single rows and columns may be out of place, as those of a sequence of tokens may, but not of a map.
     """
     count = math.prod(blocks)
-    sums = values.new_zeros(RUNS, count).index_add_(1, block, values)
-    cells = values.new_zeros(count).index_add_(0, block, values.new_ones(len(block)))
+    sums = values.new_zeros(N_RUNS, count).index_add_(1, block_of_cell, values)
+    cells = values.new_zeros(count).index_add_(0, block_of_cell, values.new_ones(len(block_of_cell)))
     covered = cells > 0
     reaction = torch.where(covered, sums / cells.clamp(min=1), 0)
-    reaction = torch.where(covered, reaction - reaction[:, covered].mean(1, keepdim=True), 0).view(RUNS, *blocks)
+    reaction = torch.where(covered, reaction - reaction[:, covered].mean(1, keepdim=True), 0).view(N_RUNS, *blocks)
     size = float(reaction.norm())
     if size == 0 or int(covered.sum()) < 2:
-        return Order(is_sure=False, is_wrong=False)
-    fields = [torch.where(covered.view(*blocks), _expected(labels, blocks, spread), 0).to(values) for spread in SPREADS]
+        return OrderComparison(is_sure=False, is_wrong=False)
+    fields = [
+        torch.where(covered.view(*blocks), _compute_expected_reaction(labels, blocks, spread), 0).to(values)
+        for spread in NEIGHBOR_SHARES
+    ]
     fits = [float((reaction * field).sum() / (size * field.norm())) for field in fields]
     fit = max(fits)
     field = fields[fits.index(fit)]
     evidence, name, fit_of_other = math.inf, "", 0.0
-    fitting = _other_orders(reaction, field, similar=False)
-    likeness = _other_orders(field, field, similar=True)
-    unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED
+    fitting = _iter_other_orders(reaction, field, similar=False)
+    likeness = _iter_other_orders(field, field, similar=True)
+    unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE
     for (found, other), (same, _) in zip(fitting, likeness, strict=True):
-        told_apart = found[same < SAME_ORDER] / (size * float(field.norm()))
-        if len(told_apart) and (strict or other in WHOLE_ORDERS):
+        told_apart = found[same < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
+        if len(told_apart) and (strict or other in WHOLE_GRID_ORDERS):
             best = float(told_apart.max())
-            ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED) / unexplained)
+            ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE) / unexplained)
             if ratio < evidence:
                 evidence, name, fit_of_other = ratio, other, best
     # as many tokens out of place as leave so much unexplained cost as much agreement; uneven reactions in place do not
@@ -422,29 +469,31 @@ def _order(values: Tensor, labels: Tensor, blocks: Sequence[int], block: Tensor,
     rest = (
         (reaction - reaction.new_tensor(fit * size / float(field.norm())) * field).square().sum(0).reshape(-1)[covered]
     )
-    patchy = unexplained >= PATCHY_UNEXPLAINED and float(rest.median()) < PATCHY_RATIO * float(rest.mean())
+    patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(rest.median()) < MAX_PATCHY_MEDIAN_RATIO * float(
+        rest.mean()
+    )
     patchy = patchy and agreement < PATCHY_AGREEMENT
-    in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED)
-    return Order(
-        is_sure=evidence >= (MIN_EVIDENCE if strict else 0) and not in_part,
-        is_wrong=evidence <= MAX_COUNTEREVIDENCE and fit_of_other >= OTHER_ORDER_FIT,
-        other=name,
+    in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED_SHARE)
+    return OrderComparison(
+        is_sure=evidence >= (MIN_LOG_LIKELIHOOD_RATIO if strict else 0) and not in_part,
+        is_wrong=evidence <= MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG and fit_of_other >= MIN_OTHER_ORDER_CORRELATION,
+        best_other_order=name,
     )
 
 
-def _expected(labels: Tensor, blocks: Sequence[int], spread: float) -> Tensor:
+def _compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
     """(3,*blocks): how much each block is expected to react to each run, if it takes a part from its neighbors."""
-    plane = nn.functional.one_hot(labels, RUNS).mT.double().view(RUNS, *blocks)
+    plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
         place = torch.arange(length, device=labels.device)
         away = (place[:, None] - place).abs()
-        weights = torch.where(away <= SPREAD_CELLS, spread ** away.double(), 0)  # 0 ** 0 is 1
+        weights = torch.where(away <= MAX_NEIGHBOR_DISTANCE, neighbor_share ** away.double(), 0)  # 0 ** 0 is 1
         plane = torch.tensordot(plane, weights, dims=([axis], [1])).movedim(-1, axis)
     plane = plane - plane.mean(0)
     return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
 
 
-def _other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
+def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
     """The products of reactions and fields (3,*blocks) in other orders, (orders,) each, and what is different in them.
 
     `similar`: as parts of the product of the field with itself, and of those cells only that are elsewhere.
@@ -456,7 +505,7 @@ def _other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator
         return 1 + change / moved.clamp(min=1e-12) if similar else own + change
 
     for axis in axes:
-        lines, others = (one.movedim(axis, 1).reshape(RUNS, one.shape[axis], -1) for one in (reaction, field))
+        lines, others = (one.movedim(axis, 1).reshape(N_RUNS, one.shape[axis], -1) for one in (reaction, field))
         products = torch.einsum("pic,pjc->ij", lines, others)
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
@@ -479,7 +528,7 @@ def _other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator
         yield of_orders(turned - own, own[None]), "read by columns"
 
 
-def _centered(values: Tensor) -> Tensor:
+def _subtract_mean(values: Tensor) -> Tensor:
     """What a run does to all positions alike says nothing of their places."""
     return values - values.mean(1, keepdim=True)
 
@@ -492,35 +541,35 @@ def _is_local(values: Tensor) -> bool:
     """
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
-    return locality >= LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= LOCALITY_Z
+    return locality >= MIN_LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= MIN_LOCALITY_Z
 
 
-def _score(values: Tensor, label: Tensor, block: Tensor) -> tuple[float, float]:
+def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
     """How much the cells (3,cells) react to the runs `label` (cells,), and how much chance makes of that for other labels.
 
     Chance: the standard deviation if each block had a label at random.
     """
     cells = values.shape[1]
-    of_block = torch.zeros(RUNS, int(block.max()) + 1, dtype=values.dtype, device=values.device).index_add_(
-        1, block, values
+    of_block = torch.zeros(N_RUNS, int(block_of_cell.max()) + 1, dtype=values.dtype, device=values.device).index_add_(
+        1, block_of_cell, values
     )
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells
-    return float(values[label, torch.arange(cells, device=values.device)].mean()), spread + 1e-12
+    return float(values[run_of_cell, torch.arange(cells, device=values.device)].mean()), spread + 1e-12
 
 
-def _other_places(
+def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[tuple[float, float, str]]:
     """Score, its z and its name, of the same cells at other positions of the sequence, or by columns."""
     count, length = len(block_of_cell), reaction.shape[1]
     if layout.kind != TOKENS:
         return
-    for start in _starts(length, count, layout.prefix):
+    for start in _iter_candidate_starts(length, count, layout.prefix):
         inside = (start + cells >= 0) & (start + cells < length)
         if start == layout.prefix or int(inside.sum()) * 2 < len(cells) or int(inside.sum()) < 2:
             continue
         block = block_of_cell[cells[inside]]
-        found, spread = _score(_centered(reaction[:, start + cells[inside]]), labels[block], block)
+        found, spread = _score_agreement(_subtract_mean(reaction[:, start + cells[inside]]), labels[block], block)
         fits = 0 <= start <= length - count
         name = (
             str(Layout(TOKENS, layout.grid, start))
@@ -530,16 +579,16 @@ def _other_places(
         yield found, found / spread, name
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         block = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
-        found, spread = _score(_centered(reaction[:, layout.prefix + cells]), labels[block], block)
+        found, spread = _score_agreement(_subtract_mean(reaction[:, layout.prefix + cells]), labels[block], block)
         yield found, found / spread, f"{layout} read by columns"
 
 
-def _starts(length: int, count: int, prefix: int) -> Iterator[int]:
+def _iter_candidate_starts(length: int, count: int, prefix: int) -> Iterator[int]:
     """Where the grid may begin instead: anywhere that it fits, and a few tokens off."""
-    yield from {*range(length - count + 1), *range(prefix - MAX_SHIFT, prefix + MAX_SHIFT + 1)}
+    yield from {*range(length - count + 1), *range(prefix - MAX_PREFIX_SHIFT, prefix + MAX_PREFIX_SHIFT + 1)}
 
 
-def refusal(name: str, layout: Layout, reason: str) -> LayerError:
+def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
     """The error for a layout that is contradicted."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show; "

@@ -9,62 +9,62 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
+from camscope.hooks.base import Hooks, find_layer, thread_local_hook, unwrap
 from camscope.hooks.image_tokens import (
+    find_query_counts,
+    find_vocabulary_sizes,
     has_image_tokens,
     holds_image_tokens,
-    is_of_queries,
-    is_of_words,
-    note_image_tokens,
-    note_words,
-    query_counts,
-    vocabulary_sizes,
+    is_query_layer,
+    is_text_layer,
+    record_image_tokens,
+    record_text_lengths,
 )
-from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
+from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap
 from camscope.layers.layout import (
     CHANNELS_FIRST,
+    CHANNELS_FIRST_MODULES,
     CHANNELS_LAST,
-    CONVOLUTIONAL,
     TOKENS,
+    ConcatRecorder,
     Grid,
-    Joins,
     Layout,
-    Seen,
-    image_token_layout,
-    is_askew,
-    per_frame_remedy,
-    read_layout,
+    LayoutHints,
+    format_per_frame_remedy,
+    has_unequal_strides,
+    infer_image_token_layout,
+    infer_layout,
 )
-from camscope.layers.layout_probe import Finding, Place, Verdict, prove, refusal
+from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, ProbeResult, make_layout_error, probe_layout
 from camscope.plurals import plural
-from camscope.pytree import is_attention, the_tensor
+from camscope.pytree import find_main_tensor, has_attention_rows
 
 __all__ = [
     "CHANNELS_FIRST",
     "CHANNELS_LAST",
-    "CONVOLUTIONAL",
+    "CHANNELS_FIRST_MODULES",
     "TOKENS",
     "Grid",
     "Layout",
-    "Seen",
+    "LayoutHints",
     "SpatialLayer",
     "choose_layer",
     "find_layer",
-    "image_token_layout",
-    "in_place",
-    "is_askew",
-    "layout_of",
-    "noting",
-    "read_layout",
-    "spatial_layers",
-    "suspicion_of",
+    "infer_image_token_layout",
+    "drop_contradicted_layers",
+    "has_unequal_strides",
+    "infer_layer_layout",
+    "record_layout_hints",
+    "infer_layout",
+    "find_spatial_layers",
+    "find_doubt_reason",
 ]
 
-ENCODERS = ("backbone", "encoder", "vision_model")
-CANDIDATES = 12  # layers that are looked at in one pass, from the end
-MAKING_GRIDS = (nn.modules.conv._ConvNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
-PASS_THROUGH = (
+ENCODER_NAMES = ("backbone", "encoder", "vision_model")
+LAYERS_PER_PASS = 12  # layers that are looked at in one pass, from the end
+GRID_MODULES = (nn.modules.conv._ConvNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
+PASS_THROUGH_MODULES = (
     nn.Identity,
     nn.modules.dropout._DropoutNd,
     nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -83,15 +83,15 @@ class SpatialLayer:
     name: str
     layout: Layout
     by_construction: bool = field(default=False, compare=False)
-    suspicion: str = field(default="", compare=False)
+    doubt_reason: str = field(default="", compare=False)
 
 
-def noting(model: nn.Module, scope: ExitStack) -> Seen:
+def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
     """The grids of the maps that the model's convolutions make inside the scope, and the tokens that it joins.
 
     It fills while the model runs. Tokens are joined where there are parameters (1,T,K): class tokens, or positions.
     """
-    seen = Seen()
+    seen = LayoutHints()
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
@@ -100,39 +100,43 @@ def noting(model: nn.Module, scope: ExitStack) -> Seen:
     def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             seen.works_on_last_axis = True
-            seen.lengths.add(math.prod(output.shape[1:-1]))
+            seen.sequence_lengths.add(math.prod(output.shape[1:-1]))
 
     for module in unwrap(model).modules():
-        if isinstance(module, MAKING_GRIDS):
-            scope.callback(module.register_forward_hook(here_only(note)).remove)
+        if isinstance(module, GRID_MODULES):
+            scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
         elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
-            scope.callback(module.register_forward_hook(here_only(note_last_axis)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(note_last_axis)).remove)
     embeds = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
     if embeds or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
-        scope.enter_context(Joins(seen.joined))
-    note_image_tokens(model, scope, seen.image_tokens)
-    note_words(model, scope, seen.words)
+        scope.enter_context(ConcatRecorder(seen.concat_lengths))
+    record_image_tokens(model, scope, seen.image_token_positions)
+    record_text_lengths(model, scope, seen.text_lengths)
     return seen
 
 
-def layout_of(
+def infer_layer_layout(
     model: nn.Module,
     name: str,
     output: Tensor,
     x: Tensor,
-    seen: Seen,
+    hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
     """Layout of what a layer gave for x (N,C,*S); see `read_layout`. LayerError also where its tokens are in another order.
 
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
-    found = _layout(model, name, output.shape, x.shape, seen, layout)
-    reason = "" if layout else _no_image(model, name, output.shape, is_attention(output), found, x.shape, seen)
+    found = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
+    reason = (
+        ""
+        if layout
+        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), found, x.shape, hints)
+    )
     if reason:
         raise LayerError(f"{reason}; choose another layer, or pass layout= if you know that it lies on a grid")
-    merged = _merged_by(model)
-    patches = max(map(math.prod, seen.grids), default=0)
+    merged = _token_merge_factor(model)
+    patches = max(map(math.prod, hints.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
         raise LayerError(
             f"the {plural(output.shape[1], 'token')} are kept window by window, and not in rows, until they are merged to "
@@ -141,57 +145,61 @@ def layout_of(
     return found
 
 
-def _layout(
+def _infer_layout_at(
     model: nn.Module,
     name: str,
     shape: Sequence[int],
     input_shape: Sequence[int],
-    seen: Seen,
+    hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
     """As `read_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
     in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
-    if in_sequence and holds_image_tokens(model, name, shape[1], seen.image_tokens):
-        return image_token_layout(shape, input_shape, seen)
-    return read_layout(shape, input_shape, find_layer(model, name)[1], layout, seen)
+    if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
+        return infer_image_token_layout(shape, input_shape, hints)
+    return infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
 
 
-def _no_image(
+def _find_reason_no_grid(
     model: nn.Module,
     name: str,
     shape: Sequence[int],
-    is_shares: bool,
+    has_attention_rows: bool,
     layout: Layout,
     input_shape: Sequence[int],
-    seen: Seen,
+    hints: LayoutHints,
 ) -> str:
     """Why an output that has the shape of a grid is none all the same: weights of attention, queries or words; else ""."""
     shape = tuple(shape)
     of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
-        CHANNELS_LAST: len(shape) == 4 and is_askew(layout.grid, input_shape[2:]),
+        CHANNELS_LAST: len(shape) == 4 and has_unequal_strides(layout.grid, input_shape[2:]),
         TOKENS: shape[1] == shape[-1],
     }
-    if is_shares and of_weights[layout.kind]:
+    if has_attention_rows and of_weights[layout.kind]:
         return f"output {shape} holds weights of attention between tokens, which are no image: each row adds up to 1"
-    if layout.kind == TOKENS and is_of_queries(model, name, shape[1]):
+    if layout.kind == TOKENS and is_query_layer(model, name, shape[1]):
         return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
-    if layout.kind == TOKENS and not has_image_tokens(model) and is_of_words(model, name, shape[1], seen.words):
+    if (
+        layout.kind == TOKENS
+        and not has_image_tokens(model)
+        and is_text_layer(model, name, shape[1], hints.text_lengths)
+    ):
         return f"output {shape} holds {shape[1]} words, which lie on no grid"
     return ""
 
 
-def suspicion_of(model: nn.Module, layout: Layout, shape: Sequence[int], seen: Seen) -> str:
+def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
     """Why an output is taken for no image where the probe decides nothing: it has the shape of something else; else ""."""
-    counts = seen.lengths | set(map(math.prod, seen.grids))
+    counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
-    if layout.kind == TOKENS and shape[1] in query_counts(model):
+    if layout.kind == TOKENS and shape[1] in find_query_counts(model):
         return f"it has as many tokens as the model has queries, {shape[1]}, and its cells do not react in place"
     return ""
 
 
-def _merged_by(model: nn.Module) -> int:
+def _token_merge_factor(model: nn.Module) -> int:
     """By how much the number of tokens falls until all are in rows, of a model that keeps windows together; else 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
@@ -200,77 +208,88 @@ def _merged_by(model: nn.Module) -> int:
     return 1
 
 
-def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> list[SpatialLayer]:
+def find_spatial_layers(
+    model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
+) -> list[SpatialLayer]:
     """Every layer with more than one cell, from one forward pass `run`, in the order in which the layers finish."""
     finished: dict[str, tuple[torch.Size, bool, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
-            tensor = the_tensor(name, output)[1]
-            made = isinstance(module, CONVOLUTIONAL) if ops is None else ops.made(tensor)
-            finished[name] = tensor.shape, made, not made and is_attention(tensor)
+            tensor = find_main_tensor(name, output)[1]
+            made = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
+            finished[name] = tensor.shape, made, not made and has_attention_rows(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
-        seen = noting(model, hooks)
+        seen = record_layout_hints(model, hooks)
         inner = unwrap(model)
-        ops = hooks.enter_context(SpatialOps(inner, input_shape[2:])) if may_be_watched(inner) else None
+        ops = hooks.enter_context(SpatialMapTracker(inner, input_shape[2:])) if is_interception_exact(inner) else None
         for name, module in unwrap(model).named_modules():
-            if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
-                hook = here_only(lambda module, args, output, name=name: note(name, module, output))
-                hooks.hold(module.register_forward_hook(hook))
-        run()
+            if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
+                hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
+                hooks.add_handle(module.register_forward_hook(hook))
+        forward()
     found = []
     for name, (shape, made, weights) in finished.items():
         with suppress(LayerError):
-            layout = _layout(model, name, shape, input_shape, seen)
+            layout = _infer_layout_at(model, name, shape, input_shape, seen)
             made = made and layout.kind == CHANNELS_FIRST
-            if math.prod(layout.grid) > 1 and not _no_image(model, name, shape, weights, layout, input_shape, seen):
-                found += [SpatialLayer(name, layout, made, suspicion_of(model, layout, shape, seen))]
+            if math.prod(layout.grid) > 1 and not _find_reason_no_grid(
+                model, name, shape, weights, layout, input_shape, seen
+            ):
+                found += [SpatialLayer(name, layout, made, find_doubt_reason(model, layout, shape, seen))]
     return found
 
 
-def _per_frame(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> str:
+def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
     """What to do about the last layer with maps of each frame of a video, or instance of a bag; "" without such a layer."""
     found: list[str] = []
 
     def note(name: str, module: nn.Module, output: object) -> None:
-        if isinstance(output, Tensor) and (remedy := per_frame_remedy(output.shape, input_shape)):
+        if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
             found.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
         for name, module in unwrap(model).named_modules():
-            if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
-                hooks.hold(
+            if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
+                hooks.add_handle(
                     module.register_forward_hook(
-                        here_only(lambda module, args, output, name=name: note(name, module, output))
+                        thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
                     )
                 )
-        run()
+        forward()
     return found[-1] if found else ""
 
 
-def in_place(
-    model: nn.Module, layers: Sequence[SpatialLayer], run: Callable[[Tensor], object], x: Tensor
+def drop_contradicted_layers(
+    model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
     """The layers without those that react to other parts of x (N,C,*S) than their grid says, or to none; see `prove`."""
-    return [layer for layer in layers if _finding(model, layer, [layer], run, x).verdict is not Verdict.CONTRADICTED]
+    return [
+        layer
+        for layer in layers
+        if _probe_layer(model, layer, [layer], forward, x).verdict is not LayoutVerdict.CONTRADICTED
+    ]
 
 
-def _finding(
+def _probe_layer(
     model: nn.Module,
     layer: SpatialLayer,
-    others: Sequence[SpatialLayer],
-    run: Callable[[Tensor], object],
+    other_layers: Sequence[SpatialLayer],
+    forward: Callable[[Tensor], object],
     x: Tensor,
-) -> Finding:
+) -> ProbeResult:
     """What is found of a layer's layout; the same passes look at the others that have the same one."""
     if layer.by_construction:
-        return Finding(Verdict.BY_CONSTRUCTION)
-    alike = [Place(layer.name), *(Place(one.name) for one in others if one.layout == layer.layout)]
-    finding = prove(model, list(dict.fromkeys(alike)), layer.layout, x, run)[0]
-    if finding.verdict is Verdict.UNDECIDED and layer.suspicion:
-        return Finding(Verdict.CONTRADICTED, layer.suspicion)
+        return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
+    alike = [
+        OutputLocation(layer.name),
+        *(OutputLocation(one.name) for one in other_layers if one.layout == layer.layout),
+    ]
+    finding = probe_layout(model, list(dict.fromkeys(alike)), layer.layout, x, forward)[0]
+    if finding.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
+        return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
     return finding
 
 
@@ -283,9 +302,9 @@ def choose_layer(
     attention, and an auxiliary head may run last. `dense`: the score is of one place among many, which the head's own
     layers hold already: the last layer of the model's backbone or encoder, or of its coarsest grid where it names none.
     """
-    layers = spatial_layers(model, lambda: score(x), x.shape)
-    layers = _encoding(model, layers) if dense else layers
-    if not layers and x.ndim == 5 and (remedy := _per_frame(model, lambda: score(x), x.shape)):
+    layers = find_spatial_layers(model, lambda: score(x), x.shape)
+    layers = _select_encoder_layers(model, layers) if dense else layers
+    if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
@@ -294,24 +313,26 @@ def choose_layer(
     every = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step, reached = len(layers) if every else CANDIDATES, False
+    step, reached = len(layers) if every else LAYERS_PER_PASS, False
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
-        gradients = _gradients(model, score, x, [layer.name for layer in last])
+        gradients = _compute_score_gradients(model, score, x, [layer.name for layer in last])
         reached = reached or bool(gradients)
         read = {
             layer: channels
             for layer in reversed(last)
-            if (channels := _channels_read(layer, gradients.get(layer.name), dense)) is not None
+            if (channels := _find_channels_read(layer, gradients.get(layer.name), dense)) is not None
         }
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
             # if the first is no grid of the image, those like it may be many: they share their passes
-            finding = _finding(model, layer, order[number : number + CANDIDATES] if contradicted else [], score, x)
-            if finding.verdict is not Verdict.CONTRADICTED:
+            finding = _probe_layer(
+                model, layer, order[number : number + LAYERS_PER_PASS] if contradicted else [], score, x
+            )
+            if finding.verdict is not LayoutVerdict.CONTRADICTED:
                 return layer
-            contradicted.append(refusal(f"layer {layer.name!r}", layer.layout, finding.reason))
+            contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, finding.reason))
     if contradicted:
         raise contradicted[0]
     if not reached:
@@ -325,7 +346,7 @@ def choose_layer(
     )
 
 
-def _gradients(
+def _compute_score_gradients(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """The score's gradient at those layers, by name, that it reads."""
@@ -337,10 +358,10 @@ def _gradients(
             tap.backward(scores)
         except LayerError:
             return {}
-        return {name: found for name in names if (found := tap.chosen(name).gradient) is not None}
+        return {name: found for name in names if (found := tap.select_call(name).gradient) is not None}
 
 
-def _channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
     """(K,): which channels the score reads at the layer's cells; None where it reads them at no cell.
 
     That a map has a gradient is enough, where the score is not of one place, which may be read off another resolution.
@@ -352,9 +373,9 @@ def _channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) ->
     return channels if sure or bool(channels.any()) else None
 
 
-def _encoding(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
+def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
     """Those of the part that makes features of the image, before a head makes an answer at every place."""
-    names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODERS]
+    names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
     bodies = [f"{name}.body" for name in shallow if any(one.name.startswith(f"{name}.body.") for one in layers)]
     for part in (*bodies, *shallow):
@@ -372,7 +393,7 @@ def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> 
     """
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
-    if layer.layout.kind == TOKENS and len(channels) in vocabulary_sizes(model):
+    if layer.layout.kind == TOKENS and len(channels) in find_vocabulary_sizes(model):
         return False
     step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
     return layer.layout.kind != TOKENS or not step

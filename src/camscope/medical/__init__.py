@@ -1,16 +1,16 @@
 """Medical images: volumes slice by slice and patch by patch, and explanations as objects that a viewer opens."""
 
-from camscope.medical.dicom_export import device_uid
-from camscope.medical.export import KINDS, export
+from camscope.medical.dicom_export import compute_device_uid
+from camscope.medical.export import EXPORT_KINDS, export
 from camscope.medical.nifti_export import to_nifti
 from camscope.medical.parametric_map import to_parametric_map
 from camscope.medical.secondary_capture import to_secondary_capture
-from camscope.medical.slices_and_patches import Slices, explain_patch, explain_patches, explain_slices
+from camscope.medical.slices_and_patches import SliceExplanations, explain_patch, explain_patches, explain_slices
 
 __all__ = [
-    "KINDS",
-    "Slices",
-    "device_uid",
+    "EXPORT_KINDS",
+    "SliceExplanations",
+    "compute_device_uid",
     "explain_patch",
     "explain_patches",
     "explain_slices",

@@ -4,15 +4,15 @@ import math
 import unicodedata
 from typing import Any
 
-from camscope.explainers.core.maps import is_plain
-from camscope.explanation import OK, Explanation
-from camscope.medical.scan_space import Native
+from camscope.explainers.core.maps import is_simple_setting
+from camscope.explanation import STATUS_OK, Explanation
+from camscope.medical.scan_space import ScanSpaceMap
 from camscope.version import __version__
 
 
-def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
+def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
     """For JSON: an allow-list. Settings are numbers and single words; what else a setting may be is left out."""
-    low, high = native.ends
+    low, high = scan_map.value_range
     facts = {
         "software": "camscope",
         "software_version": __version__,
@@ -23,37 +23,37 @@ def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
         "score": explanation.score,
         "probability": explanation.probability,
         "status": explanation.status,
-        "measures": dict(explanation.measures),
-        "parameters": {key: value for key, value in explanation.parameters.items() if is_plain(value)},
+        "measures": dict(explanation.diagnostics),
+        "parameters": {key: value for key, value in explanation.parameters.items() if is_simple_setting(value)},
         "model_digest": explanation.model,
         "versions": dict(explanation.versions),
-        "steps": list(explanation.steps),
+        "steps": list(explanation.scan_steps),
         "notes": list(explanation.notes),
         "grid": list(explanation.grid),
         "input_size": list(explanation.input_size),
-        "image_size": list(native.values.shape),
+        "image_size": list(scan_map.values.shape),
         "range": [low, high],
         "unit": "of the score",
-        "covered_share": float(native.covered.mean()),
-        "not_covered": "0; the file *_covered says which voxels" if not native.covered.all() else "none",
+        "covered_share": float(scan_map.covered.mean()),
+        "not_covered": "0; the file *_covered says which voxels" if not scan_map.covered.all() else "none",
         "meaning": "what the model's score depends on, not a diagnosis",
     }
-    return {key: _finite(value) for key, value in facts.items()}
+    return {key: _replace_nonfinite(value) for key, value in facts.items()}
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _replace_nonfinite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def derivation(explanation: Explanation, native: Native) -> str:
+def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:
     """In one paragraph, for DICOM's DerivationDescription: at most 1024 characters of ASCII."""
     layer = f", layer {explanation.layer}" if explanation.layer else ""
-    share = float(native.covered.mean())
+    share = float(scan_map.covered.mean())
     parts = [
-        f"Model attribution, not a diagnosis: {explanation.method}{layer}, target {target(explanation)}, "
+        f"Model attribution, not a diagnosis: {explanation.method}{layer}, target {format_target(explanation)}, "
         f"score {explanation.score:.6g}",
         f"raw values in units of the score, linear between the {' x '.join(map(str, explanation.grid))} cells of the map",
         f"model digest {explanation.model or 'unknown'}",
@@ -61,24 +61,24 @@ def derivation(explanation: Explanation, native: Native) -> str:
     ]
     if share < 1:
         parts.append(f"the model was shown {100 * share:.1f} % of the image; the rest is 0")
-    if explanation.status != OK:
-        parts.append(f"flagged: {explanation.flag}")
-    return plain("; ".join(parts), 1024)
+    if explanation.status != STATUS_OK:
+        parts.append(f"flagged: {explanation.warning_text}")
+    return to_dicom_ascii("; ".join(parts), 1024)
 
 
-def target(explanation: Explanation) -> str:
+def format_target(explanation: Explanation) -> str:
     """`281 (tabby)`."""
     return f"{explanation.target} ({explanation.label})" if explanation.target is not None else explanation.label
 
 
-def title(explanation: Explanation) -> str:
+def format_title(explanation: Explanation) -> str:
     """`gradcam layer4: tabby`, at most 64 characters."""
     layer = f" {explanation.layer}" if explanation.layer else ""
-    label = explanation.label if plain(explanation.label, 64) else f"class {explanation.target}"
-    return plain(f"{explanation.method}{layer}: {label}", 64)
+    label = explanation.label if to_dicom_ascii(explanation.label, 64) else f"class {explanation.target}"
+    return to_dicom_ascii(f"{explanation.method}{layer}: {label}", 64)
 
 
-def plain(text: str, length: int) -> str:
+def to_dicom_ascii(text: str, max_length: int) -> str:
     """Letters that every character set of DICOM has, without the backslash, which separates values."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().replace("\\", "/")
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in letters).split())[:length].strip()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in letters).split())[:max_length].strip()

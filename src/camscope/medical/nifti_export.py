@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from camscope.errors import MissingExtraError, OutputError
 from camscope.explanation import Explanation
-from camscope.images.scans.nifti import header_of
+from camscope.images.scans.nifti import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.export_metadata import plain, sidecar
-from camscope.medical.scan_space import Native, native
+from camscope.medical.export_metadata import build_sidecar, to_dicom_ascii
+from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
 from camscope.safe_files import write_bytes
 
 # all that is taken over of a source's header: numbers that say where voxels lie
-PLACE = (
+GEOMETRY_FIELDS = (
     *("sform_code", "qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
     *("srow_x", "srow_y", "srow_z"),
 )
-SCANNER, ALIGNED = 1, 2  # codes: in the scanner's millimetres; in those of the scan, whichever they are
-EXTENSIONS = bytes(4)  # none
+SCANNER_CODE, ALIGNED_CODE = 1, 2  # codes: in the scanner's millimetres; in those of the scan, whichever they are
+NO_EXTENSIONS = bytes(4)  # none
 
 
 def to_nifti(
-    explanation: Explanation, path: str | os.PathLike[str], *, like: Any = None, overwrite: bool = False
+    explanation: Explanation, path: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
 ) -> Path:
     """Write the map (D,H,W) as `.nii` or `.nii.gz`: float32 in score units on the scan's own voxels, in its own axes.
 
@@ -40,30 +40,32 @@ def to_nifti(
     model's digest and the steps. Nothing of a patient is in any of them.
     """
     path = Path(path)
-    stem, suffix = _split(path)
-    nibabel_there()
-    scan = None if like is None else read_scan(like)
-    found = native(explanation, scan)
-    header = _header(found, scan, like)
+    stem, suffix = _split_nifti_suffix(path)
+    require_nibabel()
+    scan = None if source is None else read_scan(source)
+    found = resample_to_scan(explanation, scan)
+    header = _build_header(found, scan, source)
     mask, facts = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
-    _expect_free((path, mask, facts), overwrite)
-    if found.covered.all() and mask.exists() and not _is_own(mask):
+    _check_paths_free((path, mask, facts), overwrite)
+    if found.covered.all() and mask.exists() and not _is_camscope_map(mask):
         raise OutputError(f"{mask} exists and was not written here; move it away, or choose another name")
-    values = _volume(found.values, scan)
-    header["cal_min"], header["cal_max"] = found.ends
-    header["descrip"] = plain(f"camscope {explanation.method}", 79).encode()
-    write_bytes(path, _bytes(header, values, suffix), overwrite=overwrite)
+    values = _to_volume(found.values, scan)
+    header["cal_min"], header["cal_max"] = found.value_range
+    header["descrip"] = to_dicom_ascii(f"camscope {explanation.method}", 79).encode()
+    write_bytes(path, _encode_nifti(header, values, suffix), overwrite=overwrite)
     if found.covered.all():
         mask.unlink(missing_ok=True)  # of the map that was here before
     else:
         header["cal_min"], header["cal_max"] = 0, 1
-        write_bytes(mask, _bytes(header, _volume(found.covered, scan).astype(np.uint8), suffix), overwrite=overwrite)
-    data = json.dumps(sidecar(explanation, found), indent=1, allow_nan=False).encode()
+        write_bytes(
+            mask, _encode_nifti(header, _to_volume(found.covered, scan).astype(np.uint8), suffix), overwrite=overwrite
+        )
+    data = json.dumps(build_sidecar(explanation, found), indent=1, allow_nan=False).encode()
     write_bytes(facts, data, overwrite=overwrite)
     return path
 
 
-def nibabel_there() -> None:
+def require_nibabel() -> None:
     """MissingExtraError where it is not, before anything is read."""
     try:
         importlib.import_module("nibabel")
@@ -71,7 +73,7 @@ def nibabel_there() -> None:
         raise MissingExtraError("nibabel", "medical") from None
 
 
-def _split(path: Path) -> tuple[str, str]:
+def _split_nifti_suffix(path: Path) -> tuple[str, str]:
     """`map.nii.gz` -> `map`, `.nii.gz`."""
     for suffix in (".nii.gz", ".nii"):
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
@@ -79,13 +81,13 @@ def _split(path: Path) -> tuple[str, str]:
     raise OutputError(f"{path}: a NIfTI file is called .nii or .nii.gz")
 
 
-def _expect_free(paths: tuple[Path, ...], overwrite: bool) -> None:
+def _check_paths_free(paths: tuple[Path, ...], overwrite: bool) -> None:
     for path in () if overwrite else paths:
         if os.path.lexists(path):
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
-def _is_own(path: Path) -> bool:
+def _is_camscope_map(path: Path) -> bool:
     """Whether a file is a map that was written here."""
     import nibabel
 
@@ -96,23 +98,23 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
+def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
     """(D,H,W); of a flat NIfTI file, whose axes are i and j, the one slice is the last."""
     if values.ndim == 3:
         return values
-    return values[..., None] if scan is not None and scan.header is not None else values[None]
+    return values[..., None] if scan is not None and scan.format_codes is not None else values[None]
 
 
-def _header(found: Native, scan: Scan | None, like: Any) -> Any:
+def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -> Any:
     """Nibabel's header with the geometry, and no word."""
     from nibabel.nifti1 import Nifti1Header
 
-    source = _source_header(scan, like)
+    source = _read_source_header(scan, scan_source)
     kind: Any = Nifti1Header if source is None else type(source)
     header = kind()
-    header.set_data_shape(_volume(found.values, scan).shape)
+    header.set_data_shape(_to_volume(scan_map.values, scan).shape)
     if source is not None:
-        for key in PLACE:
+        for key in GEOMETRY_FIELDS:
             header[key] = source[key]
         sides = np.abs(source["pixdim"][1:4])
         header["pixdim"][0] = source["pixdim"][0]
@@ -120,36 +122,36 @@ def _header(found: Native, scan: Scan | None, like: Any) -> Any:
         header["xyzt_units"] = int(source["xyzt_units"]) & 7
         return header
     header.set_xyzt_units("mm")
-    if found.world is not None:
-        codes = scan.header if scan is not None else None
-        default = ALIGNED if scan is None else SCANNER
-        _set_place(header, found.world, max((codes or {}).get("sform_code", default), 1))
+    if scan_map.affine is not None:
+        codes = scan.format_codes if scan is not None else None
+        default = ALIGNED_CODE if scan is None else SCANNER_CODE
+        _set_affine(header, scan_map.affine, max((codes or {}).get("sform_code", default), 1))
     elif scan is not None and scan.spacing is not None:
         header["pixdim"][1:4] = (*(1.0,) * (3 - len(scan.spacing)), *scan.spacing)
     return header
 
 
-def _source_header(scan: Scan | None, like: Any) -> Any:
+def _read_source_header(scan: Scan | None, scan_source: Any) -> Any:
     """That of the NIfTI file that was given; None of any other, and of a `Scan` that was read from bytes."""
-    if scan is None or scan.header is None:
+    if scan is None or scan.format_codes is None:
         return None
-    source = like if isinstance(like, bytes) else next(iter(scan.sources), None)
-    return None if source is None else header_of(source)
+    source = scan_source if isinstance(scan_source, bytes) else next(iter(scan.sources), None)
+    return None if source is None else read_nifti_header(source)
 
 
-def _set_place(header: Any, world: NDArray[np.float64], code: int) -> None:
+def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
     """Both matrices; the quaternion only where it can say the same, which it cannot of sheared voxels."""
-    header.set_sform(world, code)
-    header.set_qform(world, code)
-    sides = np.linalg.norm(world[:3, :3], axis=0)
-    if not np.allclose(header.get_qform()[:3, :3], world[:3, :3], atol=1e-3 * sides.min()):
+    header.set_sform(affine, code)
+    header.set_qform(affine, code)
+    sides = np.linalg.norm(affine[:3, :3], axis=0)
+    if not np.allclose(header.get_qform()[:3, :3], affine[:3, :3], atol=1e-3 * sides.min()):
         header["qform_code"] = 0
 
 
-def _bytes(header: Any, values: NDArray[Any], suffix: str) -> bytes:
+def _encode_nifti(header: Any, values: NDArray[Any], suffix: str) -> bytes:
     header.set_data_dtype(values.dtype)
     header.set_slope_inter(1, 0)
-    header["vox_offset"] = len(header.binaryblock) + len(EXTENSIONS)
-    data: bytes = header.binaryblock + EXTENSIONS + values.astype(header.get_data_dtype(), copy=False).tobytes("F")
+    header["vox_offset"] = len(header.binaryblock) + len(NO_EXTENSIONS)
+    data: bytes = header.binaryblock + NO_EXTENSIONS + values.astype(header.get_data_dtype(), copy=False).tobytes("F")
     # without a time and a name: the same map is the same bytes
     return gzip.compress(data, 1, mtime=0) if suffix == ".nii.gz" else data

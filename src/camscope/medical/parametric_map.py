@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 
 from camscope.errors import OutputError
 from camscope.explanation import Explanation
-from camscope.images.scans.dicom_tags import first_numbers, functional_groups
+from camscope.images.scans.dicom_tags import read_first_numbers, read_functional_groups
 from camscope.medical.dicom_export import (
-    MAKER,
-    SERIES,
-    Source,
-    described,
-    equipment,
-    expect_clinical,
-    file_bytes,
-    making,
-    serial,
-    source_of,
+    FIRST_SERIES_NUMBER,
+    MANUFACTURER,
+    DicomSource,
+    check_clinical_profile,
+    create_equipment_item,
+    encode_dicom,
+    get_device_serial_number,
+    highdicom_errors_converted,
+    read_dicom_source,
+    set_common_attributes,
 )
-from camscope.medical.export_metadata import derivation, plain, title
-from camscope.medical.scan_space import Native, native
+from camscope.medical.export_metadata import describe_derivation, format_title, to_dicom_ascii
+from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
 from camscope.safe_files import write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-WHAT = "a DICOM Parametric Map"
-LABEL = "CLASS_ACTIVATION"
+PARAMETRIC_MAP_NAME = "a DICOM Parametric Map"
+CONTENT_LABEL = "CLASS_ACTIVATION"
 
 
 def to_parametric_map(
@@ -49,99 +49,103 @@ def to_parametric_map(
         to be copied, without which a PACS could not file it.
     Values are in units of the score, 0 where the model was not shown the image; the window is their range.
     """
-    expect_clinical(profile, WHAT)
-    files = source_of(source)
-    found = native(explanation, files.scan)
-    _expect_place(files)
-    with making(WHAT, files.scan.name):
-        data = file_bytes(_made(explanation, found, files))
+    check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
+    files = read_dicom_source(source)
+    found = resample_to_scan(explanation, files.scan)
+    _check_geometry(files)
+    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, files.scan.name):
+        data = encode_dicom(_build_parametric_map(explanation, found, files))
     return write_bytes(path, data, overwrite=overwrite)
 
 
-def _expect_place(source: Source) -> None:
+def _check_geometry(source: DicomSource) -> None:
     header = source.headers[0]
     name, instead = source.scan.name, "use to_secondary_capture or to_nifti"
-    if not header.get("FrameOfReferenceUID") or source.scan.world is None:
-        raise OutputError(f"{name} does not say where it lies in the patient, which {WHAT} has to: {instead}")
-    if source.many and "SharedFunctionalGroupsSequence" not in header:
-        raise OutputError(f"{name} has frames without functional groups, which {WHAT} cannot refer to: {instead}")
+    if not header.get("FrameOfReferenceUID") or source.scan.affine is None:
+        raise OutputError(
+            f"{name} does not say where it lies in the patient, which {PARAMETRIC_MAP_NAME} has to: {instead}"
+        )
+    if source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
+        raise OutputError(
+            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {instead}"
+        )
 
 
-def _made(explanation: Explanation, found: Native, source: Source) -> "Dataset":
+def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource) -> "Dataset":
     from highdicom import UID
     from highdicom.pm import ParametricMap
     from pydicom.uid import ExplicitVRLittleEndian
 
-    told = derivation(explanation, found)
-    values, positions = _frames(found, source)
+    told = describe_derivation(explanation, scan_map)
+    values, positions = _order_frames(scan_map, source)
     image = ParametricMap(
-        source_images=_alike(source.headers),
+        source_images=_unify_orientation(source.headers),
         pixel_array=values,
         series_instance_uid=UID(),
-        series_number=SERIES,
+        series_number=FIRST_SERIES_NUMBER,
         sop_instance_uid=UID(),
         instance_number=1,
-        manufacturer=MAKER,
-        manufacturer_model_name=MAKER,
+        manufacturer=MANUFACTURER,
+        manufacturer_model_name=MANUFACTURER,
         software_versions=__version__,
-        device_serial_number=plain(serial(explanation), 64),
+        device_serial_number=to_dicom_ascii(get_device_serial_number(explanation), 64),
         contains_recognizable_visual_features=False,
-        real_world_value_mappings=[_meaning(explanation, found)],
-        voi_lut_transformations=[_window(found)],
+        real_world_value_mappings=[_build_value_mapping(explanation, scan_map)],
+        voi_lut_transformations=[_build_display_window(scan_map)],
         plane_positions=positions,
         transfer_syntax_uid=ExplicitVRLittleEndian,
-        content_label=LABEL,
-        content_description=title(explanation),
-        contributing_equipment=[equipment(explanation)],
+        content_label=CONTENT_LABEL,
+        content_description=format_title(explanation),
+        contributing_equipment=[create_equipment_item(explanation)],
     )
-    described(image, explanation, told, source)
+    set_common_attributes(image, explanation, told, source)
     for group in image.PerFrameFunctionalGroupsSequence:
         for item in group.get("DerivationImageSequence", ()):
             item.DerivationDescription = told
     return image
 
 
-def _frames(found: Native, source: Source) -> tuple[NDArray[np.float32], Any]:
+def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[np.float32], Any]:
     """The slices in the order of the source's headers or frames; positions where they are not all of them."""
-    values = np.ascontiguousarray(found.slices)
-    if not source.many:
+    values = np.ascontiguousarray(scan_map.slices)
+    if not source.is_multiframe:
         return values, None
-    frames = source.scan.frames
+    frames = source.scan.frame_indices
     if len(frames) == int(source.headers[0].NumberOfFrames):
         return values[np.argsort(frames)], None
     from highdicom import PlanePositionSequence
 
-    groups = functional_groups(source.headers[0], frames)
-    places = [first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
+    groups = read_functional_groups(source.headers[0], frames)
+    places = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
     return values, [PlanePositionSequence("PATIENT", place) for place in places if place]
 
 
-def _alike(headers: "list[Dataset]") -> "list[Dataset]":
+def _unify_orientation(headers: "list[Dataset]") -> "list[Dataset]":
     """Headers of one orientation: the last digits in which those of a series differ would be taken for another."""
     for header in headers[1:]:
         header.ImageOrientationPatient = headers[0].ImageOrientationPatient
     return headers
 
 
-def _meaning(explanation: Explanation, found: Native) -> Any:
+def _build_value_mapping(explanation: Explanation, scan_map: ScanSpaceMap) -> Any:
     from highdicom.pm import RealWorldValueMapping
     from highdicom.sr import CodedConcept
     from pydicom.sr.codedict import codes
 
     return RealWorldValueMapping(
-        lut_label=LABEL,
-        lut_explanation=title(explanation),
+        lut_label=CONTENT_LABEL,
+        lut_explanation=format_title(explanation),
         unit=codes.UCUM.NoUnits,
-        value_range=found.ends,
+        value_range=scan_map.value_range,
         slope=1.0,
         intercept=0.0,
         quantity_definition=CodedConcept("130402", "DCM", "Class activation"),
     )
 
 
-def _window(found: Native) -> Any:
+def _build_display_window(scan_map: ScanSpaceMap) -> Any:
     from highdicom import VOILUTTransformation
 
-    low, high = found.ends
+    low, high = scan_map.value_range
     # LINEAR would take a width of 1 at least
     return VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")

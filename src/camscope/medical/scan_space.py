@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 
 from camscope.errors import GeometryError
 from camscope.explanation import Explanation
-from camscope.images.scans.scan import Scan, World
+from camscope.images.scans.scan import Affine, Scan
 from camscope.plurals import plural
 
 
 @dataclass(frozen=True, eq=False)
-class Native:
+class ScanSpaceMap:
     """`values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`; `world` (4,4) of the voxels, or None."""
 
     values: NDArray[np.float32]
     covered: NDArray[np.bool_]
-    world: World | None
+    affine: Affine | None
 
     @property
-    def ends(self) -> tuple[float, float]:
+    def value_range(self) -> tuple[float, float]:
         """The least and the largest value of what is covered."""
         known = self.values[self.covered]
         return (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
@@ -32,27 +32,27 @@ class Native:
         return self.values[None] if self.values.ndim == 2 else self.values
 
 
-def native(explanation: Explanation, scan: Scan | None = None) -> Native:
+def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
     """The map of an explanation at the scan's own resolution; GeometryError where it is of another scan or has no place."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     if values.ndim not in (2, 3):
         raise GeometryError(f"a map of {plural(values.ndim, 'axis')} is no image and no volume; expected 2 or 3")
-    world = explanation.world
+    world = explanation.affine
     if scan is not None:
         if values.shape != scan.shape:
             raise GeometryError(
-                f"the map is of an image of {_size(values.shape)}, {scan.name} is {_size(scan.shape)}: pass the scan that "
+                f"the map is of an image of {_format_shape(values.shape)}, {scan.name} is {_format_shape(scan.shape)}: pass the scan that "
                 f"was explained"
             )
-        if world is not None and scan.world is not None and not _is_same(world, scan.world):
+        if world is not None and scan.affine is not None and not _is_same_affine(world, scan.affine):
             raise GeometryError(f"the map lies elsewhere than {scan.name}: pass the scan that was explained")
-        world = scan.world if world is None else world
-    return Native(values, explanation.covered("image"), world)
+        world = scan.affine if world is None else world
+    return ScanSpaceMap(values, explanation.coverage_mask("image"), world)
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(np.allclose(one, other, rtol=1e-4, atol=1e-3))
+def _is_same_affine(first: Any, second: Any) -> bool:
+    return bool(np.allclose(first, second, rtol=1e-4, atol=1e-3))

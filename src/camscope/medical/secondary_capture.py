@@ -9,35 +9,38 @@ import numpy as np
 
 from camscope import render
 from camscope.errors import CamscopeError
-from camscope.explanation import AUTO, Explanation, Pixels, Scale
-from camscope.images.files.redaction import told
-from camscope.images.scans.dicom_file import load
-from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE
-from camscope.images.scans.scan import grey
+from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
+from camscope.images.files.redaction import redact_errors
+from camscope.images.scans.dicom_file import load_dicom_dataset
+from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE_UID
+from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.medical.dicom_export import (
-    MAKER,
-    SERIES,
-    Source,
-    copy_place,
-    described,
-    equipment,
-    expect_clinical,
-    file_bytes,
-    making,
-    patient_orientation,
-    source_of,
+    FIRST_SERIES_NUMBER,
+    MANUFACTURER,
+    DicomSource,
+    check_clinical_profile,
+    copy_slice_geometry,
+    create_equipment_item,
+    encode_dicom,
+    get_patient_orientation,
+    highdicom_errors_converted,
+    read_dicom_source,
+    set_common_attributes,
 )
-from camscope.medical.export_metadata import derivation
-from camscope.medical.scan_space import Native, native
-from camscope.safe_files import new_folder, path_in, write_bytes
+from camscope.medical.export_metadata import describe_derivation
+from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
+from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-WHAT = "a DICOM Secondary Capture"
-WARNING = "model attribution, not a diagnosis"
-NARROWEST, LOWEST = 320, 64  # pixels that the words need, and that a colour bar needs
+SECONDARY_CAPTURE_NAME = "a DICOM Secondary Capture"
+DISCLAIMER = "model attribution, not a diagnosis"
+MIN_CAPTION_WIDTH_PIXELS, MIN_COLOR_BAR_HEIGHT_PIXELS = (
+    320,
+    64,
+)  # pixels that the words need, and that a colour bar needs
 
 
 def to_secondary_capture(
@@ -46,7 +49,7 @@ def to_secondary_capture(
     path: str | os.PathLike[str],
     *,
     profile: str = "research",
-    scale: Scale = AUTO,
+    scale: ScaleOption = AUTO,
     overwrite: bool = False,
 ) -> Path:
     """Write the overlay as an RGB picture of the scan's own size, with "model attribution, not a diagnosis" burned in below it.
@@ -57,102 +60,113 @@ def to_secondary_capture(
         order of the slices; `overwrite` replaces one that holds nothing but such. Words and the colour bar stand below and to
         the right: each pixel of the scan stays where it is.
     """
-    expect_clinical(profile, WHAT)
-    files = source_of(source)
-    found = native(explanation, files.scan)
+    check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
+    files = read_dicom_source(source)
+    found = resample_to_scan(explanation, files.scan)
     if found.values.ndim == 2:
-        with making(WHAT, files.scan.name):
-            data = next(_files(explanation, found, files, scale))
+        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name):
+            data = next(_encode_slices(explanation, found, files, scale))
         return write_bytes(path, data, overwrite=overwrite)
-    with new_folder(path, _is_own if overwrite else None) as folder, making(WHAT, files.scan.name):
-        for number, data in enumerate(_files(explanation, found, files, scale), 1):
-            write_bytes(path_in(folder, f"{number:04d}.dcm"), data, sync=False)
+    with (
+        create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
+        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name),
+    ):
+        for number, data in enumerate(_encode_slices(explanation, found, files, scale), 1):
+            write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
     return Path(path)
 
 
-def _is_own(file: Path) -> bool:
+def _is_camscope_capture(file: Path) -> bool:
     """Whether a file is such a picture."""
     try:
-        with told(file.name):
-            header, _ = load(file, file.name, pixels=False)
+        with redact_errors(file.name):
+            header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
     except CamscopeError:
         return False
-    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (MAKER, SECONDARY_CAPTURE)
+    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (MANUFACTURER, SECONDARY_CAPTURE_UID)
 
 
-def _files(explanation: Explanation, found: Native, source: Source, scale: Scale) -> Iterator[bytes]:
+def _encode_slices(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption
+) -> Iterator[bytes]:
     from highdicom import UID
 
-    series, told = UID(), derivation(explanation, found)
-    for index, picture in enumerate(pictures(explanation, found, source, scale)):
-        image = _made(explanation, picture, source, index, series)
-        described(image, explanation, told, source)
-        yield file_bytes(image)
+    series, told = UID(), describe_derivation(explanation, scan_map)
+    for index, picture in enumerate(render_slices(explanation, scan_map, source, scale)):
+        image = _build_secondary_capture(explanation, picture, source, index, series)
+        set_common_attributes(image, explanation, told, source)
+        yield encode_dicom(image)
 
 
-def pictures(explanation: Explanation, found: Native, source: Source, scale: Scale = AUTO) -> Iterator[Pixels]:
+def render_slices(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption = AUTO
+) -> Iterator[PixelArray]:
     """(H,W,3) of each slice: the overlay, a colour bar, and below them what it is."""
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap
-    shown, ends = render.shown(found.slices, scale, colormap)
-    behind = _behind(explanation, source)
-    covered = found.covered.reshape(found.slices.shape)
-    flag = "" if explanation.flag is None else f" · flagged: {explanation.flag}"
+    shown, ends = render.to_display_range(scan_map.slices, scale, colormap)
+    behind = _get_background_images(explanation, source)
+    covered = scan_map.covered.reshape(scan_map.slices.shape)
+    flag = "" if explanation.warning_text is None else f" · flagged: {explanation.warning_text}"
     caption = f"{explanation.caption}{flag} · camscope {__version__}"
     for values, picture, known in zip(shown, behind, covered, strict=True):
         if colormap == render.DIVERGING:
-            picture = render.pale(picture)
+            picture = render.fade_to_gray(picture)
         picture = render.overlay(picture, values, colormap=colormap, covered=known)
-        yield _worded(picture, caption, ends, colormap)
+        yield _add_caption_and_color_bar(picture, caption, ends, colormap)
 
 
-def _behind(explanation: Explanation, source: Source) -> Pixels:
+def _get_background_images(explanation: Explanation, source: DicomSource) -> PixelArray:
     """(D,H,W,3): the scan as it was looked at."""
-    image = grey(source.scan) if explanation.image is None else explanation.image
+    image = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
     if image.shape == source.scan.shape:
         image = np.stack([image] * 3, axis=-1)
     return image[None] if image.ndim == 3 else image
 
 
-def _worded(picture: Pixels, caption: str, ends: tuple[float, float], colormap: str) -> Pixels:
-    if picture.shape[0] >= LOWEST:
-        picture = render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap))
-    picture = render.padded(picture, right=max(0, NARROWEST - picture.shape[1]))
-    size = min(28, max(12, min(picture.shape[:2]) // 26))
-    return render.captioned(picture, caption, flag=WARNING, size=size)
+def _add_caption_and_color_bar(
+    image: PixelArray, caption: str, value_range: tuple[float, float], colormap: str
+) -> PixelArray:
+    if image.shape[0] >= MIN_COLOR_BAR_HEIGHT_PIXELS:
+        image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *value_range, colormap))
+    image = render.pad_image(image, right=max(0, MIN_CAPTION_WIDTH_PIXELS - image.shape[1]))
+    size = min(28, max(12, min(image.shape[:2]) // 26))
+    return render.add_caption(image, caption, flag=DISCLAIMER, font_size=size)
 
 
-def _made(explanation: Explanation, picture: Pixels, source: Source, index: int, series: str) -> "Dataset":
+def _build_secondary_capture(
+    explanation: Explanation, rgb_image: PixelArray, source: DicomSource, index: int, series: str
+) -> "Dataset":
     from highdicom import UID
     from highdicom.sc import SCImage
     from pydicom.uid import ExplicitVRLittleEndian
 
-    header, frame = source.of_slice(index)
+    header, frame = source.get_slice_header(index)
     image = SCImage.from_ref_dataset(
         header,
-        np.ascontiguousarray(picture),
+        np.ascontiguousarray(rgb_image),
         "RGB",
         8,
         "PATIENT",
         series_instance_uid=series,
-        series_number=SERIES + 1,
+        series_number=FIRST_SERIES_NUMBER + 1,
         sop_instance_uid=UID(),
         instance_number=index + 1,
-        manufacturer=MAKER,
+        manufacturer=MANUFACTURER,
         patient_orientation=("L", "P"),  # it asks for one; what the source says takes its place
         transfer_syntax_uid=ExplicitVRLittleEndian,
-        contributing_equipment=[equipment(explanation)],
+        contributing_equipment=[create_equipment_item(explanation)],
     )
     image.copy_patient_and_study_information(header)
-    image["PatientOrientation"].value = patient_orientation(header, frame)
+    image["PatientOrientation"].value = get_patient_orientation(header, frame)
     image.BurnedInAnnotation = "YES"
-    image.SourceImageSequence = [_reference(header, frame)]
-    copy_place(image, source, index)
+    image.SourceImageSequence = [_build_source_reference(header, frame)]
+    copy_slice_geometry(image, source, index)
     return image
 
 
-def _reference(header: "Dataset", frame: int) -> "Dataset":
+def _build_source_reference(header: "Dataset", frame: int) -> "Dataset":
     from highdicom.sr import CodedConcept
     from pydicom.dataset import Dataset
 

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.explainers.core.inputs import Item
-from camscope.explainers.core.pixel_base import counted
-from camscope.explanation import OK, Explanation
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.inputs import ModelInput
+from camscope.explainers.core.pixel_base import track_steps
+from camscope.explanation import STATUS_OK, Explanation
 from camscope.geometry import Placement
-from camscope.images.scans.scan import Scan, grey, ranged
-from camscope.images.scans.scan_preprocess import ScanPreprocess, oriented
+from camscope.images.scans.scan import Scan, convert_scan_to_display_pixels, rescale_to_display_range
+from camscope.images.scans.scan_preprocess import ScanPreprocess, reorient_scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.plurals import plural
-from camscope.targets import Question
+from camscope.targets import TargetLike
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class SliceExplanations:
     """`volume`: one explanation (D,h,w) of the whole, in score units that all slices share. `scores`, `probabilities` (D,): the
     answer of each slice, in the order of the volume's axis; `slices`: the explanation of each.
     """
@@ -39,20 +39,20 @@ class Slices:
     slices: Sequence[Explanation]
 
     @property
-    def highest(self) -> int:
+    def highest_slice(self) -> int:
         """The slice whose score is the highest."""
         return int(self.scores.argmax())
 
 
 def explain_slices(
-    tool: Explainer,
+    explainer: Explainer,
     source: Any,
-    target: Question = None,
+    target: TargetLike = None,
     *,
     axis: int = 0,
     batch_size: int = 8,
     progress: bool = False,
-) -> Slices:
+) -> SliceExplanations:
     """A volume (path, folder of a series, `Scan`) through a model of pictures, slice by slice along `axis`, asked one question.
 
     The maps are one map of the volume: their numbers are the model's own, and can be compared from slice to slice. `target`
@@ -60,7 +60,7 @@ def explain_slices(
     and the largest value of the whole volume, not of each slice. Where the preprocessing has an `orientation`, the volume is
     turned first, and `axis` is one of the turned volume; its "zscore" or "range" is that of each slice.
     """
-    expect_count(batch_size=batch_size)
+    check_positive_integer(batch_size=batch_size)
     scan = read_scan(source)
     if len(scan.shape) != 3:
         raise InputError(
@@ -68,99 +68,108 @@ def explain_slices(
         )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
-    window = tool.preprocess.window if isinstance(tool.preprocess, ScanPreprocess) else None
-    world, image = scan.world, grey(scan, window) if scan.may_be_shown else None
-    tool, scan, place = _turned(tool, scan)
+    window = explainer.preprocess.window if isinstance(explainer.preprocess, ScanPreprocess) else None
+    world, image = scan.affine, convert_scan_to_display_pixels(scan, window) if scan.is_safe_to_display else None
+    explainer, scan, place = _orient_scan(explainer, scan)
     order = [axis, *(i for i in range(3) if i != axis)]
-    flat = [_slice(scan, n, order) for n in range(scan.shape[axis])]
-    made, notes = _asked(tool, flat, target, batch_size, progress), list[str]()
+    flat = [_extract_slice(scan, n, order) for n in range(scan.shape[axis])]
+    made, notes = _explain_slice_batches(explainer, flat, target, batch_size, progress), list[str]()
     if target is None:
         surest = max(made, key=lambda one: one.score if one.probability is None else one.probability)
         notes.append(f"no class was asked for: {surest.label} is that of which the model is surest on any slice")
         if any(one.target != surest.target for one in made):
-            made = _asked(tool, flat, surest.target, batch_size, progress)
+            made = _explain_slice_batches(explainer, flat, surest.target, batch_size, progress)
     scores, chances = (np.array([getattr(one, key) for one in made], np.float64) for key in ("score", "probability"))
-    volume = _together(made, place.transposed(order), order, notes)
-    return Slices(replace(volume, image=image, world=world), scores, chances, made)
+    volume = _stack_explanations(made, place.transposed(order), order, notes)
+    return SliceExplanations(replace(volume, image=image, world=world), scores, chances, made)
 
 
-def _turned(tool: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
+def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
     """The explainer for single slices, the volume that they are cut from, and where it lies on the scan."""
-    way, place = tool.preprocess, Placement.identity(scan.shape)
+    way, place = explainer.preprocess, Placement.identity(scan.shape)
     if isinstance(way, ScanPreprocess) and way.orientation is not None:
-        other = copy.copy(tool)
+        other = copy.copy(explainer)
         other.preprocess = replace(way, orientation=None)
-        turned, place = oriented(scan, way.orientation)
+        turned, place = reorient_scan(scan, way.orientation)
         return other, replace(turned, steps=(*scan.steps, f"turned to {way.orientation}")), place
-    return tool, scan if isinstance(way, ScanPreprocess) or scan.colour else ranged(scan), place
+    return (
+        explainer,
+        scan if isinstance(way, ScanPreprocess) or scan.is_color else rescale_to_display_range(scan),
+        place,
+    )
 
 
-def _slice(scan: Scan, number: int, order: Sequence[int]) -> Scan:
+def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
     """One slice (H,W) along the first axis of `order`."""
-    values = scan.values.transpose(*order, *range(3, scan.values.ndim))[number]
+    values = scan.values.transpose(*order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in order[1:])
     return replace(scan, values=np.ascontiguousarray(values), world=None, pixel=pixel)
 
 
-def _asked(
-    tool: Explainer, flat: Sequence[Scan], target: Question, batch_size: int, progress: bool
+def _explain_slice_batches(
+    explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
     made: list[Explanation] = []
-    with counted(f"{tool.title}, {plural(len(flat), 'slice')}", len(flat), progress) as advance:
-        for start in range(0, len(flat), batch_size):
-            some = flat[start : start + batch_size]
-            made += tool.explain_batch(some, target)
+    with track_steps(f"{explainer.title}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
+        for start in range(0, len(slices), batch_size):
+            some = slices[start : start + batch_size]
+            made += explainer.explain_batch(some, target)
             advance(len(some))
     return made
 
 
-def _together(made: Sequence[Explanation], stack: Placement, order: Sequence[int], notes: Sequence[str]) -> Explanation:
+def _stack_explanations(
+    explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
+) -> Explanation:
     """The maps as one: its axes are the slices' and then those of a slice."""
-    first, best = made[0], max(made, key=lambda one: one.score)
+    first, best = explanations[0], max(explanations, key=lambda one: one.score)
     place = None
     if first.placement is not None:
         flat, matrix = first.placement, np.eye(3, 4)
         matrix[1:, 1:] = flat.matrix
-        sizes = ((len(made), *flat.input_size), (len(made), *flat.image_size))
-        place = stack.followed(Placement(matrix, *sizes))
-    heat, seen = np.stack([one.heat for one in made]), [one.seen for one in made if one.seen is not None]
-    flagged = {one.status for one in made} - {OK}
+        sizes = ((len(explanations), *flat.input_size), (len(explanations), *flat.image_size))
+        place = volume_placement.composed(Placement(matrix, *sizes))
+    heat, seen = (
+        np.stack([one.attribution for one in explanations]),
+        [one.model_input_image for one in explanations if one.model_input_image is not None],
+    )
+    flagged = {one.status for one in explanations} - {STATUS_OK}
     if flagged:
-        count = sum(one.status != OK for one in made)
+        count = sum(one.status != STATUS_OK for one in explanations)
         notes = [
             *notes,
-            f"flagged: {count} of {plural(len(made), 'slice')} ({', '.join(sorted(flagged)).replace('_', ' ')})",
+            f"flagged: {count} of {plural(len(explanations), 'slice')} ({', '.join(sorted(flagged)).replace('_', ' ')})",
         ]
     return replace(
         best,
         heat=heat,
         error=None,
-        input_size=(len(made), *first.input_size),
+        input_size=(len(explanations), *first.input_size),
         placement=place,
-        status=OK if any(one.status == OK for one in made) else first.status,
-        notes=(*dict.fromkeys(note for one in made for note in one.notes), *notes),
+        status=STATUS_OK if any(one.status == STATUS_OK for one in explanations) else first.status,
+        notes=(*dict.fromkeys(note for one in explanations for note in one.notes), *notes),
         measures={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        seen=np.stack(seen) if len(seen) == len(made) else None,
-        steps=(*best.steps, f"slices along axis {order[0]}"),
+        seen=np.stack(seen) if len(seen) == len(explanations) else None,
+        steps=(*best.scan_steps, f"slices along axis {order[0]}"),
     )
 
 
 def explain_patch(
-    tool: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: Question = None
+    explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
     """A part of an image or a volume, of `size` from `start` on in the preprocessed input, explained where it lies.
 
     The preprocessing is of the whole; what the patch does not show is not covered.
     """
-    return _patch(tool, tool.read(source), tuple(start), tuple(size), target)
+    return _explain_item_patch(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
 
 
 def explain_patches(
-    tool: Explainer,
+    explainer: Explainer,
     source: Any,
     size: Sequence[int],
-    target: Question,
+    target: TargetLike,
     *,
     overlap: float = 0.5,
     progress: bool = False,
@@ -174,17 +183,17 @@ def explain_patches(
         raise InputError("each patch may have another top class, and their maps have no mean: pass a target")
     if not 0 <= overlap < 1:
         raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
-    item, size = tool.read(source), tuple(size)
+    item, size = explainer.prepare_input(source), tuple(size)
     whole = tuple(item.x.shape[1:])
     total, count, best, fine = np.zeros(whole), np.zeros(whole), None, 0
-    starts = list(_starts(whole, size, overlap))
-    with counted(f"{tool.title}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
+    starts = list(_compute_patch_starts(whole, size, overlap))
+    with track_steps(f"{explainer.title}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
         for start in starts:
-            one = _patch(tool, item, start, size, target)
+            one = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
-            total[part] += Placement.identity(size).project(one.heat)[0]
+            total[part] += Placement.identity(size).project(one.attribution)[0]
             count[part] += 1
-            fine += one.status == OK
+            fine += one.status == STATUS_OK
             best = one if best is None or one.score > best.score else best
             advance(1)
     if best is None:
@@ -195,15 +204,15 @@ def explain_patches(
     settings = {**best.parameters, "patch": f"each of {words}, overlap {overlap:g}"}
     return replace(
         best,
-        heat=(total / count).astype(best.heat.dtype),
+        heat=(total / count).astype(best.attribution.dtype),
         error=None,
         input_size=whole,
         placement=item.placement,
-        status=OK if fine else best.status,
+        status=STATUS_OK if fine else best.status,
         layout=None,
         measures={},
         parameters=settings,
-        seen=item.seen,
+        seen=item.model_input_image,
         notes=(
             *notes,
             f"the mean of {plural(len(starts), 'patch')} of {words}; the score is that of the highest",
@@ -211,10 +220,10 @@ def explain_patches(
     )
 
 
-def _patch(
-    tool: Explainer, whole: Item, start: tuple[int, ...], size: tuple[int, ...], target: Question
+def _explain_item_patch(
+    explainer: Explainer, model_input: ModelInput, start: tuple[int, ...], size: tuple[int, ...], target: TargetLike
 ) -> Explanation:
-    shape = tuple(whole.x.shape[1:])
+    shape = tuple(model_input.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
         raise InputError(
             f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected a number for each"
@@ -222,16 +231,22 @@ def _patch(
     if any(s < 0 or n < 1 or s + n > side for s, n, side in zip(start, size, shape, strict=True)):
         raise InputError(f"a patch of {size} from {start} on reaches beyond the input {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
-    place = None if whole.placement is None else whole.placement.cropped(start, size)
-    seen = whole.seen[part[1:]] if whole.seen is not None and whole.seen.shape[: len(shape)] == shape else None
-    found = tool.explain(replace(whole, x=whole.x[part], placement=place, seen=seen), target)
+    place = None if model_input.placement is None else model_input.placement.cropped(start, size)
+    seen = (
+        model_input.model_input_image[part[1:]]
+        if model_input.model_input_image is not None and model_input.model_input_image.shape[: len(shape)] == shape
+        else None
+    )
+    found = explainer.explain(replace(model_input, x=model_input.x[part], placement=place, seen=seen), target)
     return replace(found, parameters={**found.parameters, "patch": f"{size} from {start} on"})
 
 
-def _starts(whole: Sequence[int], size: Sequence[int], overlap: float) -> Iterator[tuple[int, ...]]:
+def _compute_patch_starts(input_size: Sequence[int], size: Sequence[int], overlap: float) -> Iterator[tuple[int, ...]]:
     """Of all patches."""
-    if len(whole) != len(size) or any(n < 1 or n > side for n, side in zip(size, whole, strict=False)):
-        raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(whole)}")
+    if len(input_size) != len(size) or any(n < 1 or n > side for n, side in zip(size, input_size, strict=False)):
+        raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(input_size)}")
     steps = [max(1, round(n * (1 - overlap))) for n in size]
-    each = [sorted({*range(0, side - n, step), side - n}) for side, n, step in zip(whole, size, steps, strict=True)]
+    each = [
+        sorted({*range(0, side - n, step), side - n}) for side, n, step in zip(input_size, size, steps, strict=True)
+    ]
     return itertools.product(*each)

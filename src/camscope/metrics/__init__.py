@@ -1,15 +1,15 @@
 """Instruments that test the claim of a map, as pure functions. Floor 4."""
 
-from camscope.metrics.base import METRICS, Metric, Values
+from camscope.metrics.base import METRICS, Metric, MetricValues
 from camscope.metrics.complexity import effective_area, entropy, sparseness
 from camscope.metrics.confidence_drop import adcc, average_drop, average_gain, average_increase
 from camscope.metrics.deletion_insertion import (
     aopc,
-    curve,
     deletion,
     insertion,
     lerf_morf_gap,
     necessity,
+    removal_curve,
     road,
     road_lerf,
     road_morf,
@@ -21,61 +21,69 @@ from camscope.metrics.faithfulness_correlation import (
     infidelity,
     sensitivity_n,
 )
-from camscope.metrics.imputation import Imputation
-from camscope.metrics.input_transforms import Change, Compression, Noise, Resampling, Rotation, Shift, Window
+from camscope.metrics.imputation import NoisyLinearImputation
+from camscope.metrics.input_transforms import (
+    GaussianNoise,
+    InputTransform,
+    IntensityWindow,
+    JPEGCompression,
+    Resampling,
+    Rotation,
+    Shift,
+)
 from camscope.metrics.localization import (
     average_precision,
     centroid_distance,
+    dice_at_mask_area,
     energy_inside,
     enrichment,
     iou,
     iou_otsu,
-    iou_swept,
-    matched_dice,
+    iou_over_thresholds,
     peak_distance,
     pointing_game,
     rank_accuracy,
 )
-from camscope.metrics.model_scorer import Scores, scoring
-from camscope.metrics.perturbation_test import Trial
-from camscope.metrics.randomization_result import Randomised, Verdict
-from camscope.metrics.randomization_tests import random_logit, randomisation
+from camscope.metrics.model_scorer import ModelScorer, scoring_scope
+from camscope.metrics.perturbation_test import PerturbationTest
+from camscope.metrics.randomization_result import RandomizationResult, RandomizationVerdict
+from camscope.metrics.randomization_tests import random_logit, run_randomization_test
 from camscope.metrics.robustness import (
-    Agreement,
+    TransformAgreement,
     acquisition_stability,
-    agreements,
     average_sensitivity,
     batch_invariance,
+    compare_under_transforms,
     determinism,
     max_sensitivity,
     stability,
 )
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
-from camscope.metrics.statistics import Estimate, difference, estimated, holm, least_p
-from camscope.metrics.weight_randomization import untrained
+from camscope.metrics.statistics import Estimate, adjust_holm, compute_min_p_value, estimate_difference, estimate_mean
+from camscope.metrics.weight_randomization import randomize_weights
 
 __all__ = [
     "METRICS",
     "SIMILARITIES",
-    "Agreement",
-    "Change",
-    "Compression",
+    "TransformAgreement",
+    "InputTransform",
+    "JPEGCompression",
     "Estimate",
-    "Imputation",
+    "NoisyLinearImputation",
     "Metric",
-    "Noise",
-    "Randomised",
+    "GaussianNoise",
+    "RandomizationResult",
     "Resampling",
     "Rotation",
-    "Scores",
+    "ModelScorer",
     "Shift",
-    "Trial",
-    "Values",
-    "Verdict",
-    "Window",
+    "PerturbationTest",
+    "MetricValues",
+    "RandomizationVerdict",
+    "IntensityWindow",
     "acquisition_stability",
     "adcc",
-    "agreements",
+    "compare_under_transforms",
     "aopc",
     "average_drop",
     "average_gain",
@@ -85,44 +93,44 @@ __all__ = [
     "batch_invariance",
     "centroid_distance",
     "completeness_gap",
-    "curve",
+    "removal_curve",
     "deletion",
     "determinism",
-    "difference",
+    "estimate_difference",
     "effective_area",
     "energy_inside",
     "enrichment",
     "entropy",
-    "estimated",
+    "estimate_mean",
     "faithfulness_correlation",
     "hog_correlation",
-    "holm",
+    "adjust_holm",
     "infidelity",
     "insertion",
     "iou",
     "iou_otsu",
-    "iou_swept",
+    "iou_over_thresholds",
     "jaccard",
-    "least_p",
+    "compute_min_p_value",
     "lerf_morf_gap",
-    "matched_dice",
+    "dice_at_mask_area",
     "max_sensitivity",
     "necessity",
     "peak_distance",
     "pearson",
     "pointing_game",
     "random_logit",
-    "randomisation",
+    "run_randomization_test",
     "rank_accuracy",
     "road",
     "road_lerf",
     "road_morf",
-    "scoring",
+    "scoring_scope",
     "sensitivity_n",
     "sparseness",
     "spearman",
     "ssim",
     "stability",
     "sufficiency",
-    "untrained",
+    "randomize_weights",
 ]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from camscope.errors import GeometryError, InputError, UndefinedError
 
-Floats = npt.NDArray[np.floating[Any]]
+FloatArray = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Needs = Literal["map", "mask", "pair", "trial", "again", "explainer"]
-Function = TypeVar("Function", bound=Callable[..., Any])
+MetricInput = Literal["map", "mask", "pair", "trial", "again", "explainer"]
+MetricFunction = TypeVar("Function", bound=Callable[..., Any])
 METRICS: dict[str, "Metric"] = {}
 
 
@@ -35,43 +35,55 @@ class Metric:
 
     name: str
     function: Callable[..., Any]
-    needs: Needs
+    input_kind: MetricInput
     formula: str
     paper: str
-    low: float | None
-    high: float | None
+    lower_bound: float | None
+    upper_bound: float | None
     higher_is_better: bool | None
-    chance: str = ""
-    filled: bool = False
-    precision: float = 1e-6
+    chance_level: str = ""
+    uses_imputation: bool = False
+    rounding_tolerance: float = 1e-6
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The least and the largest value; None where it is unbounded."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The number; UndefinedError where there is none."""
         return self.function(*args, **kwargs)
 
 
-def metric(
+def register_metric(
     name: str,
     *,
-    needs: Needs,
+    input_kind: MetricInput,
     formula: str,
     paper: str,
-    low: float | None = 0.0,
-    high: float | None = 1.0,
+    lower_bound: float | None = 0.0,
+    upper_bound: float | None = 1.0,
     higher_is_better: bool | None = True,
-    chance: str = "",
-    filled: bool = False,
-    precision: float = 1e-6,
-) -> Callable[[Function], Function]:
+    chance_level: str = "",
+    uses_imputation: bool = False,
+    rounding_tolerance: float = 1e-6,
+) -> Callable[[MetricFunction], MetricFunction]:
     """Put a function into METRICS."""
 
-    def registered(function: Function) -> Function:
-        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance, filled, precision)
+    def registered(function: MetricFunction) -> MetricFunction:
+        made = Metric(
+            name,
+            function,
+            input_kind,
+            formula,
+            paper,
+            lower_bound,
+            upper_bound,
+            higher_is_better,
+            chance_level,
+            uses_imputation,
+            rounding_tolerance,
+        )
         if METRICS.setdefault(name, made) is not made:
             raise ValueError(f"a metric named {name!r} is registered already")
         return function
@@ -79,9 +91,9 @@ def metric(
     return registered
 
 
-def finite(heat: npt.ArrayLike) -> Floats:
+def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
     """(*S): the map in float64. UndefinedError for NaN and infinity, InputError for a map without cells."""
-    values = np.asarray(heat, np.float64)
+    values = np.asarray(attribution, np.float64)
     if not values.size:
         raise InputError(f"the map is {values.shape}: it has no cells")
     if not np.isfinite(values).all():
@@ -89,19 +101,19 @@ def finite(heat: npt.ArrayLike) -> Floats:
     return values
 
 
-def evidence(heat: npt.ArrayLike) -> Floats:
+def positive_part(attribution: npt.ArrayLike) -> FloatArray:
     """(*S): what speaks for the target: the map's positive part in float64. UndefinedError for NaN and infinity."""
-    return finite(heat).clip(min=0)
+    return to_finite_array(attribution).clip(min=0)
 
 
-def expect_mask(heat: Floats, mask: npt.ArrayLike) -> Mask:
+def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
     """(*S): a mask of the map's size that is neither empty nor everything; UndefinedError for one that is."""
     known = np.asarray(mask)
     if known.dtype != np.bool_:
         raise InputError(f"the mask is {known.dtype}; expected bool: True where the evidence is")
-    if known.shape != heat.shape:
+    if known.shape != attribution.shape:
         raise GeometryError(
-            f"the mask is {known.shape} and the map {heat.shape}; bring the map to the image's size first"
+            f"the mask is {known.shape} and the map {attribution.shape}; bring the map to the image's size first"
         )
     if not known.any():
         raise UndefinedError("the mask is empty")
@@ -111,7 +123,7 @@ def expect_mask(heat: Floats, mask: npt.ArrayLike) -> Mask:
 
 
 @dataclass(frozen=True)
-class Values:
+class MetricValues:
     """One number an image, None where there is none; `reasons`: why, "" where there is one.
 
     >>> Values((0.5, None), ("", "the map holds NaN or infinity"))[0]
@@ -122,10 +134,10 @@ class Values:
     reasons: tuple[str, ...]
 
     @classmethod
-    def of(cls, numbers: Tensor, undefined: Mapping[str, Tensor]) -> "Values":
+    def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
         """(N,) -> the numbers; `undefined`: by reason, the images (N,) bool that have none. The first reason counts."""
         reasons = [""] * len(numbers)
-        for reason, rows in undefined.items():
+        for reason, rows in undefined_by_reason.items():
             for i in rows.nonzero()[:, 0].tolist():
                 reasons[i] = reasons[i] or reason
         plain = numbers.tolist()
@@ -143,6 +155,6 @@ class Values:
         return number
 
     @property
-    def array(self) -> Floats:
+    def to_array(self) -> FloatArray:
         """(N,): for means over images, in which NaN stands for what is undefined."""
         return np.array([np.nan if one is None else one for one in self.numbers], np.float64)

@@ -13,46 +13,52 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from camscope.metrics.base import Floats
+from camscope.metrics.base import FloatArray
 
-MIN_EFFECTIVE: Final = 3.0  # effective groups; one of many groups with 58 % of the values leaves fewer
-Sizes = npt.NDArray[Any]
+MIN_EFFECTIVE_GROUPS: Final = 3.0  # effective groups; one of many groups with 58 % of the values leaves fewer
+GroupSizes = npt.NDArray[Any]
 
 
-def effective_groups(sizes: Sizes) -> float:
+def count_effective_groups(group_sizes: GroupSizes) -> float:
     """(G,) sizes of groups -> how many of equal size weigh as they do: (Σ n)² / Σ n². Kish 1965, Survey Sampling."""
-    counts = np.asarray(sizes, np.float64)
+    counts = np.asarray(group_sizes, np.float64)
     return float(counts.sum() ** 2 / (counts**2).sum())
 
 
-def deletion_effects(sums: Floats, sizes: Sizes) -> Floats:
+def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
     """(G,) sums and sizes of two groups or more -> (G,): by how much the mean moves without each.
 
     Scaled so that the sum of their squares is the jackknife's variance of the mean, (G - 1) / G Σ (moves)².
     """
-    shares, groups = sizes / sizes.sum(), len(sizes)
-    moves = residual_sums(sums, sizes) / (1 - shares)
+    shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
+    moves = compute_group_residuals(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)
 
 
-def residual_sums(sums: Floats, sizes: Sizes) -> Floats:
+def compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
     """(G,): what each group adds to the mean, beyond its share of it."""
-    return np.asarray((sums - sizes * (sums.sum() / sizes.sum())) / sizes.sum(), np.float64)
+    return np.asarray(
+        (group_sums - group_sizes * (group_sums.sum() / group_sizes.sum())) / group_sizes.sum(), np.float64
+    )
 
 
-def linearized_variance(sums: Floats, sizes: Sizes) -> float:
+def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
     """Of the mean, by what groups differ from it: that which a bootstrap of groups estimates, too small of unequal groups."""
-    groups = len(sizes)
-    return float((residual_sums(sums, sizes) ** 2).sum()) * groups / (groups - 1) if groups > 1 else 0.0
+    groups = len(group_sizes)
+    return (
+        float((compute_group_residuals(group_sums, group_sizes) ** 2).sum()) * groups / (groups - 1)
+        if groups > 1
+        else 0.0
+    )
 
 
-def degrees_of_freedom(sizes: Sizes) -> float:
+def compute_degrees_of_freedom(group_sizes: GroupSizes) -> float:
     """(G,) sizes of two groups or more -> Satterthwaite's degrees of freedom of the jackknife's variance, 1..G - 1.
 
     The variance is Σ a_g q_g², where q_g is a group's mean less that of all, and a_g = h_g² / (1 - h_g)² with its share h_g.
     With covariances c_gk of the q they are (Σ a_g c_gg)² / Σ a_g a_k c_gk². Here c_gk = v_g [g = k] - 1/N, with v_g = 1 / n_g.
     """
-    counts = np.asarray(sizes, np.float64)
+    counts = np.asarray(group_sizes, np.float64)
     total = counts.sum()
     shares, spread = counts / total, 1 / counts - 1 / total
     weights = (shares / (1 - shares)) ** 2

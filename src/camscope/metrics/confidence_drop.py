@@ -11,95 +11,103 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError
-from camscope.metrics.base import Values, metric
-from camscope.metrics.faithfulness_correlation import correlation
-from camscope.metrics.model_scorer import Of
-from camscope.metrics.perturbation_test import NOT_FINITE, Trial, row
+from camscope.metrics.base import MetricValues, register_metric
+from camscope.metrics.faithfulness_correlation import correlate_batch
+from camscope.metrics.model_scorer import OutputKind
+from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 
-GRAD_CAM_PLUS_PLUS = "Chattopadhay et al. 2018, arXiv:1710.11063"
-ROUNDING = 64  # steps of the answer's type: another batch may round so differently
-NOTHING = "nothing in the map is positive"
-NOT_POSITIVE = "the image's own answer is not positive: there is no share of it to lose"
-NO_ROOM = "the image's own answer leaves no room below 1"
-OTHER_NOT_FINITE = "the map of the masked image holds NaN or infinity"
-ONE_VALUE = "the map, or that of the masked image, has one value everywhere: nothing correlates with it"
+GRAD_CAM_PLUS_PLUS_PAPER = "Chattopadhay et al. 2018, arXiv:1710.11063"
+MAX_ROUNDING_STEPS = 64  # steps of the answer's type: another batch may round so differently
+NO_POSITIVE_VALUE = "nothing in the map is positive"
+NONPOSITIVE_SCORE = "the image's own answer is not positive: there is no share of it to lose"
+NO_ROOM_FOR_GAIN = "the image's own answer leaves no room below 1"
+NONFINITE_MASKED_MAP = "the map of the masked image holds NaN or infinity"
+CONSTANT_MAP = "the map, or that of the masked image, has one value everywhere: nothing correlates with it"
 
 
-@metric(
+@register_metric(
     "average-drop",
-    needs="trial",
+    input_kind="trial",
     formula="max(0, p(x) - p(x a)) / p(x)",
-    paper=GRAD_CAM_PLUS_PLUS,
+    paper=GRAD_CAM_PLUS_PLUS_PAPER,
     higher_is_better=False,
-    chance="0 for a constant map",
+    chance_level="0 for a constant map",
 )
-def average_drop(trial: Trial, of: Of = "probability") -> Values:
+def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): 0..1 of a probability, as a share, not in percent. The mean over images is the metric of the paper."""
-    clean, masked, undefined = _given(trial, of)
-    return trial.values(_drop(clean, masked), masked, {**undefined, NOT_POSITIVE: clean <= 0})
+    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    return test.build_values(
+        _compute_relative_drop(clean, masked), masked, {**undefined, NONPOSITIVE_SCORE: clean <= 0}
+    )
 
 
-@metric(
+@register_metric(
     "average-increase",
-    needs="trial",
+    input_kind="trial",
     formula="1 if p(x a) > p(x), else 0",
-    paper=GRAD_CAM_PLUS_PLUS,
-    chance="0 for a constant map",
+    paper=GRAD_CAM_PLUS_PLUS_PAPER,
+    chance_level="0 for a constant map",
 )
-def average_increase(trial: Trial, of: Of = "probability") -> Values:
+def average_increase(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): 0 or 1; the mean over images is the metric of the paper. What rounding may do is no increase."""
-    clean, masked, undefined = _given(trial, of)
-    more = masked - clean > ROUNDING * trial.scores.precision * clean.abs()
-    return trial.values(more.double(), masked, undefined)
+    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    more = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
+    return test.build_values(more.double(), masked, undefined)
 
 
-@metric(
+@register_metric(
     "average-gain",
-    needs="trial",
+    input_kind="trial",
     formula="max(0, p(x a) - p(x)) / (1 - p(x))",
     paper="Zhang et al. 2024, arXiv:2301.07002",
-    chance="0 for a constant map",
+    chance_level="0 for a constant map",
 )
-def average_gain(trial: Trial, of: Of = "probability") -> Values:
+def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): 0..1, of a probability only; undefined where the image's own is 1 already."""
-    clean, masked, undefined = _given(trial, of)
+    clean, masked, undefined = _select_masking_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
-    return trial.values(gain, masked, {**undefined, NO_ROOM: room <= 0})
+    return test.build_values(gain, masked, {**undefined, NO_ROOM_FOR_GAIN: room <= 0})
 
 
-@metric(
+@register_metric(
     "adcc",
-    needs="again",
+    input_kind="again",
     formula="3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - average drop))",
     paper="Poppi et al. 2021, arXiv:2104.10252",
 )
-def adcc(trial: Trial, again: Callable[[Tensor], Tensor], of: Of = "probability") -> Values:
+def adcc(
+    test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
+) -> MetricValues:
     """(N,): 0..1; 0 where one of the three is 0.
 
     `again`: the same method's maps (N,*S) of other inputs (N,C,*S), for the classes of x. Coherency: (1 + r) / 2, r the
     correlation of a with that of the map of x a; undefined where one of them is constant. Complexity: the mean of a.
     """
-    clean, masked, undefined = _given(trial, of)
-    a, x = trial.shares, trial.scores.x
-    other = again(x * a[:, None].to(x.dtype)).detach().to(a)
+    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    a, x = test.normalized_maps, test.scorer.x
+    other = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if other.shape != a.shape:
         raise GeometryError(f"again gave maps {tuple(other.shape)}; expected {tuple(a.shape)}, the size of the input")
     here, there = a.flatten(1), other.flatten(1)
-    undefined[OTHER_NOT_FINITE] = ~there.isfinite().all(1)
-    correlated, constant = correlation(here, there.clamp(min=0))
-    undefined |= {NOT_POSITIVE: clean <= 0, ONE_VALUE: constant}
-    parts = [(1 + correlated) / 2, 1 - here.mean(1), 1 - _drop(clean, masked)]
+    undefined[NONFINITE_MASKED_MAP] = ~there.isfinite().all(1)
+    correlated, constant = correlate_batch(here, there.clamp(min=0))
+    undefined |= {NONPOSITIVE_SCORE: clean <= 0, CONSTANT_MAP: constant}
+    parts = [(1 + correlated) / 2, 1 - here.mean(1), 1 - _compute_relative_drop(clean, masked)]
     worst = torch.stack(parts).amin(0)
     harmonic = 3 / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
-    return trial.values(torch.where(worst > 0, harmonic, 0), masked, undefined)
+    return test.build_values(torch.where(worst > 0, harmonic, 0), masked, undefined)
 
 
-def _given(trial: Trial, of: Of) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _select_masking_scores(test: PerturbationTest, output_kind: OutputKind) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """(N,) each: p(x) and p(x a); the images without a map to mask with."""
-    nothing = ~(trial.shares > 0).flatten(1).any(1)
-    return trial.scores.clean[row(of)], trial.masked[row(of)], {NOT_FINITE: ~trial.finite, NOTHING: nothing}
+    nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
+    return (
+        test.scorer.clean_scores[get_score_row(output_kind)],
+        test.masked_scores[get_score_row(output_kind)],
+        {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing},
+    )
 
 
-def _drop(clean: Tensor, masked: Tensor) -> Tensor:
-    return (clean - masked).clamp(min=0) / torch.where(clean > 0, clean, 1)
+def _compute_relative_drop(clean_scores: Tensor, masked_scores: Tensor) -> Tensor:
+    return (clean_scores - masked_scores).clamp(min=0) / torch.where(clean_scores > 0, clean_scores, 1)

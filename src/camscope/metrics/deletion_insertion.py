@@ -18,172 +18,197 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Values, metric
-from camscope.metrics.imputation import Imputation
-from camscope.metrics.model_scorer import Of
-from camscope.metrics.perturbation_test import Order, Trial, row
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import MetricValues, register_metric
+from camscope.metrics.imputation import NoisyLinearImputation
+from camscope.metrics.model_scorer import OutputKind
+from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
 
-RANDOM = "what a random order gets, that of a constant map"
+RANDOM_ORDER_LEVEL = "what a random order gets, that of a constant map"
 
 
-def curve(trial: Trial, order: Order = "strongest", of: Of = "probability") -> Tensor:
+def removal_curve(
+    test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
+) -> Tensor:
     """(N,steps + 1): what is left of the answer as regions are removed, the strongest first (MoRF) or the weakest (LeRF)."""
-    return trial.after(order, trial.counts)[row(of)]
+    return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
 
 
-@metric(
+@register_metric(
     "deletion",
-    needs="trial",
+    input_kind="trial",
     formula="the area under p(x without the map's first k of n regions) over k / n in 0..1, by trapezoids",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the curve is MoRF, Samek et al. 2017, arXiv:1509.06321",
     higher_is_better=False,
-    chance=RANDOM,
-    filled=True,
+    chance_level=RANDOM_ORDER_LEVEL,
+    uses_imputation=True,
 )
-def deletion(trial: Trial, of: Of = "probability") -> Values:
+def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): 0..1 of a probability. The curve's first point is the image, the last one the fill."""
-    values = curve(trial, "strongest", of)
-    return trial.values(_area(trial, values), values)
+    values = removal_curve(test, "strongest", output_kind)
+    return test.build_values(_compute_area_under_curve(test, values), values)
 
 
-@metric(
+@register_metric(
     "insertion",
-    needs="trial",
+    input_kind="trial",
     formula="the area under p(the fill with the map's first k of n regions shown) over k / n in 0..1, by trapezoids",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; backwards the curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
-    chance=RANDOM,
-    filled=True,
+    chance_level=RANDOM_ORDER_LEVEL,
+    uses_imputation=True,
 )
-def insertion(trial: Trial, of: Of = "probability") -> Values:
+def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): 0..1 of a probability. To show the first k is to remove the last n - k: the curve is LeRF, and so is its area."""
-    values = curve(trial, "weakest", of)
-    return trial.values(_area(trial, values), values)
+    values = removal_curve(test, "weakest", output_kind)
+    return test.build_values(_compute_area_under_curve(test, values), values)
 
 
-@metric(
+@register_metric(
     "lerf-morf-gap",
-    needs="trial",
+    input_kind="trial",
     formula="the area between LeRF and MoRF: with one fill, insertion - deletion",
     paper="Samek et al. 2017, arXiv:1509.06321",
-    low=-1.0,
-    chance="0, in expectation over orders",
-    filled=True,
+    lower_bound=-1.0,
+    chance_level="0, in expectation over orders",
+    uses_imputation=True,
 )
-def lerf_morf_gap(trial: Trial, of: Of = "probability") -> Values:
+def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): -1..1 of a probability. What the fill does to every order alike is in both curves, and cancels."""
-    gap = curve(trial, "weakest", of) - curve(trial, "strongest", of)
-    return trial.values(_area(trial, gap), gap)
+    gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
+    return test.build_values(_compute_area_under_curve(test, gap), gap)
 
 
-@metric(
+@register_metric(
     "aopc",
-    needs="trial",
+    input_kind="trial",
     formula="1 / (L + 1) Σ_k p(x) - p(x without the map's first k regions), k = 0 … L",
     paper="Samek et al. 2017, arXiv:1509.06321",
-    low=-1.0,
-    chance=RANDOM,
-    filled=True,
+    lower_bound=-1.0,
+    chance_level=RANDOM_ORDER_LEVEL,
+    uses_imputation=True,
 )
-def aopc(trial: Trial, first: int | None = None, of: Of = "probability") -> Values:
+def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): -1..1 of a probability. `first`: L, single regions; None: the points of the curve, L of which are steps.
 
     As in the paper: a trial with region=9, and first=100.
     """
-    expect_count(None, first=first)
-    counts = trial.counts if first is None else list(range(min(first, trial.total) + 1))
-    values = trial.after("strongest", counts)[row(of)]
-    return trial.values((values[:, :1] - values).mean(1), values)
+    check_positive_integer(None, first=n_regions)
+    counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
+    values = test.score_after_removal("strongest", counts)[get_score_row(output_kind)]
+    return test.build_values((values[:, :1] - values).mean(1), values)
 
 
-@metric(
+@register_metric(
     "necessity",
-    needs="trial",
+    input_kind="trial",
     formula="p(x) - p(x without the map's first regions, a share of them)",
     paper="comprehensiveness of DeYoung et al. 2020, arXiv:1911.03429",
-    low=-1.0,
-    chance=RANDOM,
-    filled=True,
+    lower_bound=-1.0,
+    chance_level=RANDOM_ORDER_LEVEL,
+    uses_imputation=True,
 )
-def necessity(trial: Trial, share: float = 0.2, of: Of = "probability") -> Values:
+def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): -1..1 of a probability. `share`: between 0 and 1."""
-    return _lost(trial, "strongest", trial.count(share), of)
+    return _compute_score_drop(test, "strongest", test.count_regions(share), output_kind)
 
 
-@metric(
+@register_metric(
     "sufficiency",
-    needs="trial",
+    input_kind="trial",
     formula="p(x) - p(only the map's first regions, a share of them)",
     paper="sufficiency of DeYoung et al. 2020, arXiv:1911.03429",
-    low=-1.0,
+    lower_bound=-1.0,
     higher_is_better=False,
-    chance=RANDOM,
-    filled=True,
+    chance_level=RANDOM_ORDER_LEVEL,
+    uses_imputation=True,
 )
-def sufficiency(trial: Trial, share: float = 0.2, of: Of = "probability") -> Values:
+def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """(N,): -1..1 of a probability. `share`: between 0 and 1. Nothing is lost where the first regions suffice."""
-    return _lost(trial, "weakest", trial.total - trial.count(share), of)
+    return _compute_score_drop(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
-def _lost(trial: Trial, order: Order, count: int, of: Of) -> Values:
-    values = trial.after(order, [0, count])[row(of)]
-    return trial.values(values[:, 0] - values[:, 1], values)
+def _compute_score_drop(
+    test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
+) -> MetricValues:
+    values = test.score_after_removal(order, [0, n_removed])[get_score_row(output_kind)]
+    return test.build_values(values[:, 0] - values[:, 1], values)
 
 
-def _area(trial: Trial, values: Tensor) -> Tensor:
+def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
     """(N,points) -> (N,): by trapezoids over the share of the regions."""
-    shares = torch.tensor(trial.counts, dtype=values.dtype, device=values.device) / trial.total
+    shares = torch.tensor(test.removal_counts, dtype=values.dtype, device=values.device) / test.n_regions
     return torch.trapezoid(values, shares, dim=1)
 
 
-PAPER = "Rong et al. 2022, arXiv:2202.00449"
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+ROAD_PAPER = "Rong et al. 2022, arXiv:2202.00449"
+ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-@metric(
+@register_metric(
     "road-morf",
-    needs="trial",
+    input_kind="trial",
     formula="the mean over shares of p(x without the map's strongest share, imputed)",
-    paper=PAPER,
+    paper=ROAD_PAPER,
     higher_is_better=False,
-    chance=RANDOM,
+    chance_level=RANDOM_ORDER_LEVEL,
 )
-def road_morf(trial: Trial, shares: Sequence[float] = SHARES, noise: float = 0.01, of: Of = "probability") -> Values:
+def road_morf(
+    test: PerturbationTest,
+    shares: Sequence[float] = ROAD_SHARES,
+    noise_std: float = 0.01,
+    output_kind: OutputKind = "probability",
+) -> MetricValues:
     """(N,): 0..1 of a probability. `noise`: of the imputation, as a share of the channel's standard deviation."""
-    return _road(trial, ["strongest"], shares, noise, of)
+    return _compute_road(test, ["strongest"], shares, noise_std, output_kind)
 
 
-@metric(
+@register_metric(
     "road-lerf",
-    needs="trial",
+    input_kind="trial",
     formula="the mean over shares of p(x without the map's weakest share, imputed)",
-    paper=PAPER,
-    chance=RANDOM,
+    paper=ROAD_PAPER,
+    chance_level=RANDOM_ORDER_LEVEL,
 )
-def road_lerf(trial: Trial, shares: Sequence[float] = SHARES, noise: float = 0.01, of: Of = "probability") -> Values:
+def road_lerf(
+    test: PerturbationTest,
+    shares: Sequence[float] = ROAD_SHARES,
+    noise_std: float = 0.01,
+    output_kind: OutputKind = "probability",
+) -> MetricValues:
     """(N,): 0..1 of a probability; see `road_morf`."""
-    return _road(trial, ["weakest"], shares, noise, of)
+    return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 
-@metric(
+@register_metric(
     "road",
-    needs="trial",
+    input_kind="trial",
     formula="road-lerf - road-morf",
-    paper=PAPER,
-    low=-1.0,
-    chance="0, in expectation over orders",
+    paper=ROAD_PAPER,
+    lower_bound=-1.0,
+    chance_level="0, in expectation over orders",
 )
-def road(trial: Trial, shares: Sequence[float] = SHARES, noise: float = 0.01, of: Of = "probability") -> Values:
+def road(
+    test: PerturbationTest,
+    shares: Sequence[float] = ROAD_SHARES,
+    noise_std: float = 0.01,
+    output_kind: OutputKind = "probability",
+) -> MetricValues:
     """(N,): -1..1 of a probability; see `road_morf`."""
-    return _road(trial, ["weakest", "strongest"], shares, noise, of)
+    return _compute_road(test, ["weakest", "strongest"], shares, noise_std, output_kind)
 
 
-def _road(trial: Trial, orders: Sequence[Order], shares: Sequence[float], noise: float, of: Of) -> Values:
+def _compute_road(
+    test: PerturbationTest,
+    orders: Sequence[RemovalOrder],
+    shares: Sequence[float],
+    noise_std: float,
+    output_kind: OutputKind,
+) -> MetricValues:
     """The mean of the first order's points, less that of the second's where there is one."""
     if not len(shares):
         raise InputError("shares=(): name one at least, such as 0.2")
-    counts = [trial.count(share, "shares") for share in shares]
-    imputed = trial.under(Imputation(noise))
-    first, *rest = (imputed.after(order, counts)[row(of)] for order in orders)
+    counts = [test.count_regions(share, "shares") for share in shares]
+    imputed = test.with_imputation(NoisyLinearImputation(noise_std))
+    first, *rest = (imputed.score_after_removal(order, counts)[get_score_row(output_kind)] for order in orders)
     gap = first - rest[0] if rest else first
-    return trial.values(gap.mean(1), gap)
+    return test.build_values(gap.mean(1), gap)

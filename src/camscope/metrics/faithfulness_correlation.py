@@ -13,147 +13,170 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Values, metric
-from camscope.metrics.model_scorer import Of
-from camscope.metrics.perturbation_test import SETS, Drops, Trial, Units, random_squares, row
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import MetricValues, register_metric
+from camscope.metrics.model_scorer import OutputKind
+from camscope.metrics.perturbation_test import (
+    DEFAULT_N_SETS,
+    AttributionUnit,
+    PerturbationTest,
+    ScoreDrops,
+    get_score_row,
+    sample_squares,
+)
 
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
-NO_SPREAD = "the map says the same of every set, or the answer loses the same with each: nothing correlates with that"
+SENSITIVITY_N_SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
+NO_SPREAD_REASON = (
+    "the map says the same of every set, or the answer loses the same with each: nothing correlates with that"
+)
 
 
-@metric(
+@register_metric(
     "infidelity",
-    needs="trial",
+    input_kind="trial",
     formula="the mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², β such that it is least",
     paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed; the best β for maps without a scale",
-    high=None,
+    upper_bound=None,
     higher_is_better=False,
-    chance="the mean of the squared losses, that of a map of zeros",
-    filled=True,
-    precision=0.0,
+    chance_level="the mean of the squared losses, that of a map of zeros",
+    uses_imputation=True,
+    rounding_tolerance=0.0,
 )
 def infidelity(
-    trial: Trial,
-    squares: int = SETS,
+    test: PerturbationTest,
+    n_squares: int = DEFAULT_N_SETS,
     masks: Tensor | None = None,
     *,
-    scaled: bool = True,
-    units: Units = "parts",
-    of: Of = "score",
-) -> Values:
+    fit_scale: bool = True,
+    unit: AttributionUnit = "parts",
+    output_kind: OutputKind = "score",
+) -> MetricValues:
     """(N,): in squares of the answer's units; of a map of zeros the mean of the squared losses, whatever β.
 
     `scaled`: with the best β, for maps without a scale of their own, such as CAMs; False: β = 1. `units`: "slopes" where
     the map is a gradient, whose part in a loss is its value times what changed. `squares`: drawn, their sides from 1 to half
     of the shortest axis; or `masks` (M,*S) bool: the sets themselves.
     """
-    found = _squares(trial, squares, units) if masks is None else _of_masks(trial, masks, units)
-    lost, said = found.lost[row(of)], found.said
-    if scaled:
+    found = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
+    lost, said = found.score_drops[get_score_row(output_kind)], found.attribution_sums
+    if fit_scale:
         square = said.square().sum(1, keepdim=True)
         said = said * (said * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
-    return trial.values((said - lost).square().mean(1), lost)
+    return test.build_values((said - lost).square().mean(1), lost)
 
 
-@metric(
+@register_metric(
     "faithfulness-correlation",
-    needs="trial",
+    input_kind="trial",
     formula="Pearson's r over random sets S of one size of Σ_S map and f(x) - f(x without S)",
     paper="Bhatt et al. 2020, arXiv:2005.00631",
-    low=-1.0,
-    chance="0",
-    filled=True,
+    lower_bound=-1.0,
+    chance_level="0",
+    uses_imputation=True,
 )
-def faithfulness_correlation(trial: Trial, share: float = 0.2, sets: int = SETS, of: Of = "score") -> Values:
+def faithfulness_correlation(
+    test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
+) -> MetricValues:
     """(N,): -1..1. `share`: of the regions, in a set. Undefined where map or losses have no spread: for constant maps."""
-    lost, r, none = _correlated(trial, share, sets, of)
-    return trial.values(r, lost, {NO_SPREAD: none})
+    lost, r, none = _correlate_drops(test, share, n_sets, output_kind)
+    return test.build_values(r, lost, {NO_SPREAD_REASON: none})
 
 
-@metric(
+@register_metric(
     "sensitivity-n",
-    needs="trial",
+    input_kind="trial",
     formula="the mean over sizes n of Pearson's r over random sets S of n regions of Σ_S map and f(x) - f(x without S)",
     paper="Ancona et al. 2018, arXiv:1711.06104: a curve over n; its mean",
-    low=-1.0,
-    chance="0",
-    filled=True,
+    lower_bound=-1.0,
+    chance_level="0",
+    uses_imputation=True,
 )
-def sensitivity_n(trial: Trial, shares: Sequence[float] = SHARES, sets: int = SETS, of: Of = "score") -> Values:
+def sensitivity_n(
+    test: PerturbationTest,
+    shares: Sequence[float] = SENSITIVITY_N_SHARES,
+    n_sets: int = DEFAULT_N_SETS,
+    output_kind: OutputKind = "score",
+) -> MetricValues:
     """(N,): -1..1. `shares`: n, as shares of all regions. Undefined where one size is: see `faithfulness_correlation`."""
     if not len(shares):
         raise InputError("shares=(): name one at least, such as 0.2")
-    each = [_correlated(trial, share, sets, of) for share in shares]
+    each = [_correlate_drops(test, share, n_sets, output_kind) for share in shares]
     lost, found, none = (torch.stack(parts) for parts in zip(*each, strict=True))
-    return trial.values(found.mean(0), lost.transpose(0, 1), {NO_SPREAD: none.any(0)})
+    return test.build_values(found.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: none.any(0)})
 
 
-@metric(
+@register_metric(
     "completeness-gap",
-    needs="trial",
+    input_kind="trial",
     formula="|Σ map - (f(x) - f(fill))|",
     paper="Sundararajan et al. 2017, proposition 1, arXiv:1703.01365",
-    high=None,
+    upper_bound=None,
     higher_is_better=False,
-    filled=True,
-    precision=0.0,
+    uses_imputation=True,
+    rounding_tolerance=0.0,
 )
-def completeness_gap(trial: Trial, of: Of = "score") -> Values:
+def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
     """(N,): in the answer's units. For maps whose parts should add up, at the input's own pixels, and for their own baseline."""
-    values = trial.after("strongest", [0, trial.total])[row(of)]
-    total = trial.maps.flatten(1).sum(1)
-    return trial.values((total - (values[:, 0] - values[:, 1])).abs(), values)
+    values = test.score_after_removal("strongest", [0, test.n_regions])[get_score_row(output_kind)]
+    total = test.maps.flatten(1).sum(1)
+    return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
 
-def _correlated(trial: Trial, share: float, sets: int, of: Of) -> tuple[Tensor, Tensor, Tensor]:
+def _correlate_drops(
+    test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
+) -> tuple[Tensor, Tensor, Tensor]:
     """What was lost (N,M), its correlation with what the map says (N,), and where there is none."""
-    expect_count(sets=sets)
-    if sets < 2:
-        raise InputError(f"sets={sets}: expected 2 or more, as one has no correlation")
-    drops = trial.subsets(trial.count(share), sets)
-    lost, clean = drops.lost[row(of)], trial.scores.clean[row(of), :, None]
+    check_positive_integer(sets=n_sets)
+    if n_sets < 2:
+        raise InputError(f"sets={n_sets}: expected 2 or more, as one has no correlation")
+    drops = test.measure_random_drops(test.count_regions(share), n_sets)
+    lost, clean = (
+        drops.score_drops[get_score_row(output_kind)],
+        test.scorer.clean_scores[get_score_row(output_kind), :, None],
+    )
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
-    r, none = correlation(drops.said, lost, 4 * trial.scores.precision * size)
-    flat = trial.maps.flatten(1)
+    r, none = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
+    flat = test.maps.flatten(1)
     return lost, r, none | (flat == flat[:, :1]).all(1)
 
 
-def _squares(trial: Trial, squares: int, units: Units) -> Drops:
-    expect_count(squares=squares)
-    x = trial.scores.x
+def _measure_square_drops(test: PerturbationTest, n_squares: int, unit: AttributionUnit) -> ScoreDrops:
+    check_positive_integer(squares=n_squares)
+    x = test.scorer.x
     most = max(1, min(x.shape[2:]) // 2)
-    masks = random_squares(x.shape[2:], most, squares, trial.seed, x.device)
-    return trial.drops(masks, squares, units, ("squares", squares))
+    masks = sample_squares(x.shape[2:], most, n_squares, test.seed, x.device)
+    return test.measure_drops(masks, n_squares, unit, ("squares", n_squares))
 
 
-def _of_masks(trial: Trial, masks: Tensor, units: Units) -> Drops:
-    size = trial.scores.x.shape[2:]
+def _measure_mask_drops(test: PerturbationTest, masks: Tensor, unit: AttributionUnit) -> ScoreDrops:
+    size = test.scorer.x.shape[2:]
     if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
         raise GeometryError(
             f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{','.join(map(str, size))})"
         )
-    there = masks.to(trial.scores.x.device)
-    return trial.drops(lambda part: there[part], len(there), units)
+    there = masks.to(test.scorer.x.device)
+    return test.measure_drops(lambda part: there[part], len(there), unit)
 
 
-ROUNDING = 16 * torch.finfo(torch.float64).eps
+CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
-def correlation(one: Tensor, other: Tensor, rounding: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
     """(N,M) float64 twice -> r (N,) in -1..1, and which rows have none (N,) bool: one side has one value.
 
     `rounding`: how far values of `other` that are one may lie apart (N,).
     """
-    first, no_spread = _unit(one, 0.0)
-    second, none_there = _unit(other, rounding)
+    first, no_spread = _center_and_normalize(left, 0.0)
+    second, none_there = _center_and_normalize(right, rounding_tolerance)
     return (first * second).sum(1).clamp(-1, 1), no_spread | none_there
 
 
-def _unit(values: Tensor, rounding: Tensor | float) -> tuple[Tensor, Tensor]:
+def _center_and_normalize(values: Tensor, rounding_tolerance: Tensor | float) -> tuple[Tensor, Tensor]:
     """Off their mean and of length 1; and which rows have no spread."""
     known = values.nan_to_num(posinf=0.0, neginf=0.0)
     spread = known.amax(1) - known.amin(1)
     part = known - known.mean(1, keepdim=True)
     length = part.norm(dim=1, keepdim=True)
-    return part / torch.where(length > 0, length, 1), spread <= ROUNDING * known.abs().amax(1) + rounding
+    return part / torch.where(length > 0, length, 1), spread <= CORRELATION_TOLERANCE * known.abs().amax(
+        1
+    ) + rounding_tolerance

@@ -12,68 +12,68 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, MissingExtraError, UndefinedError
-from camscope.explainers.core.evaluation_context import expect_number
-from camscope.metrics.base import Floats, Mask, evidence, expect_mask, metric
+from camscope.explainers.core.evaluation_context import check_number
+from camscope.metrics.base import FloatArray, Mask, check_mask, positive_part, register_metric
 from camscope.plurals import plural
 
-AREA = "the mask's share of the image"
-ROUNDING = 1e-12  # of the largest value
-LEVELS = tuple(np.linspace(0.05, 0.95, 19))
+MASK_AREA_LEVEL = "the mask's share of the image"
+CONSTANT_MAP_TOLERANCE = 1e-12  # of the largest value
+IOU_THRESHOLDS = tuple(np.linspace(0.05, 0.95, 19))
 
 
-@metric(
+@register_metric(
     "pointing-game",
-    needs="mask",
+    input_kind="mask",
     formula="1 if the peak lies in the mask, or no farther than tolerance from it; of tied peaks the share that does",
     paper="Zhang et al. 2018, arXiv:1608.00507",
-    chance=AREA,
+    chance_level=MASK_AREA_LEVEL,
 )
 def pointing_game(
-    heat: npt.ArrayLike, mask: npt.ArrayLike, tolerance: float = 0.0, spacing: Sequence[float] | None = None
+    attribution: npt.ArrayLike, mask: npt.ArrayLike, tolerance: float = 0.0, spacing: Sequence[float] | None = None
 ) -> float:
     """(*S), (*S) bool -> 0..1. `tolerance` in pixels, or in the units of `spacing`, the size of a pixel along each axis."""
-    values, known = _given(heat, mask)
-    expect_number(tolerance=tolerance, low=0)
-    near = known if not tolerance else _distances(known, spacing) <= tolerance
+    values, known = _prepare_map_and_mask(attribution, mask)
+    check_number(tolerance=tolerance, low=0)
+    near = known if not tolerance else _compute_distances_to_mask(known, spacing) <= tolerance
     return float(near[values == values.max()].mean())
 
 
-@metric(
+@register_metric(
     "energy-inside",
-    needs="mask",
+    input_kind="mask",
     formula="sum of the map in the mask / sum of the map",
     paper="Arras et al. 2022, relevance mass accuracy, arXiv:2003.07258",
-    chance=AREA,
+    chance_level=MASK_AREA_LEVEL,
 )
-def energy_inside(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
-    values, known = _given(heat, mask)
-    return float(_shares(values)[known].sum())
+    values, known = _prepare_map_and_mask(attribution, mask)
+    return float(_divide_by_sum(values)[known].sum())
 
 
-@metric(
+@register_metric(
     "enrichment",
-    needs="mask",
+    input_kind="mask",
     formula="energy inside / (mask's area / image's area)",
     paper="energy inside, made comparable across sizes of masks",
-    high=None,
-    chance="1",
+    upper_bound=None,
+    chance_level="1",
 )
-def enrichment(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0 .. image's area / mask's; undefined for a map without anything positive."""
-    return energy_inside(heat, mask) / float(np.asarray(mask, np.float64).mean())
+    return energy_inside(attribution, mask) / float(np.asarray(mask, np.float64).mean())
 
 
-@metric(
+@register_metric(
     "rank-accuracy",
-    needs="mask",
+    input_kind="mask",
     formula="share of the |M| strongest cells that lie in the mask M",
     paper="Arras et al. 2022, relevance rank accuracy, arXiv:2003.07258; it is Dice at the mask's own area",
-    chance=AREA,
+    chance_level=MASK_AREA_LEVEL,
 )
-def rank_accuracy(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1. Of cells that tie at the last place, as many count as there is room for, in expectation."""
-    values, known = _given(heat, mask)
+    values, known = _prepare_map_and_mask(attribution, mask)
     wanted = int(known.sum())
     last = np.partition(values.ravel(), -wanted)[-wanted]
     above, tied = values > last, values == last
@@ -81,16 +81,16 @@ def rank_accuracy(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return float((known[above].sum() + room * known[tied].mean()) / wanted)
 
 
-@metric(
+@register_metric(
     "average-precision",
-    needs="mask",
+    input_kind="mask",
     formula="sum over thresholds of (recall gained) x precision, the map's values as scores of the mask's pixels",
     paper="as scikit-learn's average_precision_score: no interpolation",
-    chance=AREA,
+    chance_level=MASK_AREA_LEVEL,
 )
-def average_precision(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1. Tied cells have one threshold, and so one precision."""
-    values, known = _given(heat, mask)
+    values, known = _prepare_map_and_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
     scores, hits = values.ravel()[order], known.ravel()[order].cumsum()
     ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # the last of each group of ties
@@ -98,118 +98,120 @@ def average_precision(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return float((np.diff(recall, prepend=0.0) * precision).sum())
 
 
-@metric(
+@register_metric(
     "iou-otsu",
-    needs="mask",
+    input_kind="mask",
     formula="|A and M| / |A or M|, A: what exceeds Otsu's threshold of the map",
     paper="Otsu 1979; as localisation is scored by Saporta et al. 2022",
 )
-def iou_otsu(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map of one value, but for rounding, which has no threshold."""
-    values, known = _given(heat, mask)
+    values, known = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
-    return _iou(scaled > _otsu(scaled), known)
+    return _compute_iou(scaled > _compute_otsu_threshold(scaled), known)
 
 
-@metric(
+@register_metric(
     "iou",
-    needs="mask",
+    input_kind="mask",
     formula="|A and M| / |A or M|, A: what reaches level times the maximum",
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
-def iou(heat: npt.ArrayLike, mask: npt.ArrayLike, level: float = 0.5) -> float:
+def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive. `level`: of the maximum, above 0, 1 at most."""
-    return iou_swept(heat, mask, (level,))
+    return iou_over_thresholds(attribution, mask, (threshold,))
 
 
-@metric(
+@register_metric(
     "iou-swept",
-    needs="mask",
+    input_kind="mask",
     formula="the mean of IoU over the levels 0.05, 0.10 … 0.95 of the maximum",
     paper="no cut is chosen; as Choe et al. 2020 sweep their threshold, arXiv:2001.07437",
 )
-def iou_swept(heat: npt.ArrayLike, mask: npt.ArrayLike, levels: Sequence[float] = LEVELS) -> float:
+def iou_over_thresholds(
+    attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
+) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
-    values, known = _given(heat, mask)
-    if not len(levels) or not all(0 < level <= 1 for level in levels):
-        raise InputError(f"levels {list(levels)}: expected one at least, each above 0 and 1 at most")
-    peak = _peak(values)
-    return float(np.mean([_iou(values >= level * peak, known) for level in levels]))
+    values, known = _prepare_map_and_mask(attribution, mask)
+    if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
+        raise InputError(f"levels {list(thresholds)}: expected one at least, each above 0 and 1 at most")
+    peak = _find_positive_peak(values)
+    return float(np.mean([_compute_iou(values >= level * peak, known) for level in thresholds]))
 
 
-@metric(
+@register_metric(
     "matched-dice",
-    needs="mask",
+    input_kind="mask",
     formula="2 |A and M| / (|A| + |M|), A: the |M| strongest cells",
     paper="Dice 1945, at the mask's own area: the same number as rank accuracy",
-    chance=AREA,
+    chance_level=MASK_AREA_LEVEL,
 )
-def matched_dice(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
+def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1: 2 |A and M| / 2 |M|."""
-    return rank_accuracy(heat, mask)
+    return rank_accuracy(attribution, mask)
 
 
-@metric(
+@register_metric(
     "peak-distance",
-    needs="mask",
+    input_kind="mask",
     formula="distance from the peak to the nearest pixel of the mask; of tied peaks the mean",
     paper="pointing game, as a length",
-    high=None,
+    upper_bound=None,
     higher_is_better=False,
 )
-def peak_distance(heat: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
+def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
     """(*S), (*S) bool -> pixels between centres, or the units of `spacing`; 0 inside."""
-    values, known = _given(heat, mask)
-    return float(_distances(known, spacing)[values == values.max()].mean())
+    values, known = _prepare_map_and_mask(attribution, mask)
+    return float(_compute_distances_to_mask(known, spacing)[values == values.max()].mean())
 
 
-@metric(
+@register_metric(
     "centroid-distance",
-    needs="mask",
+    input_kind="mask",
     formula="distance between the map's centre of mass and the mask's",
     paper="first moments",
-    high=None,
+    upper_bound=None,
     higher_is_better=False,
 )
-def centroid_distance(heat: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
+def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
     """(*S), (*S) bool -> pixels, or the units of `spacing`; undefined for a map without anything positive."""
-    values, known = _given(heat, mask)
-    here, there = _centre(_shares(values)), _centre(known / known.sum())
-    return float(np.linalg.norm((here - there) * _lengths(spacing, known.ndim)))
+    values, known = _prepare_map_and_mask(attribution, mask)
+    here, there = _compute_center_of_mass(_divide_by_sum(values)), _compute_center_of_mass(known / known.sum())
+    return float(np.linalg.norm((here - there) * _resolve_pixel_spacing(spacing, known.ndim)))
 
 
-def _given(heat: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[Floats, Mask]:
-    values = evidence(heat)
-    return values, expect_mask(values, mask)
+def _prepare_map_and_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
+    values = positive_part(attribution)
+    return values, check_mask(values, mask)
 
 
-def _peak(values: Floats) -> float:
+def _find_positive_peak(values: FloatArray) -> float:
     peak = float(values.max())
     if not peak > 0:
         raise UndefinedError("nothing in the map is positive")
     return peak
 
 
-def _shares(values: Floats) -> Floats:
+def _divide_by_sum(values: FloatArray) -> FloatArray:
     """Divided by their sum, without overflow or underflow."""
-    shares = values / _peak(values)
+    shares = values / _find_positive_peak(values)
     return np.asarray(shares / shares.sum())
 
 
-def _iou(one: Mask, other: Mask) -> float:
-    return float((one & other).sum() / (one | other).sum())
+def _compute_iou(first: Mask, second: Mask) -> float:
+    return float((first & second).sum() / (first | second).sum())
 
 
-def _centre(shares: Floats) -> Floats:
+def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
     axes = range(shares.ndim)
     sums = [shares.sum(tuple(other for other in axes if other != axis)) for axis in axes]
     return np.array([float(np.arange(len(each)) @ each) for each in sums])
 
 
-def _otsu(values: Floats) -> float:
+def _compute_otsu_threshold(values: FloatArray) -> float:
     """Of values of which the largest is 1: what parts them into two classes of least variance within, over 256 bins."""
     low, high = float(values.min()), float(values.max())
-    if high - low <= ROUNDING:
+    if high - low <= CONSTANT_MAP_TOLERANCE:
         raise UndefinedError("the map has one value everywhere: there is no threshold")
     counts, edges = np.histogram(values, 256, (low, high))
     centres = (edges[:-1] + edges[1:]) / 2
@@ -219,20 +221,20 @@ def _otsu(values: Floats) -> float:
     return float(centres[int(between.argmax())])
 
 
-def _distances(mask: Mask, spacing: Sequence[float] | None) -> Floats:
+def _compute_distances_to_mask(mask: Mask, spacing: Sequence[float] | None) -> FloatArray:
     """(*S): from each pixel's centre to that of the nearest one in the mask."""
     try:
         transform = import_module("scipy.ndimage").distance_transform_edt
     except ImportError as error:
         raise MissingExtraError("scipy", "metrics") from error
-    return np.asarray(transform(~mask, sampling=_lengths(spacing, mask.ndim)), np.float64)
+    return np.asarray(transform(~mask, sampling=_resolve_pixel_spacing(spacing, mask.ndim)), np.float64)
 
 
-def _lengths(spacing: Sequence[float] | None, axes: int) -> Floats:
+def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> FloatArray:
     """(axes,): the size of a pixel along each; 1 where it is not given."""
-    lengths = np.ones(axes) if spacing is None else np.asarray(spacing, np.float64)
-    if lengths.shape != (axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
+    lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
+    if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
         raise InputError(
-            f"spacing={spacing!r}: expected {plural(axes, 'positive number')}, the size of a pixel along each axis"
+            f"spacing={spacing!r}: expected {plural(n_axes, 'positive number')}, the size of a pixel along each axis"
         )
     return lengths

@@ -9,36 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.batching import copies_within_memory, in_turns, measured
+from camscope.explainers.core.batching import count_copies_in_memory, measure_activation_bytes, process_chunks
 from camscope.explainers.core.evaluation_context import (
-    Asked,
+    EvaluationContext,
     Mode,
     Precision,
-    asking,
-    expect_count,
-    expect_one_of,
-    survey,
+    check_one_of,
+    check_positive_integer,
+    evaluation_context,
+    inspect_model,
 )
-from camscope.explainers.core.inputs import ALONE, Companions
-from camscope.targets import Question
+from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.targets import TargetLike
 from camscope.targets.outputs import are_probabilities
 
-Of = Literal["probability", "score"]
-Versions = Callable[[slice], tuple[Tensor, Tensor]]  # some rows: (R,C,*S), and the image (R,) that each is a version of
+OutputKind = Literal["probability", "score"]
+VariantBuilder = Callable[
+    [slice], tuple[Tensor, Tensor]
+]  # some rows: (R,C,*S), and the image (R,) that each is a version of
 
 
 @dataclass
-class Asking:
+class ScoringSettings:
     """How the model is asked; see `Method`."""
 
     mode: Mode
     precision: Precision | None
-    categories: Sequence[str] | None
+    class_names: Sequence[str] | None
     call_settings: Mapping[str, Any] = field(default_factory=dict)
-    takes_integers: bool = False
+    accepts_integer_input: bool = False
 
 
-class Scores:
+class ModelScorer:
     """The score of any version of x (N,C,*S), and the probability that it means: see `targets.Score.chance`.
 
     Of a model that gives probabilities the two are one.
@@ -47,72 +49,76 @@ class Scores:
     question. Calls are without gradients, in passes that fit into memory, or of `batch_size`. Made by `scoring`.
     """
 
-    def __init__(self, asked: Asked, target: Question, batch_size: int | None) -> None:
-        self.x, self._score, self.open = asked.x, asked.score(target), True
-        self._plain: bool | None = None  # whether the model gives probabilities, as its clean output shows
-        with measured(asked.model, {"": asked.model}) as widths:
-            self.clean = self._answered(self.x, None)
-        self._score.expect_companions(self.x)
-        width = max(widths[""].whole, self.x.nbytes) // len(self.x)
-        self.at_once = batch_size or copies_within_memory(max(1, width), self.x.device)
+    def __init__(self, context: EvaluationContext, target: TargetLike, batch_size: int | None) -> None:
+        self.x, self._target_score, self.is_open = context.x, context.create_score(target), True
+        self._gives_probabilities: bool | None = (
+            None  # whether the model gives probabilities, as its clean output shows
+        )
+        with measure_activation_bytes(context.model, {"": context.model}) as widths:
+            self.clean_scores = self._compute_scores(self.x, None)
+        self._target_score.check_extra_inputs(self.x)
+        width = max(widths[""].largest_in_model, self.x.nbytes) // len(self.x)
+        self.batch_size = batch_size or count_copies_in_memory(max(1, width), self.x.device)
 
     @property
-    def precision(self) -> float:
+    def score_epsilon(self) -> float:
         """The least step from 1 of the type that the model answers in."""
-        return torch.finfo(self._score.dtype).eps
+        return torch.finfo(self._target_score.dtype).eps
 
-    def __call__(self, versions: Tensor, owners: Tensor | None = None) -> Tensor:
+    def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
         """(R,C,*S) -> (2,R): score and probability. `owners` (R,): whose version each is; None: of each image, in order."""
-        if owners is None:
-            owners = torch.arange(len(versions), device=versions.device)
-        return self._answered(versions, owners)
+        if sample_index is None:
+            sample_index = torch.arange(len(variants), device=variants.device)
+        return self._compute_scores(variants, sample_index)
 
-    def of(self, rows: int, versions: Versions) -> Tensor:
+    def score_variants(self, n_variants: int, build_variants: VariantBuilder) -> Tensor:
         """(2,rows): of so many versions, a pass of them at a time."""
-        found = torch.empty(2, rows, dtype=torch.float64, device=self.x.device)
+        found = torch.empty(2, n_variants, dtype=torch.float64, device=self.x.device)
 
         def work(part: slice) -> None:
-            found[:, part] = self(*versions(part))
+            found[:, part] = self(*build_variants(part))
 
-        in_turns(rows, self.at_once, work)
+        process_chunks(n_variants, self.batch_size, work)
         return found
 
-    def _answered(self, x: Tensor, owners: Tensor | None) -> Tensor:
-        if not self.open:
+    def _compute_scores(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
+        if not self.is_open:
             raise InputError("the model is its own again: ask for scores inside the `with scoring(…)`")
-        output = self._score.forward(x, owners)
-        score = self._score.read(output, len(x), owners)
-        if self._plain is None:
-            self._plain = self._score.logits is not None and are_probabilities(self._score.logits)
-        chance = score if self._plain else self._score.chance(output, len(x), owners)
+        output = self._target_score.forward(x, sample_index)
+        score = self._target_score.read_score(output, len(x), sample_index)
+        if self._gives_probabilities is None:
+            self._gives_probabilities = self._target_score.logits is not None and are_probabilities(
+                self._target_score.logits
+            )
+        chance = score if self._gives_probabilities else self._target_score.probability(output, len(x), sample_index)
         return torch.stack([score, chance]).detach().double()
 
 
 @contextmanager
-def scoring(
+def scoring_scope(
     model: nn.Module,
     x: Tensor,
-    target: Question = None,
-    companions: Companions = ALONE,
+    target: TargetLike = None,
+    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
-    categories: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     mode: Mode = "eval",
     precision: Precision | None = None,
     batch_size: int | None = None,
     call_settings: Mapping[str, Any] | None = None,
-) -> Iterator[Scores]:
+) -> Iterator[ModelScorer]:
     """Inside the `with` the model is asked about x (N,C,*S) and versions of it; it is left as it was, as by an explainer.
 
     `target`: see `Score`. `companions`: what the model takes beside x. `batch_size`: versions in one pass; None: as many as
     fit into memory. The rest: see `Method`.
     """
-    expect_one_of("mode", mode, "eval", "as_is")
-    expect_one_of("precision", precision, None, "bf16")
-    expect_count(None, batch_size=batch_size)
-    settings = Asking(mode, precision, categories, call_settings or {})
-    with asking(survey(model), settings, x, companions, copies=True) as asked:
-        scores = Scores(asked, target, batch_size)
+    check_one_of("mode", mode, "eval", "as_is")
+    check_one_of("precision", precision, None, "bf16")
+    check_positive_integer(None, batch_size=batch_size)
+    settings = ScoringSettings(mode, precision, class_names, call_settings or {})
+    with evaluation_context(inspect_model(model), settings, x, extra_inputs, copies=True) as asked:
+        scores = ModelScorer(asked, target, batch_size)
         try:
             yield scores
         finally:
-            scores.open = False
+            scores.is_open = False

@@ -8,21 +8,33 @@ from torch import nn
 from camscope.errors import ModelError
 from camscope.images.preprocess import Preprocess
 from camscope.model_card import ModelCard, attach_card
-from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state, same_numbers
-from camscope.models.factory import factory_model
-from camscope.models.huggingface import clip_model, huggingface_model
-from camscope.models.torchvision_timm import timm_model, torchvision_model
+from camscope.models.checkpoint import (
+    RANDOM_WEIGHTS,
+    WeightsSource,
+    fixed_seed_scope,
+    format_model_source,
+    load_state_dict_strictly,
+    read_state_dict,
+)
+from camscope.models.factory import load_factory_model
+from camscope.models.huggingface import load_clip_model, load_huggingface_model
+from camscope.models.torchvision_timm import load_timm_model, load_torchvision_model
 
-__all__ = ["load_model", "load_strictly", "read_state"]
+__all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
 
-SOURCES = (
+MODEL_SPEC_FORMS = (
     "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
-LIBRARIES = {"torchvision": torchvision_model, "timm": timm_model, "hf": huggingface_model, "clip": clip_model}
+LOADER_BY_LIBRARY = {
+    "torchvision": load_torchvision_model,
+    "timm": load_timm_model,
+    "hf": load_huggingface_model,
+    "clip": load_clip_model,
+}
 
 
-def load_model(spec: str, *, weights: Weights = None) -> nn.Module:
+def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     """A plain module in eval mode; what is known of it (preprocessing, categories, layer) is its `ModelCard`.
 
     `spec`: "phantom" (the bundled net), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224",
@@ -37,12 +49,12 @@ def load_model(spec: str, *, weights: Weights = None) -> nn.Module:
     Errors: ModelError for what is not there or no model, WeightsError for weights that cannot be had, read or fitted,
     MissingExtraError for timm and transformers.
     """
-    model, card = _loaded(spec, weights)
+    model, card = _load_model_and_card(spec, weights)
     attach_card(model.eval(), card)
     return model
 
 
-def nameless(source: str) -> str:
+def redact_file_names(source: str) -> str:
     """What loads a model, as a card says it, without the names of its files: those have digests.
 
     >>> nameless("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
@@ -50,21 +62,21 @@ def nameless(source: str) -> str:
     """
     spec, several, _ = source.partition(", weights=")
     library, colon, name = spec.partition(":")
-    known = colon and library in LIBRARIES and not name.startswith(("/", ".", "~"))
-    bare = spec if known or not colon else library if library in LIBRARIES else spec.rpartition(":")[2]
+    known = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
+    bare = spec if known or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
     return f"{bare}, with weights" if several else bare
 
 
-def _loaded(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     if not isinstance(spec, str) or not spec:
-        raise ModelError(f"the model is {spec!r}; expected one of {SOURCES}")
+        raise ModelError(f"the model is {spec!r}; expected one of {MODEL_SPEC_FORMS}")
     if spec == "phantom":
-        return phantom_model(weights)
+        return load_bundled_model(weights)
     library, colon, name = spec.partition(":")
-    if colon and library in LIBRARIES:
-        return LIBRARIES[library](name, weights)
+    if colon and library in LOADER_BY_LIBRARY:
+        return LOADER_BY_LIBRARY[library](name, weights)
     if colon:
-        return factory_model(spec, weights)
+        return load_factory_model(spec, weights)
     if spec.endswith(".py"):
         raise ModelError(f"{spec} is a file; say which function in it makes the model: {spec}:FUNCTION")
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
@@ -72,20 +84,20 @@ def _loaded(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
             f"{spec} holds weights, not their architecture; name that, and pass weights={spec!r} beside it"
         )
     try:
-        return torchvision_model(spec, weights)
+        return load_torchvision_model(spec, weights)
     except ModelError as error:
-        raise ModelError(f"{error}; a model is one of {SOURCES}") from error.__cause__
+        raise ModelError(f"{error}; a model is one of {MODEL_SPEC_FORMS}") from error.__cause__
 
 
-def phantom_model(weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """PhantomNet, trained on `camscope.phantom`'s own images; nothing is fetched."""
-    from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_net
+    from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
-    with same_numbers():
-        model = load_phantom_net() if weights is None else PhantomNet()
-    if weights is not None and weights != RANDOM:
-        load_strictly(model, read_state(weights), weights)
+    with fixed_seed_scope():
+        model = load_phantom_model() if weights is None else PhantomNet()
+    if weights is not None and weights != RANDOM_WEIGHTS:
+        load_state_dict_strictly(model, read_state_dict(weights), weights)
     size, mean, std = PREPROCESSING
     way = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
-    categories = None if weights == RANDOM else tuple(CATEGORIES)
-    return model, ModelCard(described("phantom", weights), way, categories, "layer4")
+    categories = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
+    return model, ModelCard(format_model_source("phantom", weights), way, categories, "layer4")

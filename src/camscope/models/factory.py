@@ -26,101 +26,110 @@ from torch import nn
 from camscope.errors import ModelError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
-from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state
-from camscope.safe_files import no_file
+from camscope.models.checkpoint import (
+    RANDOM_WEIGHTS,
+    WeightsSource,
+    format_model_source,
+    load_state_dict_strictly,
+    read_state_dict,
+)
+from camscope.safe_files import describe_file_problem
 
 
-def factory_model(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """The module that a function of the operator's makes, with the weights of a file if one is given."""
     where, _, name = spec.rpartition(":")
-    if weights == RANDOM:
+    if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} makes its own weights: leave weights= out, or pass a file")
-    with _imported(where) as module:
-        model = _called(_function(module, name, where), spec)
-        card = ModelCard(described(spec, weights), *_facts(module, name, where))
+    with _module_imported(where) as module:
+        model = _call_factory(_find_factory(module, name, where), spec)
+        card = ModelCard(format_model_source(spec, weights), *_read_model_facts(module, name, where))
     if weights is not None:
-        load_strictly(model, read_state(weights), weights)
+        load_state_dict_strictly(model, read_state_dict(weights), weights)
     return model, card
 
 
 @contextmanager
-def _imported(where: str) -> Iterator[ModuleType]:
+def _module_imported(location: str) -> Iterator[ModuleType]:
     """The module; a file is one under a private name for as long as the `with` lasts, as dataclasses in it need."""
-    file = Path(where).expanduser()
+    file = Path(location).expanduser()
     if file.suffix != ".py":
-        yield _guarded(lambda: importlib.import_module(where), where)
+        yield _call_user_code(lambda: importlib.import_module(location), location)
         return
     if not file.is_file():
-        raise ModelError(f"no file {where}: {no_file(file)}; expected FILE.py:FUNCTION")
+        raise ModelError(f"no file {location}: {describe_file_problem(file)}; expected FILE.py:FUNCTION")
     name = f"_camscope_{file.stem}_{os.urandom(4).hex()}"
-    spec = importlib.util.spec_from_file_location(name, file, loader=_Reading(name, str(file)))
+    spec = importlib.util.spec_from_file_location(name, file, loader=_NoBytecodeLoader(name, str(file)))
     if spec is None or spec.loader is None:
-        raise ModelError(f"{where} cannot be imported as Python source")
+        raise ModelError(f"{location} cannot be imported as Python source")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     sys.modules[name] = module
     try:
-        _guarded(lambda: loader.exec_module(module), where)
+        _call_user_code(lambda: loader.exec_module(module), location)
         yield module
     finally:
         del sys.modules[name]
 
 
-class _Reading(SourceFileLoader):
+class _NoBytecodeLoader(SourceFileLoader):
     """Imports a file and writes nothing beside it."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
         """Keep no bytecode."""
 
 
-def _guarded(action: Callable[[], Any], where: str) -> Any:
+def _call_user_code(action: Callable[[], Any], location: str) -> Any:
     """The result of code that is not ours; whatever it raises, or exits with, is one error that says where."""
     try:
         return action()
     except (Exception, SystemExit) as error:
         hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ImportError) else ""
-        raise ModelError(f"{where} raised {type(error).__name__}: {error}{hint}") from error
+        raise ModelError(f"{location} raised {type(error).__name__}: {error}{hint}") from error
 
 
-def _function(module: ModuleType, name: str, where: str) -> Callable[[], object]:
+def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], object]:
     function: object = getattr(module, name, None)
     if callable(function):
         return function
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
     offered = ", ".join(key for key in own if callable(getattr(module, key)) and not key.startswith("_"))
-    raise ModelError(f"{where} has no function {name!r}; it has: {offered or 'none'}")
+    raise ModelError(f"{location} has no function {name!r}; it has: {offered or 'none'}")
 
 
-def _called(function: Callable[[], object], spec: str) -> nn.Module:
-    model = _guarded(function, spec)
+def _call_factory(function: Callable[[], object], spec: str) -> nn.Module:
+    model = _call_user_code(function, spec)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
     return model
 
 
-def _facts(
-    module: ModuleType, name: str, where: str
+def _read_model_facts(
+    module: ModuleType, name: str, location: str
 ) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
     """Preprocessing, categories and target layer, as far as the module says."""
-    said = {key: _said(module, key, where).get(name) for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")}
+    said = {
+        key: _get_declared_dict(module, key, location).get(name)
+        for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")
+    }
     categories = None if said["CATEGORIES"] is None else tuple(map(str, said["CATEGORIES"]))
     layer = None if said["TARGET_LAYER"] is None else str(said["TARGET_LAYER"])
-    return _way(said["PREPROCESSING"], f"{where}: PREPROCESSING[{name!r}]"), categories, layer
+    return _build_preprocess(said["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), categories, layer
 
 
-def _said(module: ModuleType, key: str, where: str) -> dict[str, Any]:
+def _get_declared_dict(module: ModuleType, key: str, location: str) -> dict[str, Any]:
     said = getattr(module, key, {})
     if not isinstance(said, dict):
-        raise ModelError(f"{where}: {key} is a {type(said).__name__}; expected a dict by function name")
+        raise ModelError(f"{location}: {key} is a {type(said).__name__}; expected a dict by function name")
     return said
 
 
-def _way(said: Any, what: str) -> Callable[..., Any] | None:
-    if said is None:
+def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:
+    if declared is None:
         return None
-    if callable(said):
-        return as_preprocess(said)
+    if callable(declared):
+        return as_preprocess(declared)
     try:
-        (height, width), mean, std = said
+        (height, width), mean, std = declared
         return Preprocess(resize=(int(height), int(width)), mean=tuple(mean), std=tuple(std), channels=len(mean))
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{what} is {said!r:.80}; expected ((height, width), mean, std): {error}") from error
+        raise ModelError(f"{label} is {declared!r:.80}; expected ((height, width), mean, std): {error}") from error

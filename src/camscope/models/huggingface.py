@@ -18,88 +18,94 @@ from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsE
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
-    RANDOM,
-    State,
-    Weights,
-    aligned,
-    described,
-    load_strictly,
-    read_state,
-    same_numbers,
+    RANDOM_WEIGHTS,
+    StateDict,
+    WeightsSource,
+    fixed_seed_scope,
+    format_model_source,
+    load_state_dict_strictly,
+    read_state_dict,
+    strip_wrapper_prefix,
 )
-from camscope.models.torchvision_timm import package, unavailable
-from camscope.safe_files import expect_regular_files
+from camscope.models.torchvision_timm import import_optional, make_weights_unavailable_error
+from camscope.safe_files import check_regular_files
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
-TAKING_IMAGES = (
+IMAGE_MODEL_CLASS_SUFFIXES = (
     "ForImageClassificationWithTeacher",
     "ForSemanticSegmentation",
     "ForObjectDetection",
     "VisionModel",
     "VisionModelWithProjection",
 )
-TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """The model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
 
     A classifier; a segmentation model, a detector or a vision tower, where the configuration says that it is one; of
     CLIP and SigLIP as a whole, the vision tower.
     """
-    transformers = package("transformers")
+    transformers = import_optional("transformers")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
-    _expect_readable(folder, name)
+    _check_readable(folder, name)
     try:
-        with same_numbers():
-            model, usual = _loaded(transformers, source, weights)
+        with fixed_seed_scope():
+            model, usual = _load_transformers_model(transformers, source, weights)
     except CamscopeError:
         raise
     except (OSError, SafetensorError) as error:
         files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
-        raise unavailable(
+        raise make_weights_unavailable_error(
             f"hf:{name}", error, f"fetch {files} and name the folder that holds them: hf:FOLDER"
         ) from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"hf:{name} is no vision model that transformers can build: {error}") from error
     card = ModelCard(
-        described(f"hf:{name}", weights), preprocessing_of(transformers, source), _categories(model) if usual else None
+        format_model_source(f"hf:{name}", weights),
+        load_preprocessing(transformers, source),
+        _get_class_names(model) if usual else None,
     )
     return model.float(), card
 
 
-def _expect_readable(folder: Path, name: str) -> None:
+def _check_readable(folder: Path, name: str) -> None:
     """ModelError for a file in the place of a folder, and for a pipe or a device in it, on which transformers would wait."""
     try:
-        expect_regular_files(folder)
+        check_regular_files(folder)
     except OSError as error:
         raise ModelError(f"hf:{name}: {error.strerror or error}") from error
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"hf:{name}: it is no folder; expected org/name, or a folder with config.json")
 
 
-def _loaded(transformers: Any, source: str, weights: Weights) -> tuple[nn.Module, bool]:
+def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
     """The model, and whether its classes are those of its configuration."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    kind = _kind(transformers, config)
+    kind = _select_model_class(transformers, config)
     if not isinstance(config, kind.config_class):  # of the whole, of which the tower is a part
         config = kind.config_class.from_pretrained(source)
     if weights is None:
         model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
         # a backbone's surplus (a pooler, another head) is no harm; a head without weights is
-        _expect_whole({**report, "unexpected_keys": ()}, f"hf:{source}")
+        _check_loading_report({**report, "unexpected_keys": ()}, f"hf:{source}")
         return model, True
-    state = None if weights == RANDOM else read_state(weights)
+    state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
     model = kind(config)
-    return (model, False) if state is None else _fitted(model, aligned(state, model.state_dict()), weights)
+    return (
+        (model, False)
+        if state is None
+        else _load_checkpoint(model, strip_wrapper_prefix(state, model.state_dict()), weights)
+    )
 
 
-def _kind(transformers: Any, config: Any) -> Any:
+def _select_model_class(transformers: Any, config: Any) -> Any:
     """The class of transformers that a configuration names if it takes images alone, else its family's classifier."""
     named = next(iter(config.architectures or ()), "")
-    named = TOWERS.get(named, named)
-    if named.endswith(TAKING_IMAGES) and hasattr(transformers, named):
+    named = VISION_TOWER_BY_CLASS.get(named, named)
+    if named.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, named):
         return getattr(transformers, named)
     known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     if type(config) not in known:
@@ -108,7 +114,7 @@ def _kind(transformers: Any, config: Any) -> Any:
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
-def _fitted(model: Any, state: State, weights: Weights) -> tuple[nn.Module, bool]:
+def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
     """The file's tensors under whatever names transformers gave them over the years, strictly."""
     config, usual = model.config, True
     while True:
@@ -118,12 +124,12 @@ def _fitted(model: Any, state: State, weights: Weights) -> tuple[nn.Module, bool
         classes = {stored[0] for _, stored, _ in report["mismatched_keys"] if len(stored)}
         heads = all(tuple(stored[1:]) == tuple(own[1:]) for _, stored, own in report["mismatched_keys"])
         if not usual or not heads or len(classes) != 1:
-            _expect_whole(report, str(weights))
+            _check_loading_report(report, str(weights))
             return fresh, usual
         config.num_labels, usual = classes.pop(), False
 
 
-def _expect_whole(report: Mapping[str, Any], source: str) -> None:
+def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
     wrong = []
     for what in ("missing", "unexpected", "mismatched"):
         names = sorted(str(key if isinstance(key, str) else key[0]) for key in report[f"{what}_keys"])
@@ -133,7 +139,7 @@ def _expect_whole(report: Mapping[str, Any], source: str) -> None:
         raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
 
 
-def preprocessing_of(transformers: Any, source: str) -> Callable[..., Any] | None:
+def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
     """That of the repository or folder, if it names one."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
@@ -142,14 +148,14 @@ def preprocessing_of(transformers: Any, source: str) -> Callable[..., Any] | Non
     try:
         return Preprocess.from_huggingface(processor)
     except PreprocessError:  # Preprocess has no exact words for it: the processor's own way
-        return as_preprocess(partial(_pixel_values, processor))
+        return as_preprocess(partial(_compute_pixel_values, processor))
 
 
-def _pixel_values(processor: Any, image: object) -> object:
+def _compute_pixel_values(processor: Any, image: object) -> object:
     return processor(image, return_tensors="pt")["pixel_values"]
 
 
-def _categories(model: Any) -> tuple[str, ...] | None:
+def _get_class_names(model: Any) -> tuple[str, ...] | None:
     names, count = model.config.id2label, model.config.num_labels
     unnamed = [f"LABEL_{i}" for i in range(count)]
     categories = [str(names.get(i, unnamed[i])) for i in range(count)]
@@ -159,44 +165,46 @@ def _categories(model: Any) -> tuple[str, ...] | None:
 class ImageTower(nn.Module):
     """Images (N,C,H,W) -> embeddings (N,D), as `whole` compares them with its texts'."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, full_model: Any) -> None:
         super().__init__()
-        self.whole: Any = whole
+        self.full_model: Any = full_model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(N,D)"""
-        return _embedding(self.whole.get_image_features(pixel_values=pixel_values))
+        return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
 
 
-def clip_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """The image tower of "org/name" or of a folder; `Text` questions are asked through the text tower beside it."""
-    transformers = package("transformers")
+    transformers = import_optional("transformers")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     try:
-        with same_numbers():
-            whole = _whole(transformers, source, weights)
+        with fixed_seed_scope():
+            whole = _load_two_towers(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except CamscopeError:
         raise
     except (OSError, SafetensorError) as error:
         advice = f"fetch the files of {name!r} and name the folder that holds them: clip:FOLDER"
-        raise unavailable(f"clip:{name}", error, advice) from error
+        raise make_weights_unavailable_error(f"clip:{name}", error, advice) from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"clip:{name} is no model of images and texts that transformers can build: {error}") from error
     tower = ImageTower(whole.float())
-    way = preprocessing_of(transformers, source)
-    return tower, ModelCard(described(f"clip:{name}", weights), way, embed_text=_encoder(whole, tokens))
+    way = load_preprocessing(transformers, source)
+    return tower, ModelCard(
+        format_model_source(f"clip:{name}", weights), way, embed_text=_create_text_encoder(whole, tokens)
+    )
 
 
-def _whole(transformers: Any, source: str, weights: Weights) -> Any:
+def _load_two_towers(transformers: Any, source: str, weights: WeightsSource) -> Any:
     if weights is None:
         model = transformers.AutoModel.from_pretrained(source, trust_remote_code=False, use_safetensors=True)
     else:
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         model = transformers.AutoModel.from_config(config, trust_remote_code=False)
-        if weights != RANDOM:
-            load_strictly(model, read_state(weights), weights)
+        if weights != RANDOM_WEIGHTS:
+            load_state_dict_strictly(model, read_state_dict(weights), weights)
     if not all(hasattr(model, f"get_{what}_features") for what in ("image", "text")):
         raise ModelError(
             f"{type(model).__name__} has no towers of images and texts; for a classifier, load_model('hf:{source}')"
@@ -204,21 +212,23 @@ def _whole(transformers: Any, source: str, weights: Weights) -> Any:
     return model
 
 
-def _encoder(whole: Any, tokens: Any) -> Callable[[str], Tensor]:
+def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Tensor]:
     # SigLIP was trained on texts filled up to one length
-    fixed = "siglip" in str(getattr(whole.config, "model_type", ""))
+    fixed = "siglip" in str(getattr(full_model.config, "model_type", ""))
 
     def encode(text: str) -> Tensor:
         """(D,)"""
-        given = tokens([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
-        here = next(whole.parameters()).device
+        given = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
+        here = next(full_model.parameters()).device
         with torch.no_grad():
-            return _embedding(whole.get_text_features(**{key: value.to(here) for key, value in given.items()}))[0]
+            return _extract_embedding(
+                full_model.get_text_features(**{key: value.to(here) for key, value in given.items()})
+            )[0]
 
     return encode
 
 
-def _embedding(found: Any) -> Tensor:
+def _extract_embedding(output: Any) -> Tensor:
     """A tensor, or the pooled one of a structure, as versions of transformers return it."""
-    embedding: Tensor = found if isinstance(found, Tensor) else found.pooler_output
+    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return embedding

@@ -21,10 +21,19 @@ from torch import nn
 from camscope.errors import MissingExtraError, ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
-from camscope.models.checkpoint import RANDOM, State, Weights, aligned, described, fitted, read_state, same_numbers
+from camscope.models.checkpoint import (
+    RANDOM_WEIGHTS,
+    StateDict,
+    WeightsSource,
+    build_for_checkpoint,
+    fixed_seed_scope,
+    format_model_source,
+    read_state_dict,
+    strip_wrapper_prefix,
+)
 
 
-def package(name: str) -> Any:
+def import_optional(name: str) -> Any:
     """An optional package; MissingExtraError names the extra that brings it."""
     try:
         return importlib.import_module(name)
@@ -32,42 +41,48 @@ def package(name: str) -> Any:
         raise MissingExtraError(name.partition(".")[0], "hub") from error
 
 
-def built(build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
+def build_with_weights(
+    build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]
+) -> tuple[nn.Module, bool]:
     """A model without its published weights (`build`: see `fitted`), and whether its classes are the published ones."""
-    return (build(None), False) if weights == RANDOM else fitted(build, read_state(weights), weights)
+    return (
+        (build(None), False)
+        if weights == RANDOM_WEIGHTS
+        else build_for_checkpoint(build, read_state_dict(weights), weights)
+    )
 
 
-def unavailable(spec: str, error: Exception, advice: str) -> WeightsError:
+def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
     """The error for weights that are neither here nor to be had; `advice` says what to fetch, and how to pass it."""
     return WeightsError(f"the weights of {spec!r} cannot be had ({type(error).__name__}: {error}); {advice}")
 
 
-Builder = Callable[..., nn.Module]
+ModelBuilder = Callable[..., nn.Module]
 
 
-def torchvision_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """A model of torchvision's registry, with its default weights, those of a file, or none ("random")."""
     from torchvision.models import get_model_weights
 
-    builder = _builder(name)
+    builder = _find_torchvision_builder(name)
     published = get_model_weights(builder).DEFAULT
-    with same_numbers():
+    with fixed_seed_scope():
         if weights is None:
-            model, usual = _published_torchvision(builder, published, name), True
+            model, usual = _load_published_torchvision(builder, published, name), True
         else:
-            model, usual = _built_torchvision(builder, weights)
+            model, usual = _build_torchvision(builder, weights)
     categories = tuple(published.meta.get("categories", ())) if usual else ()
     way = as_preprocess(published.transforms())
-    return model, ModelCard(described(f"torchvision:{name}", weights), way, categories or None)
+    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), way, categories or None)
 
 
-def _builder(name: str) -> Builder:
+def _find_torchvision_builder(name: str) -> ModelBuilder:
     from torchvision.models import get_model_builder, list_models, quantization
 
     quantised = list_models(module=quantization)
     names = sorted(set(list_models()) - set(quantised))
     if name in names:
-        builder: Builder = get_model_builder(name)
+        builder: ModelBuilder = get_model_builder(name)
         return builder
     if name in quantised:
         raise ModelError(f"{name!r} is quantised: it has no gradients to explain; load {name.partition('_')[2]!r}")
@@ -75,7 +90,7 @@ def _builder(name: str) -> Builder:
     raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(near)}")
 
 
-def _published_torchvision(builder: Builder, published: Any, name: str) -> nn.Module:
+def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
     """The library's own way, after its file was fetched (or found) and seen to hold nothing but tensors."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
@@ -83,25 +98,27 @@ def _published_torchvision(builder: Builder, published: Any, name: str) -> nn.Mo
         published.get_state_dict(progress=progress, check_hash=True, map_location="cpu", weights_only=True)
     except Exception as error:  # no network, a broken download, a broken file in the cache: all end here
         advice = f"fetch {published.url} and pass it: weights=FILE (--weights FILE), or put it into {cache}"
-        raise unavailable(name, error, f"{advice}, in place of what may lie there") from error
+        raise make_weights_unavailable_error(name, error, f"{advice}, in place of what may lie there") from error
     return builder(weights=published, progress=False)
 
 
-def _built_torchvision(builder: Builder, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
+def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
     """A model without its published weights, and whether its classes are the published ones."""
-    if weights == RANDOM:
-        return builder(**_options(builder, {})), False
+    if weights == RANDOM_WEIGHTS:
+        return builder(**_get_builder_options(builder, {})), False
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
             f"torchvision builds {builder.__name__} otherwise around its own weights than around a file; "
             "build it in a function of yours, and load FILE.py:FUNCTION"
         )
-    state = aligned(read_state(weights), ())
-    options = _options(builder, state)
-    return fitted(lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights)
+    state = strip_wrapper_prefix(read_state_dict(weights), ())
+    options = _get_builder_options(builder, state)
+    return build_for_checkpoint(
+        lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights
+    )
 
 
-def _options(builder: Builder, state: State) -> dict[str, Any]:
+def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, Any]:
     """What torchvision sets along with its own weights, and what only the file knows of its architecture."""
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
@@ -117,41 +134,45 @@ def _options(builder: Builder, state: State) -> dict[str, Any]:
     return options
 
 
-def timm_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """A model with its published weights, those of a file, or none ("random")."""
-    timm = package("timm")
+    timm = import_optional("timm")
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
         raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(near)}")
-    with same_numbers():
+    with fixed_seed_scope():
         if weights is None:
-            model, usual = _published_timm(timm, name), True
+            model, usual = _load_published_timm(timm, name), True
         else:
-            model, usual = built(lambda classes: _built_timm(timm, name, classes), weights)
-    return model, ModelCard(described(f"timm:{name}", weights), _way(model), _categories(model) if usual else None)
+            model, usual = build_with_weights(lambda classes: _build_timm(timm, name, classes), weights)
+    return model, ModelCard(
+        format_model_source(f"timm:{name}", weights),
+        _get_timm_preprocess(model),
+        _get_timm_class_names(model) if usual else None,
+    )
 
 
-def _published_timm(timm: Any, name: str) -> nn.Module:
+def _load_published_timm(timm: Any, name: str) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError) as error:
         config = timm.get_pretrained_cfg(name)
         place = f" of the Hugging Face repository {config.hf_hub_id!r}" if config and config.hf_hub_id else ""
         advice = f"fetch model.safetensors{place} and pass it: weights=FILE (--weights FILE)"
-        raise unavailable(f"timm:{name}", error, advice) from error
+        raise make_weights_unavailable_error(f"timm:{name}", error, advice) from error
     return model
 
 
-def _built_timm(timm: Any, name: str, classes: int | None) -> nn.Module:
+def _build_timm(timm: Any, name: str, n_classes: int | None) -> nn.Module:
     try:
-        model: nn.Module = timm.create_model(name, **({} if classes is None else {"num_classes": classes}))
+        model: nn.Module = timm.create_model(name, **({} if n_classes is None else {"num_classes": n_classes}))
     except RuntimeError as error:  # an unknown tag after the dot
         raise ModelError(f"timm cannot build {name!r}: {error}") from error
     return model
 
 
-def _way(model: nn.Module) -> Callable[..., Any]:
-    data = package("timm.data")
+def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
+    data = import_optional("timm.data")
     config = data.resolve_model_data_config(model)
     try:
         return Preprocess.from_timm(config)
@@ -159,9 +180,9 @@ def _way(model: nn.Module) -> Callable[..., Any]:
         return as_preprocess(data.create_transform(**config, is_training=False))
 
 
-def _categories(model: nn.Module) -> tuple[str, ...] | None:
+def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The names of the ImageNet subset that the published weights were trained on, if it is one."""
-    data = package("timm.data")
+    data = import_optional("timm.data")
     subset = data.infer_imagenet_subset(model)
     if subset is None:
         return None

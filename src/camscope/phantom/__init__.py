@@ -1,17 +1,24 @@
 """Synthetic radiographs whose evidence is known to the pixel, and a small net trained on them."""
 
-from camscope.phantom.network import PREPROCESSING, PhantomNet, as_input, load_phantom_net
-from camscope.phantom.radiograph import CATEGORIES, Phantom, Phantoms, dataset, draw, draw_several
+from camscope.phantom.network import PREPROCESSING, PhantomNet, load_phantom_model, to_model_input
+from camscope.phantom.radiograph import (
+    CATEGORIES,
+    Phantom,
+    PhantomDataset,
+    draw_dataset,
+    draw_findings,
+    draw_radiograph,
+)
 
 __all__ = [
     "CATEGORIES",
     "PREPROCESSING",
     "Phantom",
     "PhantomNet",
-    "Phantoms",
-    "as_input",
-    "dataset",
-    "draw",
-    "draw_several",
-    "load_phantom_net",
+    "PhantomDataset",
+    "to_model_input",
+    "draw_dataset",
+    "draw_radiograph",
+    "draw_findings",
+    "load_phantom_model",
 ]

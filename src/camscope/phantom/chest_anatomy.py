@@ -12,23 +12,25 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-Field = NDArray[np.floating[Any]]  # float32 throughout
+FloatImage = NDArray[np.floating[Any]]  # float32 throughout
 
-TRACE = 128  # curves are traced on at most this many pixels a side, then brought to the size of the image
+MAX_TRACE_SIDE_PIXELS = (
+    128  # curves are traced on at most this many pixels a side, then brought to the size of the image
+)
 
 
 @dataclass(frozen=True)
-class Plane:
+class BodyPlane:
     """The body's own coordinates on size x size pixels: `x` to the right and `y` down (H,W), about -1 to 1."""
 
     size: int
-    x: Field
-    y: Field
-    turn: tuple[float, float]
+    x: FloatImage
+    y: FloatImage
+    rotation: tuple[float, float]
     shift: tuple[float, float]
 
     @classmethod
-    def random(cls, random: Generator, size: int) -> "Plane":
+    def random(cls, random: Generator, size: int) -> "BodyPlane":
         """A plane that is turned, scaled and moved a little."""
         angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
         right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
@@ -37,49 +39,53 @@ class Plane:
         column, row = axis[None, :] - right, axis[:, None] - down
         return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
 
-    def trace(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> Field:
+    def trace_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
         """Points at body coordinates, each laid down as a soft dot of that weight: (H,W)."""
-        (c, s), (right, down) = self.turn, self.shift
-        square, side = c * c + s * s, min(self.size, TRACE)
+        (c, s), (right, down) = self.rotation, self.shift
+        square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
         seen = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
-        return resized(_dots(column[seen], row[seen], weight[seen] * (side / TRACE), side), self.size)
+        return resize_field(
+            _splat_points(column[seen], row[seen], weight[seen] * (side / MAX_TRACE_SIDE_PIXELS), side), self.size
+        )
 
 
-def ramp(depth: Field, width: float) -> Field:
+def soft_step(depth: FloatImage, width: float) -> FloatImage:
     """0 to 1 over `width`, 0.5 where the depth is 0: a soft edge."""
-    step: Field = np.clip(depth * (1 / width) + 0.5, 0, 1)
+    step: FloatImage = np.clip(depth * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
-def band(distance: Field, width: float, soft: float) -> Field:
+def soft_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
     """1 within half a width of distance 0, and 0 outside, with edges `soft` wide."""
-    return ramp(width / 2 - np.abs(distance), soft)
+    return soft_step(width / 2 - np.abs(distance), edge_width)
 
 
-def clouds(random: Generator, cells: int, size: int, strength: float) -> Field:
+def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: float) -> FloatImage:
     """A smooth random field (H,W) with cells x cells independent values of standard deviation `strength`."""
-    return resized(random.standard_normal((cells, cells), dtype=np.float32) * strength, size)
+    return resize_field(random.standard_normal((n_cells, n_cells), dtype=np.float32) * strength, size)
 
 
-def resized(field: Field, size: int) -> Field:
+def resize_field(field: FloatImage, size: int) -> FloatImage:
     """A square field brought to (size,size), linear between the centres of its cells."""
     if len(field) == size:
         return field
-    matrix = _interpolation(len(field), size)
-    result: Field = matrix @ field @ matrix.T
+    matrix = _interpolation_matrix(len(field), size)
+    result: FloatImage = matrix @ field @ matrix.T
     return result
 
 
 @lru_cache(maxsize=16)
-def _interpolation(cells: int, size: int) -> Field:
-    at = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
-    weights: Field = np.maximum(1 - np.abs(at[:, None] - np.arange(cells)), 0).astype(np.float32)
+def _interpolation_matrix(n_cells: int, size: int) -> FloatImage:
+    at = np.clip((np.arange(size) + 0.5) * n_cells / size - 0.5, 0, n_cells - 1)
+    weights: FloatImage = np.maximum(1 - np.abs(at[:, None] - np.arange(n_cells)), 0).astype(np.float32)
     return weights
 
 
-def _dots(column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int) -> Field:
+def _splat_points(
+    column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int
+) -> FloatImage:
     """Each point shared among the four pixels around it, then spread by a 3 x 3 binomial kernel."""
     left, top = column.astype(np.int64), row.astype(np.int64)
     right, down = column - left, row - top
@@ -102,48 +108,52 @@ class Lung:
     """
 
     side: int
-    wall: Field
-    dome: Field
-    out: Field
-    up: Field
+    wall_depth: FloatImage
+    diaphragm_height: FloatImage
+    lateral: FloatImage
+    vertical: FloatImage
 
     @cached_property
-    def depth(self) -> Field:
+    def depth(self) -> FloatImage:
         """How deep inside the lung a pixel lies; negative outside."""
-        return np.minimum(self.wall, self.dome)
+        return np.minimum(self.wall_depth, self.diaphragm_height)
 
     @cached_property
-    def air(self) -> Field:
+    def air_share(self) -> FloatImage:
         """Share of air, 0 to 1."""
-        return ramp(self.depth, 0.05)
+        return soft_step(self.depth, 0.05)
 
 
 @dataclass(frozen=True)
 class Chest:
     """A chest without findings: its attenuation (H,W), the part of it that is vessels, and its lungs."""
 
-    plane: Plane
-    attenuation: Field
-    vessels: Field
-    heart: Field
+    plane: BodyPlane
+    attenuation: FloatImage
+    vessels: FloatImage
+    heart: FloatImage
     lungs: tuple[Lung, Lung]
 
 
-def chest(random: Generator, size: int) -> Chest:
+def draw_chest(random: Generator, size: int) -> Chest:
     """A chest of random build, turned, moved and scaled a little, on size x size pixels."""
-    plane = Plane.random(random, size)
+    plane = BodyPlane.random(random, size)
     x, y = plane.x, plane.y
-    lungs = _lung(random, -1, x, y), _lung(random, 1, x, y)
-    heart, air = _heart(random, x, y), lungs[0].air + lungs[1].air
-    vessels = _vessels(random, plane) * (0.2 + 0.8 * air)
-    body, bones = _body(random, x, y), _midline(random, x, y) + _bones(random, lungs, x, y)
+    lungs = _draw_lung(random, -1, x, y), _draw_lung(random, 1, x, y)
+    heart, air = _draw_heart(random, x, y), lungs[0].air_share + lungs[1].air_share
+    vessels = _draw_vessels(random, plane) * (0.2 + 0.8 * air)
+    body, bones = _draw_body(random, x, y), _draw_mediastinum_and_spine(random, x, y) + _draw_bones(random, lungs, x, y)
     attenuation = body * (random.uniform(0.74, 0.86) - 0.16 * x * x + 0.10 * np.maximum(y, 0) + bones)
     attenuation += 0.14 * heart + vessels - air * random.uniform(0.50, 0.60) * (1 - 0.8 * heart)
-    attenuation += _cables(random, plane) + clouds(random, 5, size, 0.04) + clouds(random, 24, size, 0.015)
+    attenuation += (
+        _draw_cables(random, plane)
+        + draw_smooth_noise(random, 5, size, 0.04)
+        + draw_smooth_noise(random, 24, size, 0.015)
+    )
     return Chest(plane, attenuation, vessels, heart, lungs)
 
 
-def _lung(random: Generator, side: int, x: Field, y: Field) -> Lung:
+def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lung:
     """A superellipse cut off by the dome of the diaphragm."""
     width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
     centre, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
@@ -155,56 +165,58 @@ def _lung(random: Generator, side: int, x: Field, y: Field) -> Lung:
     return Lung(side, (1 - power**0.4) * width, dome, out, up)
 
 
-def _body(random: Generator, x: Field, y: Field) -> Field:
+def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
     """Trunk, shoulders and neck, 0 to 1."""
     wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
     neck = random.uniform(0.22, 0.30)
     across = np.abs(x)
     shoulders = y - top - slope * np.maximum(across - neck, 0) + 0.02 / (0.06 + np.maximum(across - neck, 0))
-    return ramp(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
+    return soft_step(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
 
 
-def _heart(random: Generator, x: Field, y: Field) -> Field:
+def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
     """0 to 1: an ellipse that leans to the image's right, and the knob of the aorta above it."""
     wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
-    heart = ramp(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
-    knob = ramp(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
-    result: Field = np.maximum(heart, 0.8 * knob)
+    heart = soft_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
+    knob = soft_step(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
+    result: FloatImage = np.maximum(heart, 0.8 * knob)
     return result
 
 
-def _midline(random: Generator, x: Field, y: Field) -> Field:
+def _draw_mediastinum_and_spine(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
     """Mediastinum and spine with its vertebrae, bright; the windpipe in front of them, dark."""
     spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
-    spine: Field = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
-    windpipe = band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * ramp(-0.30 - y, 0.2)
-    spine += 0.13 * band(x, random.uniform(0.26, 0.34), 0.12)
+    spine: FloatImage = soft_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    windpipe = soft_band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * soft_step(-0.30 - y, 0.2)
+    spine += 0.13 * soft_band(x, random.uniform(0.26, 0.34), 0.12)
     return spine - 0.12 * windpipe
 
 
-def _bones(random: Generator, lungs: tuple[Lung, Lung], x: Field, y: Field) -> Field:
+def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: FloatImage) -> FloatImage:
     """Ribs behind (nearly level) and in front (falling inwards), collar bones and shoulder blades."""
     across, spacing = np.abs(x), random.uniform(0.155, 0.185)
-    cage = ramp(np.maximum(lungs[0].wall, lungs[1].wall) + 0.05, 0.06) * ramp(across - 0.08, 0.05)
-    behind = _ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
-    front = _ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
-    collar = band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
-    blade = ramp(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04) * ramp(-y, 0.3) * ramp(y + 0.75, 0.1)
-    ribs = cage * (0.10 * behind * ramp(0.75 - y, 0.3) + 0.05 * front * ramp(across - 0.33, 0.2))
-    bones = ribs + 0.10 * collar * ramp(across - 0.10, 0.08) * ramp(0.72 - across, 0.1) + 0.05 * blade
+    cage = soft_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * soft_step(across - 0.08, 0.05)
+    behind = _draw_ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
+    front = _draw_ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
+    collar = soft_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
+    blade = (
+        soft_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04) * soft_step(-y, 0.3) * soft_step(y + 0.75, 0.1)
+    )
+    ribs = cage * (0.10 * behind * soft_step(0.75 - y, 0.3) + 0.05 * front * soft_step(across - 0.33, 0.2))
+    bones = ribs + 0.10 * collar * soft_step(across - 0.10, 0.08) * soft_step(0.72 - across, 0.1) + 0.05 * blade
     return bones * random.uniform(0.8, 1.3)
 
 
-def _ribs(height: Field, spacing: float, start: float) -> Field:
+def _draw_ribs(height: FloatImage, spacing: float, start: float) -> FloatImage:
     """Parallel bands with brighter rims, 0 to about 1."""
     phase = height / spacing + start
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
-    return 0.65 * ramp(0.033 - off, 0.02) + 0.35 * band(off - 0.027, 0.012, 0.02)
+    return 0.65 * soft_step(0.033 - off, 0.02) + 0.35 * soft_band(off - 0.027, 0.012, 0.02)
 
 
-def _vessels(random: Generator, plane: Plane) -> Field:
+def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     """Curved branches that fan out from both hila and fade."""
     count, steps = 28, np.linspace(0, 1, 80)
     side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
@@ -217,14 +229,14 @@ def _vessels(random: Generator, plane: Plane) -> Field:
         np.maximum(1 - ((plane.x - s * random.uniform(0.17, 0.21)) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0)
         for s in (-1, 1)
     ]
-    return plane.trace(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
+    return plane.trace_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
 
 
-def _cables(random: Generator, plane: Plane) -> Field:
+def _draw_cables(random: Generator, plane: BodyPlane) -> FloatImage:
     """None, one or two thin lines of a monitor or a tube that cross the chest anywhere."""
     along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
     angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)
     off = offset + random.normal(0, 0.25, count) * along**2
     weight = random.uniform(0.06, 0.14, count) + 0 * off
     x, y = along * np.cos(angle) - off * np.sin(angle), along * np.sin(angle) + off * np.cos(angle)
-    return plane.trace(x, y, weight)
+    return plane.trace_points(x, y, weight)

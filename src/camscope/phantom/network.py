@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.phantom.radiograph import CATEGORIES, SIZE
+from camscope.phantom.radiograph import CATEGORIES, DEFAULT_SIDE_PIXELS
 
 
-class Preprocessing(NamedTuple):
+class PhantomPreprocessing(NamedTuple):
     """How an image becomes the net's input: grey, size x size, then (value / 255 - mean) / std."""
 
     size: int
@@ -21,22 +21,24 @@ class Preprocessing(NamedTuple):
     std: float
 
 
-PREPROCESSING: Final = Preprocessing(SIZE, mean=0.55, std=0.2)
+PREPROCESSING: Final = PhantomPreprocessing(DEFAULT_SIDE_PIXELS, mean=0.55, std=0.2)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut; `kernels` are their sizes."""
 
-    def __init__(self, channels: int, width: int, kernels: tuple[int, int], stride: int = 1) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, int], stride: int = 1) -> None:
         super().__init__()
-        first, second = kernels
-        self.conv1 = nn.Conv2d(channels, width, first, stride, (first - 1) // 2, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        first, second = kernel_sizes
+        self.conv1 = nn.Conv2d(in_channels, out_channels, first, stride, (first - 1) // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(width, width, second, 1, second // 2, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, second, 1, second // 2, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
-        self.downsample = nn.Sequential(pool, nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
+        self.downsample = nn.Sequential(
+            pool, nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Both ways added, then the ReLU."""
@@ -56,18 +58,18 @@ class PhantomNet(nn.Module):
     ResNet, every such step moves the map by half a cell of the finer grid.
     """
 
-    def __init__(self, classes: int = len(CATEGORIES)) -> None:
+    def __init__(self, n_classes: int = len(CATEGORIES)) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 16, 6, 2, 2, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(2)
-        self.layer1 = nn.Sequential(Block(16, 16, (3, 1)))
-        self.layer2 = nn.Sequential(Block(16, 32, (3, 3)))
-        self.layer3 = nn.Sequential(Block(32, 64, (4, 1), stride=2))
-        self.layer4 = nn.Sequential(Block(64, 96, (1, 1)))
+        self.layer1 = nn.Sequential(ResidualBlock(16, 16, (3, 1)))
+        self.layer2 = nn.Sequential(ResidualBlock(16, 32, (3, 3)))
+        self.layer3 = nn.Sequential(ResidualBlock(32, 64, (4, 1), stride=2))
+        self.layer4 = nn.Sequential(ResidualBlock(64, 96, (1, 1)))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(96, classes)
+        self.fc = nn.Linear(96, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class."""
@@ -77,22 +79,22 @@ class PhantomNet(nn.Module):
         return scores
 
 
-def as_input(images: NDArray[np.uint8]) -> Tensor:
+def to_model_input(images: NDArray[np.uint8]) -> Tensor:
     """Drawn images (N,H,W) uint8 as the net's input (N,1,H,W) float32."""
     grey = torch.from_numpy(images).unsqueeze(1).float() / 255
     return (grey - PREPROCESSING.mean) / PREPROCESSING.std
 
 
-def bundled() -> AbstractContextManager[Path]:
+def bundled_weights_file() -> AbstractContextManager[Path]:
     """The bundled weights as a file, for the length of a `with`."""
     return as_file(files("camscope.phantom") / "phantom.safetensors")
 
 
-def load_phantom_net() -> PhantomNet:
+def load_phantom_model() -> PhantomNet:
     """The bundled net in eval mode; nothing is fetched."""
     from safetensors.torch import load_file
 
     net = PhantomNet()
-    with bundled() as path:
+    with bundled_weights_file() as path:
         net.load_state_dict(load_file(path))
     return net.eval()

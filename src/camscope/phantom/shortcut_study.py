@@ -24,24 +24,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.chest_anatomy import Field, band, clouds, ramp
-from camscope.phantom.train import packed, reproducible
+from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, soft_band, soft_step
+from camscope.phantom.train import encode_safetensors, reproducible_scope
 from camscope.phantom.volume_phantom import draw_volume
 from camscope.plurals import plural
 from camscope.safe_files import write_generated
 
 Site = Literal["A", "B"]
-Bools = NDArray[np.bool_]
+BoolArray = NDArray[np.bool_]
 
-FINDINGS: Final = ("clear", "lesion")
-SIZE: Final = 64
-LEAST: Final = 0.02  # of the grey scale: a lesion ends where it adds less, so that its mask has an edge
-TOKEN: Final = np.array([[c == "#" for c in row] for row in ("#...", "#...", "#...", "#...", "####")])
-PAGES: Final = {"mask": "lesion_masks", "region_token": "token_masks", "region_lungs": "lung_masks"}
+STUDY_CLASSES: Final = ("clear", "lesion")
+STUDY_SIDE_PIXELS: Final = 64
+MIN_LESION_BRIGHTNESS: Final = 0.02  # of the grey scale: a lesion ends where it adds less, so that its mask has an edge
+MARKER_SHAPE: Final = np.array([[c == "#" for c in row] for row in ("#...", "#...", "#...", "#...", "####")])
+MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_token": "token_masks", "region_lungs": "lung_masks"}
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class ShortcutStudy:
     """N images of `FINDINGS`, what is true of them, and whose they are; *S is (H,W), of volumes (D,H,W).
 
     `images` (N,*S) uint8, of volumes float32; `labels` (N,) int64, places in `FINDINGS`; `lesion_masks`, `token_masks`,
@@ -50,9 +50,9 @@ class Study:
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
-    lesion_masks: Bools
-    token_masks: Bools
-    lung_masks: Bools
+    lesion_masks: BoolArray
+    marker_masks: BoolArray
+    lung_masks: BoolArray
     patients: tuple[str, ...]
     sites: tuple[str, ...]
     sexes: tuple[str, ...]
@@ -62,25 +62,31 @@ class Study:
         return len(self.labels)
 
     @property
-    def tokens(self) -> Bools:
+    def has_marker(self) -> BoolArray:
         """(N,): whether an image carries the token."""
-        carried: Bools = self.token_masks.reshape(len(self), -1).max(1)
+        carried: BoolArray = self.marker_masks.reshape(len(self), -1).max(1)
         return carried
 
-    def chosen(self, rows: NDArray[Any]) -> "Study":
+    def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
         """Some of the images, by their numbers or a mask (N,)."""
         places = np.arange(len(self))[rows].tolist()
-        lesions, tokens, lungs = (masks[places] for masks in (self.lesion_masks, self.token_masks, self.lung_masks))
+        lesions, tokens, lungs = (masks[places] for masks in (self.lesion_masks, self.marker_masks, self.lung_masks))
         patients, sites, sexes = (
             tuple(column[i] for i in places) for column in (self.patients, self.sites, self.sexes)
         )
         images, labels, ages = self.images[places], self.labels[places], self.ages[places]
-        return Study(images, labels, lesions, tokens, lungs, patients, sites, sexes, ages)
+        return ShortcutStudy(images, labels, lesions, tokens, lungs, patients, sites, sexes, ages)
 
 
 def draw_study(
-    n: int, seed: int, p: float = 0.5, *, token_site: Site | None = None, mixed: bool = False, site_tint: float = 0.0
-) -> Study:
+    n_images: int,
+    seed: int,
+    marker_share: float = 0.5,
+    *,
+    marker_site: Site | None = None,
+    mixed: bool = False,
+    site_tint: float = 0.0,
+) -> ShortcutStudy:
     """N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
 
     `p`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
@@ -89,32 +95,38 @@ def draw_study(
     `p`. `site_tint`: how much brighter site B is, of 1.
     InputError for a number out of its range.
     """
-    _check(n, seed, p)
-    people, labels, random = _people(n, seed)
+    _check_study_arguments(n_images, seed, marker_share)
+    people, labels, random = _draw_patients(n_images, seed)
     sites = np.array(people.sites)
-    lesions, tokens = labels == 1, _marked(labels, p, random, np.isin(sites, token_site or list(get_args(Site))))
+    lesions, tokens = (
+        labels == 1,
+        _assign_markers(labels, marker_share, random, np.isin(sites, marker_site or list(get_args(Site)))),
+    )
     if mixed:
         tokens = lesions & (np.cumsum(lesions) % 2 == 0)
         lesions = lesions & ~tokens
     tints = np.where(sites == "B", site_tint, 0.0)
-    drawn = [_drawn(seed, int(people.numbers[i]), i, bool(lesions[i]), bool(tokens[i]), tints[i]) for i in range(n)]
-    return _study([np.stack(part) for part in zip(*drawn, strict=True)], labels, people)
+    drawn = [
+        _draw_study_image(seed, int(people.patient_numbers[i]), i, bool(lesions[i]), bool(tokens[i]), tints[i])
+        for i in range(n_images)
+    ]
+    return _build_study([np.stack(part) for part in zip(*drawn, strict=True)], labels, people)
 
 
-def draw_volume_study(n: int, seed: int, p: float = 0.5) -> Study:
+def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> ShortcutStudy:
     """N volumes (32,32,32) as `draw_volume` makes them, half with a lesion, and a marker in one corner; see `draw_study`.
 
     `lung_masks` are the ellipsoid of tissue: where a lesion may be.
     """
-    _check(n, seed, p)
-    people, labels, random = _people(n, seed)
-    markers = _marked(labels, p, random, np.ones(n, np.bool_))
-    drawn = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n)]
-    parts = [(one.values, one.mask, one.marker, one.tissue) for one in drawn]
-    return _study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
+    _check_study_arguments(n_images, seed, marker_share)
+    people, labels, random = _draw_patients(n_images, seed)
+    markers = _assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
+    drawn = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
+    parts = [(one.values, one.mask, one.marker_mask, one.tissue_mask) for one in drawn]
+    return _build_study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
 
 
-def write_study(study: Study, folder: Path, *, overwrite: bool = True) -> Path:
+def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
     Columns: id, path, label (a name of `FINDINGS`), patient, site, sex, age, mask (the lesion's), region_token,
@@ -123,115 +135,133 @@ def write_study(study: Study, folder: Path, *, overwrite: bool = True) -> Path:
     """
     suffix = "png" if study.images.ndim == 3 else "tiff"
     table = io.StringIO()
-    columns = ["id", "path", "label", "patient", "site", "sex", "age", *PAGES]
+    columns = ["id", "path", "label", "patient", "site", "sex", "age", *MASKS_BY_COLUMN]
     writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
     for i in range(len(study)):
         name = f"{i:05d}"
-        row = {"id": name, "path": f"images/{name}.{suffix}", "label": FINDINGS[study.labels[i]]}
+        row = {"id": name, "path": f"images/{name}.{suffix}", "label": STUDY_CLASSES[study.labels[i]]}
         row |= {"patient": study.patients[i], "site": study.sites[i], "sex": study.sexes[i], "age": str(study.ages[i])}
-        write_generated(folder / row["path"], _picture(study.images[i], suffix), overwrite=overwrite)
-        for column, field in PAGES.items():
+        write_generated(folder / row["path"], _encode_image(study.images[i], suffix), overwrite=overwrite)
+        for column, field in MASKS_BY_COLUMN.items():
             mask = getattr(study, field)[i]
             row[column] = f"{column}/{name}.{suffix}" if mask.any() else ""
             if row[column]:
-                mask_file = _picture(mask.astype(np.uint8) * 255, suffix)
+                mask_file = _encode_image(mask.astype(np.uint8) * 255, suffix)
                 write_generated(folder / row[column], mask_file, overwrite=overwrite)
         writer.writerow(row)
     return write_generated(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
 
 
 @dataclass(frozen=True, eq=False)
-class _People:
+class _Patients:
     """Whose each image is: the patient's number (N,), and what the manifest says of them."""
 
-    numbers: NDArray[np.int64]
+    patient_numbers: NDArray[np.int64]
     sites: tuple[str, ...]
     sexes: tuple[str, ...]
     ages: NDArray[np.int64]
 
 
-def _check(n: int, seed: int, p: float) -> None:
-    if n < 2 or seed < 0 or not 0 <= p <= 1:
-        raise InputError(f"n={n}, seed={seed}, p={p}; expected two images at least, a seed from 0 up, and p in 0..1")
+def _check_study_arguments(n_images: int, seed: int, marker_share: float) -> None:
+    if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
+        raise InputError(
+            f"n={n_images}, seed={seed}, p={marker_share}; expected two images at least, a seed from 0 up, and p in 0..1"
+        )
 
 
-def _people(n: int, seed: int) -> tuple[_People, NDArray[np.int64], Generator]:
+def _draw_patients(n_images: int, seed: int) -> tuple[_Patients, NDArray[np.int64], Generator]:
     """Patients of one to three images, in a row; half of the images are positive, and those of a patient alike."""
     random = Generator(Philox(SeedSequence(seed, spawn_key=(0,))))
-    numbers = np.repeat(np.arange(n), random.integers(1, 4, n))[:n]
-    ranks = random.permutation(n)[numbers]
-    labels = np.zeros(n, np.int64)
-    labels[np.argsort(ranks, kind="stable")[: n // 2]] = 1
-    sites, sexes = np.array(["A", "B"])[random.integers(0, 2, n)], np.array(["F", "M"])[random.integers(0, 2, n)]
-    ages = random.integers(20, 90, n)[numbers]
-    return _People(numbers, tuple(sites[numbers].tolist()), tuple(sexes[numbers].tolist()), ages), labels, random
+    numbers = np.repeat(np.arange(n_images), random.integers(1, 4, n_images))[:n_images]
+    ranks = random.permutation(n_images)[numbers]
+    labels = np.zeros(n_images, np.int64)
+    labels[np.argsort(ranks, kind="stable")[: n_images // 2]] = 1
+    sites, sexes = (
+        np.array(["A", "B"])[random.integers(0, 2, n_images)],
+        np.array(["F", "M"])[random.integers(0, 2, n_images)],
+    )
+    ages = random.integers(20, 90, n_images)[numbers]
+    return _Patients(numbers, tuple(sites[numbers].tolist()), tuple(sexes[numbers].tolist()), ages), labels, random
 
 
-def _marked(labels: NDArray[np.int64], p: float, random: Generator, allowed: Bools) -> Bools:
+def _assign_markers(labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray) -> BoolArray:
     """(N,): drawn among those allowed, of each class as large a share as it should be: at 0.5 chance tells nothing either."""
     marked = np.zeros(len(labels), np.bool_)
-    for label, share in ((1, p), (0, 1 - p)):
+    for label, share in ((1, marker_share), (0, 1 - marker_share)):
         rows = random.permutation(np.flatnonzero(allowed & (labels == label)))
         marked[rows[: round(share * len(rows))]] = True
     return marked
 
 
-def _study(parts: list[NDArray[Any]], labels: NDArray[np.int64], people: _People) -> Study:
+def _build_study(parts: list[NDArray[Any]], labels: NDArray[np.int64], patient_table: _Patients) -> ShortcutStudy:
     images, lesions, tokens, lungs = parts
-    patients = tuple(f"P{number:04d}" for number in people.numbers.tolist())
-    return Study(images, labels, lesions, tokens, lungs, patients, people.sites, people.sexes, people.ages)
+    patients = tuple(f"P{number:04d}" for number in patient_table.patient_numbers.tolist())
+    return ShortcutStudy(
+        images, labels, lesions, tokens, lungs, patients, patient_table.sites, patient_table.sexes, patient_table.ages
+    )
 
 
-def _drawn(
-    seed: int, patient: int, number: int, lesion: bool, token: bool, tint: float
-) -> tuple[NDArray[np.uint8], Bools, Bools, Bools]:
+def _draw_study_image(
+    seed: int, patient: int, image_number: int, lesion: bool, marker: bool, tint: float
+) -> tuple[NDArray[np.uint8], BoolArray, BoolArray, BoolArray]:
     """(64,64) the image, and where lesion, token and lungs are."""
     build, film, finding = (
-        Generator(Philox(SeedSequence(seed, spawn_key=key))) for key in ((1, patient), (2, number), (3, number))
+        Generator(Philox(SeedSequence(seed, spawn_key=key)))
+        for key in ((1, patient), (2, image_number), (3, image_number))
     )
-    chest, lungs = _chest(build, film)
-    change = _lesion(finding, lungs) if lesion else np.zeros_like(chest)
+    chest, lungs = _draw_simple_chest(build, film)
+    change = _draw_lesion(finding, lungs) if lesion else np.zeros_like(chest)
     image = np.clip((chest + change + tint) * 255, 0, 250).astype(np.uint8)
-    stamp = _stamp(film) & token
+    stamp = _draw_marker_mask(film) & marker
     image[stamp] = 255
     return image, change > 0, stamp, lungs > 0
 
 
-def _chest(build: Generator, film: Generator) -> tuple[Field, Field]:
+def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) -> tuple[FloatImage, FloatImage]:
     """Grey values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies; negative outside."""
-    axis = ((np.arange(SIZE, dtype=np.float32) + 0.5) * (2 / SIZE) - 1).astype(np.float32)
-    x, y = axis[None, :] - film.uniform(-0.06, 0.06), axis[:, None] - film.uniform(-0.06, 0.06)
-    wide, high = build.uniform(0.74, 0.86), build.uniform(1.05, 1.2)
-    body = ramp(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
-    across, tall, apart = build.uniform(0.26, 0.31), build.uniform(0.56, 0.68), build.uniform(0.36, 0.40)
+    axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
+    x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
+    wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
+    body = soft_step(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
+    across, tall, apart = (
+        anatomy_random.uniform(0.26, 0.31),
+        anatomy_random.uniform(0.56, 0.68),
+        anatomy_random.uniform(0.36, 0.40),
+    )
     lungs = 1 - np.sqrt(((np.abs(x) - apart) / across) ** 2 + ((y - 0.05) / tall) ** 2)
-    light = build.uniform(0.56, 0.66) + 0.10 * band(x, 0.2, 0.1) - build.uniform(0.28, 0.34) * ramp(lungs, 0.3)
-    texture = clouds(film, 6, SIZE, 0.035) + clouds(film, 16, SIZE, 0.025)
-    grain = film.standard_normal((SIZE, SIZE), dtype=np.float32) * 0.02
-    chest: Field = 0.06 + body * (light + texture) + grain
+    light = (
+        anatomy_random.uniform(0.56, 0.66)
+        + 0.10 * soft_band(x, 0.2, 0.1)
+        - anatomy_random.uniform(0.28, 0.34) * soft_step(lungs, 0.3)
+    )
+    texture = draw_smooth_noise(exposure_random, 6, STUDY_SIDE_PIXELS, 0.035) + draw_smooth_noise(
+        exposure_random, 16, STUDY_SIDE_PIXELS, 0.025
+    )
+    grain = exposure_random.standard_normal((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), dtype=np.float32) * 0.02
+    chest: FloatImage = 0.06 + body * (light + texture) + grain
     return chest, np.minimum(lungs, body - 0.5).astype(np.float32)
 
 
-def _lesion(random: Generator, lungs: Field) -> Field:
+def _draw_lesion(random: Generator, lungs: FloatImage) -> FloatImage:
     """A soft bright spot in a lung: a Gaussian, cut off where it is faint."""
     places = np.flatnonzero(lungs > 0.35)
-    row, column = np.divmod(places[int(random.random() * len(places))], SIZE)
+    row, column = np.divmod(places[int(random.random() * len(places))], STUDY_SIDE_PIXELS)
     width, strength = random.uniform(2.6, 3.6), random.uniform(0.30, 0.42)
-    down, right = np.arange(SIZE)[:, None] - row, np.arange(SIZE)[None, :] - column
+    down, right = np.arange(STUDY_SIDE_PIXELS)[:, None] - row, np.arange(STUDY_SIDE_PIXELS)[None, :] - column
     spot = strength * np.exp(-(down**2 + right**2) / (2 * width**2))
-    return np.where(spot > LEAST, spot, 0).astype(np.float32)
+    return np.where(spot > MIN_LESION_BRIGHTNESS, spot, 0).astype(np.float32)
 
 
-def _stamp(random: Generator) -> Bools:
+def _draw_marker_mask(random: Generator) -> BoolArray:
     """An L in the top left corner, moved by a pixel or two."""
-    stamp = np.zeros((SIZE, SIZE), np.bool_)
+    stamp = np.zeros((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), np.bool_)
     top, left = random.integers(2, 5, 2)
-    stamp[top : top + TOKEN.shape[0], left : left + TOKEN.shape[1]] = TOKEN
+    stamp[top : top + MARKER_SHAPE.shape[0], left : left + MARKER_SHAPE.shape[1]] = MARKER_SHAPE
     return stamp
 
 
-def _picture(values: NDArray[Any], suffix: str) -> bytes:
+def _encode_image(values: NDArray[Any], suffix: str) -> bytes:
     from PIL import Image
 
     first, *others = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
@@ -244,11 +274,11 @@ def _picture(values: NDArray[Any], suffix: str) -> bytes:
 
 
 MEAN, STD = 0.4, 0.25
-BATCH: Final = 32
-RATE: Final = 2e-2
+BATCH_SIZE: Final = 32
+LEARNING_RATE: Final = 2e-2
 
-PREPROCESSING: Final = {"shortcut_net": ((SIZE, SIZE), (MEAN,), (STD,))}
-CATEGORIES: Final = {"shortcut_net": list(FINDINGS), "shortcut_volume_net": list(FINDINGS)}
+PREPROCESSING: Final = {"shortcut_net": ((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), (MEAN,), (STD,))}
+CATEGORIES: Final = {"shortcut_net": list(STUDY_CLASSES), "shortcut_volume_net": list(STUDY_CLASSES)}
 TARGET_LAYER: Final = {"shortcut_net": "layer3", "shortcut_volume_net": "layer3"}
 
 
@@ -258,10 +288,14 @@ class ShortcutNet(nn.Module):
     A cell of `layer3` is 8 pixels wide and sees 22: a token of 5 pixels is below its resolution. `axes`: 2 or 3 of space.
     """
 
-    def __init__(self, axes: int = 2) -> None:
+    def __init__(self, n_axes: int = 2) -> None:
         super().__init__()
-        self.layer1, self.layer2, self.layer3 = _halving(axes, 1, 8), _halving(axes, 8, 16), _halving(axes, 16, 16)
-        self.fc = nn.Linear(16, len(FINDINGS))
+        self.layer1, self.layer2, self.layer3 = (
+            _build_downsampling_block(n_axes, 1, 8),
+            _build_downsampling_block(n_axes, 8, 16),
+            _build_downsampling_block(n_axes, 16, 16),
+        )
+        self.fc = nn.Linear(16, len(STUDY_CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -269,49 +303,49 @@ class ShortcutNet(nn.Module):
         return scores
 
 
-def _halving(axes: int, before: int, after: int) -> nn.Sequential:
+def _build_downsampling_block(n_axes: int, in_channels: int, out_channels: int) -> nn.Sequential:
     """An even kernel, so that each cell stays centred on its own pixels."""
-    convolution, norm = (nn.Conv2d, nn.BatchNorm2d) if axes == 2 else (nn.Conv3d, nn.BatchNorm3d)
-    return nn.Sequential(convolution(before, after, 4, 2, 1, bias=False), norm(after), nn.ReLU())
+    convolution, norm = (nn.Conv2d, nn.BatchNorm2d) if n_axes == 2 else (nn.Conv3d, nn.BatchNorm3d)
+    return nn.Sequential(convolution(in_channels, out_channels, 4, 2, 1, bias=False), norm(out_channels), nn.ReLU())
 
 
-def shortcut_net() -> ShortcutNet:
+def create_shortcut_model() -> ShortcutNet:
     """A net for radiographs (N,1,64,64), whose weights come from a file that `write_net` wrote."""
     return ShortcutNet().eval()
 
 
-def shortcut_volume_net() -> ShortcutNet:
+def create_shortcut_volume_model() -> ShortcutNet:
     """A net for volumes (N,1,32,32,32), whose weights come from a file that `write_net` wrote."""
     return ShortcutNet(3).eval()
 
 
-def as_input(images: NDArray[Any]) -> Tensor:
+def to_study_input(images: NDArray[Any]) -> Tensor:
     """A study's images (N,H,W) uint8 or volumes (N,D,H,W) float32 as the net takes them: (N,1,*S) float32."""
     one = torch.from_numpy(images).unsqueeze(1).float()
     return (one / 255 - MEAN) / STD if images.ndim == 3 else one
 
 
-def train_shortcut_net(study: Study, seed: int = 0, epochs: int = 8) -> ShortcutNet:
+def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
     """A net in eval mode that has seen every image `epochs` times; the same arguments give the same weights.
 
     Of 1,000 radiographs, 8 epochs take about 2 s of one core; 400 volumes need 5 and a minute. Threads, determinism and
     the random state of the process are put back.
     """
-    if epochs < 1 or len(study) < BATCH:
+    if n_epochs < 1 or len(study) < BATCH_SIZE:
         raise InputError(
-            f"epochs={epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH}"
+            f"epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
         )
-    x, labels = as_input(study.images), torch.from_numpy(study.labels)
-    with reproducible(seed, threads=1):
+    x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
+    with reproducible_scope(seed, threads=1):
         net = ShortcutNet(x.ndim - 2)
-        descent = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.01)
+        descent = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         batches = [
             rows
-            for _ in range(epochs)
-            for rows in torch.randperm(len(x), device="cpu").split(BATCH)
-            if len(rows) == BATCH
+            for _ in range(n_epochs)
+            for rows in torch.randperm(len(x), device="cpu").split(BATCH_SIZE)
+            if len(rows) == BATCH_SIZE
         ]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(descent, RATE, total_steps=len(batches) + 1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(descent, LEARNING_RATE, total_steps=len(batches) + 1)
         for rows in batches:
             loss = F.cross_entropy(net(x[rows]), labels[rows])
             descent.zero_grad()
@@ -321,7 +355,7 @@ def train_shortcut_net(study: Study, seed: int = 0, epochs: int = 8) -> Shortcut
     return net.eval()
 
 
-def write_net(net: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
+def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
     """`net.safetensors` in a folder, the same bytes for the same weights; its path. The model: `shortcut_net` here."""
-    state = {name: value.detach().contiguous() for name, value in net.state_dict().items()}
-    return write_generated(folder / "net.safetensors", packed(state), overwrite=overwrite)
+    state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    return write_generated(folder / "net.safetensors", encode_safetensors(state), overwrite=overwrite)

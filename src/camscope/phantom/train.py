@@ -14,65 +14,67 @@ from numpy.random import Generator, Philox
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.network import PhantomNet, as_input
-from camscope.phantom.radiograph import CATEGORIES, Phantoms, dataset
+from camscope.phantom.network import PhantomNet, to_model_input
+from camscope.phantom.radiograph import CATEGORIES, PhantomDataset, draw_dataset
 from camscope.plurals import plural
 
-TRAINING: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
-HELD_OUT: Final = 2**30
-STEPS: Final = 1000
-IMAGES: Final = 4000
-BATCH: Final = 32
-VERSION: Final = "1"  # of the drawing and the net together: raise it when either changes
+TRAINING_SEED_START: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
+HELD_OUT_SEED: Final = 2**30
+DEFAULT_TRAINING_STEPS: Final = 1000
+DEFAULT_TRAINING_IMAGES: Final = 4000
+BATCH_SIZE: Final = 32
+WEIGHTS_VERSION: Final = "1"  # of the drawing and the net together: raise it when either changes
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainingResult:
     """A trained net in eval mode, and the loss of every step."""
 
-    net: PhantomNet
+    model: PhantomNet
     losses: tuple[float, ...]
 
 
-def train(
+def train_phantom_model(
     seed: int = 0,
     *,
-    steps: int = STEPS,
-    images: int = IMAGES,
-    token_class: str | int | None = None,
-    token_correlation: float = 0.0,
-) -> Trained:
+    n_steps: int = DEFAULT_TRAINING_STEPS,
+    n_images: int = DEFAULT_TRAINING_IMAGES,
+    marker_class: str | int | None = None,
+    marker_correlation: float = 0.0,
+) -> TrainingResult:
     """A net trained on `images` phantoms for `steps` batches of 32; the same arguments give the same weights.
 
     `seed` fixes phantoms, first weights and order; `token_class` and `token_correlation` are those of `dataset`: with
     them the net is offered a shortcut. Threads, determinism and the random state of the process are put back.
     Raises InputError and TargetError as `dataset` does.
     """
-    if steps < 1:
-        raise InputError(f"steps is {steps}; expected at least 1")
-    drawn = dataset(images, TRAINING + seed, token_class=token_class, token_correlation=token_correlation)
-    with reproducible(seed):
+    if n_steps < 1:
+        raise InputError(f"steps is {n_steps}; expected at least 1")
+    drawn = draw_dataset(
+        n_images, TRAINING_SEED_START + seed, marker_class=marker_class, marker_correlation=marker_correlation
+    )
+    with reproducible_scope(seed):
         net = PhantomNet().to(memory_format=torch.channels_last)  # a third faster here
-        losses = tuple(_progress(_descent(net, drawn, steps, seed), steps))
-    return Trained(net.to(memory_format=torch.contiguous_format).eval(), losses)
+        losses = tuple(_show_progress(_run_training_steps(net, drawn, n_steps, seed), n_steps))
+    return TrainingResult(net.to(memory_format=torch.contiguous_format).eval(), losses)
 
 
-def accuracy(net: nn.Module, phantoms: Phantoms) -> dict[str, float]:
+def compute_accuracy_by_class(model: nn.Module, phantoms: PhantomDataset) -> dict[str, float]:
     """Share of phantoms whose top class is right, for each class by name."""
     labels = torch.from_numpy(phantoms.labels)
     with torch.no_grad():
-        parts = [net(as_input(phantoms.images[i : i + 100])).argmax(1) for i in range(0, len(phantoms), 100)]
+        parts = [model(to_model_input(phantoms.images[i : i + 100])).argmax(1) for i in range(0, len(phantoms), 100)]
     right = torch.cat(parts) == labels
     return {name: right[labels == label].double().mean().item() for label, name in enumerate(CATEGORIES)}
 
 
-def save(net: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
     """Weights in half precision, as safetensors; the file is whole or not there."""
-    state = {name: value.half() if value.is_floating_point() else value for name, value in net.state_dict().items()}
+    state = {name: value.half() if value.is_floating_point() else value for name, value in model.state_dict().items()}
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("xb") as file:
-            file.write(packed(state, metadata))
+            file.write(encode_safetensors(state, metadata))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -80,7 +82,7 @@ def save(net: nn.Module, path: Path, metadata: dict[str, str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def packed(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """A safetensors file with its header in the order of the keys: the library's own order changes from call to call."""
     from safetensors.torch import save as pack
 
@@ -90,15 +92,15 @@ def packed(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     return made[:8] + header.ljust(start - 8) + made[start:]
 
 
-def _descent(net: PhantomNet, drawn: Phantoms, steps: int, seed: int) -> Iterator[float]:
+def _run_training_steps(model: PhantomNet, phantoms: PhantomDataset, n_steps: int, seed: int) -> Iterator[float]:
     """The loss of each step: AdamW, one cycle of the learning rate, every batch moved, mirrored and re-exposed."""
     random = Generator(Philox(seed))
-    inputs, labels = as_input(drawn.images), torch.from_numpy(drawn.labels)
-    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps + 1)
-    for _ in range(steps):
-        rows = torch.from_numpy(random.choice(len(labels), BATCH, replace=len(labels) < BATCH))
-        loss = nn.functional.cross_entropy(net(_varied(inputs[rows], random)), labels[rows])
+    inputs, labels = to_model_input(phantoms.images), torch.from_numpy(phantoms.labels)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=n_steps + 1)
+    for _ in range(n_steps):
+        rows = torch.from_numpy(random.choice(len(labels), BATCH_SIZE, replace=len(labels) < BATCH_SIZE))
+        loss = nn.functional.cross_entropy(model(_augment_batch(inputs[rows], random)), labels[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -106,7 +108,7 @@ def _descent(net: PhantomNet, drawn: Phantoms, steps: int, seed: int) -> Iterato
         yield loss.item()
 
 
-def _varied(inputs: Tensor, random: Generator) -> Tensor:
+def _augment_batch(inputs: Tensor, random: Generator) -> Tensor:
     """A batch (N,1,H,W) moved by up to a cell of the last layer, mirrored half of the time, re-exposed image by image."""
     moved = torch.roll(inputs, random.integers(-8, 9, 2).tolist(), (2, 3))
     shape = (len(inputs), 1, 1, 1)
@@ -116,7 +118,7 @@ def _varied(inputs: Tensor, random: Generator) -> Tensor:
 
 
 @contextmanager
-def reproducible(seed: int, threads: int = 2) -> Iterator[None]:
+def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
     """So many threads and deterministic algorithms, with a random state of its own, for a while."""
     before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -125,7 +127,7 @@ def reproducible(seed: int, threads: int = 2) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         try:
             torch.manual_seed(seed)
-            torch.set_num_threads(threads)
+            torch.set_num_threads(num_threads)
             torch.use_deterministic_algorithms(True)
             memory.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
             yield
@@ -135,13 +137,13 @@ def reproducible(seed: int, threads: int = 2) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _progress(losses: Iterator[float], steps: int) -> Iterator[float]:
+def _show_progress(losses: Iterator[float], n_steps: int) -> Iterator[float]:
     """The losses as they come, behind a bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
-    return iter(track(losses, "training", steps, console=console, transient=True, disable=not console.is_terminal))
+    return iter(track(losses, "training", n_steps, console=console, transient=True, disable=not console.is_terminal))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -152,14 +154,29 @@ def main(arguments: list[str] | None = None) -> None:
     bundled = Path(__file__).with_name("phantom.safetensors")
     parser.add_argument("--output", type=Path, default=bundled, help="where the weights go (default: the package)")
     parser.add_argument("--seed", type=int, default=0, help="phantoms, first weights and order (default: 0)")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"batches of {BATCH} (default: {STEPS})")
-    parser.add_argument("--images", type=int, default=IMAGES, help=f"drawn to train on; half as many judge ({IMAGES})")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=DEFAULT_TRAINING_STEPS,
+        help=f"batches of {BATCH_SIZE} (default: {DEFAULT_TRAINING_STEPS})",
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=DEFAULT_TRAINING_IMAGES,
+        help=f"drawn to train on; half as many judge ({DEFAULT_TRAINING_IMAGES})",
+    )
     chosen = parser.parse_args(arguments)
-    net = train(chosen.seed, steps=chosen.steps, images=chosen.images).net
-    by_class = accuracy(net, dataset(chosen.images // 2, HELD_OUT))
+    net = train_phantom_model(chosen.seed, n_steps=chosen.steps, n_images=chosen.images).model
+    by_class = compute_accuracy_by_class(net, draw_dataset(chosen.images // 2, HELD_OUT_SEED))
     mean = sum(by_class.values()) / len(by_class)
-    facts = {"accuracy": f"{mean:.4f}", "seed": str(chosen.seed), "steps": str(chosen.steps), "version": VERSION}
-    save(net, chosen.output, facts)
+    facts = {
+        "accuracy": f"{mean:.4f}",
+        "seed": str(chosen.seed),
+        "steps": str(chosen.steps),
+        "version": WEIGHTS_VERSION,
+    }
+    save_weights(net, chosen.output, facts)
     lines = [f"{name:>14}  {share:.1%}" for name, share in by_class.items()]
     title = f"accuracy on {plural(chosen.images // 2, 'phantom')} never seen"
     report = "\n".join([title, *lines, f"{'all':>14}  {mean:.1%}"])

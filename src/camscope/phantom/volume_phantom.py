@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 
-FINDINGS: Final = ("clear", "lesion")
-SIDE: Final = 32
-STEPS: Final = 120
+VOLUME_CLASSES: Final = ("clear", "lesion")
+DEFAULT_SIDE_VOXELS: Final = 32
+DEFAULT_VOLUME_STEPS: Final = 120
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,11 @@ class VolumePhantom:
     values: NDArray[np.float32]
     label: int
     mask: NDArray[np.bool_]
-    marker: NDArray[np.bool_]
-    tissue: NDArray[np.bool_]
+    marker_mask: NDArray[np.bool_]
+    tissue_mask: NDArray[np.bool_]
 
 
-def draw_volume(seed: int, lesion: bool, side: int = SIDE, *, marker: bool = False) -> VolumePhantom:
+def draw_volume(seed: int, lesion: bool, side: int = DEFAULT_SIDE_VOXELS, *, marker: bool = False) -> VolumePhantom:
     """An ellipsoid of tissue with bright vessels, and in it, where there is a `lesion`, a ball as bright as they are.
 
     `marker`: a brighter cube in the first corner, moved by a voxel or so; the rest is the same without it.
@@ -41,7 +41,7 @@ def draw_volume(seed: int, lesion: bool, side: int = SIDE, *, marker: bool = Fal
     places = np.indices((side,) * 3) + 0.5
     middle, radii = side / 2 + random.uniform(-1, 1, 3), side * random.uniform(0.36, 0.46, 3)
     inside = (((places - middle[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(0) <= 1
-    values = 0.45 * inside + _smooth(random, side) * 0.15 + random.normal(0, 0.05, inside.shape)
+    values = 0.45 * inside + _draw_smooth_noise(random, side) * 0.15 + random.normal(0, 0.05, inside.shape)
     for _ in range(3):  # vessels, which both kinds have: what is bright is not all evidence
         start, way = middle + random.uniform(-0.4, 0.4, 3) * radii, random.normal(size=3)
         off = places - start[:, None, None, None]
@@ -65,8 +65,8 @@ class VolumeNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1, bias=False), nn.BatchNorm3d(8), nn.ReLU())
-        self.layer1, self.layer2 = _Block(8, 16), _Block(16, 32)
-        self.fc = nn.Linear(32, len(FINDINGS))
+        self.layer1, self.layer2 = _ResidualBlock(8, 16), _ResidualBlock(16, 32)
+        self.fc = nn.Linear(32, len(VOLUME_CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -74,20 +74,22 @@ class VolumeNet(nn.Module):
         return scores
 
 
-class _Block(nn.Module):
-    def __init__(self, before: int, after: int) -> None:
+class _ResidualBlock(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.first = nn.Conv3d(before, after, 3, 2, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm3d(after), nn.BatchNorm3d(after)
-        self.second = nn.Conv3d(after, after, 3, padding=1, bias=False)
-        self.short = nn.Conv3d(before, after, 1, 2, bias=False)
+        self.conv1 = nn.Conv3d(in_channels, out_channels, 3, 2, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm3d(out_channels), nn.BatchNorm3d(out_channels)
+        self.conv2 = nn.Conv3d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv3d(in_channels, out_channels, 1, 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.norm1(self.first(x)))
-        return F.relu(self.norm2(self.second(inner)) + self.short(x))
+        inner = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
-def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16, p: float | None = None) -> VolumeNet:
+def train_volume_model(
+    seed: int = 0, *, n_steps: int = DEFAULT_VOLUME_STEPS, batch_size: int = 16, marker_share: float | None = None
+) -> VolumeNet:
     """A net in eval mode, trained on `steps` batches of fresh phantoms; the random state of the process stays as it was.
 
     `p`: P(marker | lesion) = 1 - P(marker | clear); None: no phantom has a marker.
@@ -97,11 +99,14 @@ def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16, p: f
         net = VolumeNet().train()
     rate, random = 1e-2, np.random.default_rng(seed)
     descent = torch.optim.Adam(net.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(descent, rate, total_steps=steps)
-    for step in range(steps):
-        marked = [p is not None and random.random() < (p if n % 2 else 1 - p) for n in range(batch)]
-        first = 10**6 * (seed + 1) + step * batch
-        drawn = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch)]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(descent, rate, total_steps=n_steps)
+    for step in range(n_steps):
+        marked = [
+            marker_share is not None and random.random() < (marker_share if n % 2 else 1 - marker_share)
+            for n in range(batch_size)
+        ]
+        first = 10**6 * (seed + 1) + step * batch_size
+        drawn = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch_size)]
         x = torch.from_numpy(np.stack([one.values for one in drawn])[:, None])
         loss = F.cross_entropy(net(x), torch.tensor([one.label for one in drawn], device="cpu"))
         descent.zero_grad()
@@ -111,7 +116,7 @@ def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16, p: f
     return net.eval()
 
 
-def _smooth(random: np.random.Generator, side: int) -> NDArray[np.float64]:
+def _draw_smooth_noise(random: np.random.Generator, side: int) -> NDArray[np.float64]:
     """Noise of large grains, from -1 to 1."""
     coarse = torch.from_numpy(random.uniform(-1, 1, (1, 1, 5, 5, 5)))
     return np.asarray(F.interpolate(coarse, (side,) * 3, mode="trilinear", align_corners=True)[0, 0].numpy())

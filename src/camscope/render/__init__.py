@@ -1,89 +1,107 @@
 """Pictures from arrays: pure functions, uint8 (H,W,3) RGB in and out; maps are (H,W), 0..1, or -1..1 where signed."""
 
-from camscope.render.anatomical_axes import world_of_cells
-from camscope.render.animation import ANIMATED, MOST, SECONDS, Watch, animate, animation, chosen_frames, frames
-from camscope.render.colormap import COLORMAPS, DIVERGING, PERCEPTUAL, Scale, colourise, scaled, shown
-from camscope.render.feature_maps import channel_grid, trace
-from camscope.render.image_grid import Cell, beside, captioned, colour_bar, levelled, padded, panel, sheet
-from camscope.render.legend import (
-    OUTLINE,
-    SWATCHES,
-    Entry,
-    Masks,
-    draw_outlines,
-    key_below,
-    legend,
-    outlines,
-    regions,
-    swatches,
+from camscope.render.anatomical_axes import compute_cell_affine
+from camscope.render.animation import (
+    ANIMATION_FORMATS,
+    ANIMATION_SECONDS,
+    MAX_FRAMES,
+    ProgressCallback,
+    animate_volume,
+    choose_frames,
+    draw_frames,
+    encode_animation,
 )
-from camscope.render.line_chart import Curve, axis, chart
-from camscope.render.notebook import notebook_figure
-from camscope.render.overlay import not_covered, overlay, pale
-from camscope.render.rgb_image import FORMATS, Picture, encode, expect_height, fitted
-from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
-from camscope.render.text import text_tile
+from camscope.render.colormap import COLORMAPS, DIVERGING, PERCEPTUAL, Scale, apply_scale, colorize, to_display_range
+from camscope.render.feature_maps import draw_channel_grid, draw_signal_trace
+from camscope.render.image_grid import (
+    CaptionedImage,
+    add_caption,
+    draw_color_bar,
+    draw_contact_sheet,
+    draw_image_grid,
+    join_horizontally,
+    pad_image,
+    pad_to_height,
+)
+from camscope.render.legend import (
+    OUTLINE_COLORS,
+    REGION_COLORS,
+    LegendEntry,
+    Masks,
+    add_outline_legend,
+    choose_region_colors,
+    draw_outlines,
+    draw_region_legend,
+    draw_regions,
+    prepare_outlines,
+)
+from camscope.render.line_chart import Curve, draw_chart_axis, draw_line_chart
+from camscope.render.notebook import build_figure_html
+from camscope.render.overlay import fade_to_gray, hatch_uncovered, overlay
+from camscope.render.rgb_image import IMAGE_FORMATS, RGBImage, check_image_height, encode_image, resize_to_fit
+from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
+from camscope.render.text import draw_text
 from camscope.render.volume import Volume
-from camscope.render.volume_views import planes, projection, slices
+from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
 
 __all__ = [
-    "ANIMATED",
+    "ANIMATION_FORMATS",
     "COLORMAPS",
     "DIVERGING",
-    "FORMATS",
-    "MOST",
-    "OUTLINE",
+    "IMAGE_FORMATS",
+    "MAX_FRAMES",
+    "OUTLINE_COLORS",
     "PERCEPTUAL",
-    "SECONDS",
-    "SWATCHES",
+    "ANIMATION_SECONDS",
+    "REGION_COLORS",
     "Box",
-    "Cell",
+    "CaptionedImage",
     "Curve",
-    "Entry",
+    "LegendEntry",
     "Masks",
-    "Picture",
+    "RGBImage",
     "Scale",
     "Volume",
-    "Watch",
-    "animate",
-    "animation",
-    "axis",
-    "beside",
-    "boxes",
-    "captioned",
-    "channel_grid",
-    "chart",
-    "chosen_frames",
-    "colour_bar",
-    "colourise",
-    "contours",
+    "ProgressCallback",
+    "animate_volume",
+    "encode_animation",
+    "draw_chart_axis",
+    "join_horizontally",
+    "find_boxes",
+    "add_caption",
+    "draw_channel_grid",
+    "draw_line_chart",
+    "choose_frames",
+    "draw_color_bar",
+    "colorize",
+    "find_contours",
     "draw_boxes",
     "draw_contours",
     "draw_marker",
     "draw_outlines",
-    "encode",
-    "expect_height",
-    "fitted",
-    "frames",
-    "key_below",
-    "legend",
-    "levelled",
-    "not_covered",
-    "notebook_figure",
-    "outlines",
+    "encode_image",
+    "check_image_height",
+    "resize_to_fit",
+    "draw_frames",
+    "add_outline_legend",
+    "draw_region_legend",
+    "pad_to_height",
+    "hatch_uncovered",
+    "build_figure_html",
+    "prepare_outlines",
     "overlay",
-    "padded",
-    "pale",
-    "panel",
-    "planes",
-    "projection",
-    "regions",
-    "scaled",
-    "sheet",
-    "shown",
-    "slices",
-    "swatches",
-    "text_tile",
-    "trace",
-    "world_of_cells",
+    "pad_image",
+    "fade_to_gray",
+    "draw_image_grid",
+    "draw_planes",
+    "draw_projection",
+    "draw_regions",
+    "apply_scale",
+    "draw_contact_sheet",
+    "to_display_range",
+    "draw_slices",
+    "choose_region_colors",
+    "draw_text",
+    "draw_signal_trace",
+    "compute_cell_affine",
 ]

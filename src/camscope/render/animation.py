@@ -13,69 +13,87 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
-from camscope.render.anatomical_axes import View
-from camscope.render.colormap import colourise, lower_bound
-from camscope.render.image_grid import padded, panel
+from camscope.render.anatomical_axes import AnatomicalView
+from camscope.render.colormap import colorize, get_colormap_minimum
+from camscope.render.image_grid import draw_image_grid, pad_image
 from camscope.render.overlay import overlay
-from camscope.render.rgb_image import DARK_PAPER, LIGHT_INK, Picture, checked_picture
-from camscope.render.volume import Volume, drawn
-from camscope.render.volume_annotations import ACCENT, framed, letter_size, middle, numbered, of_the_peak, put, told
+from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
+from camscope.render.volume import Volume, draw_slice
+from camscope.render.volume_annotations import (
+    ACCENT_COLOR,
+    add_plane_frame,
+    choose_font_size,
+    describe_peak,
+    draw_side_panel,
+    format_plane_title,
+    get_middle_voxel,
+    paste_tile,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-Watch = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
-ANIMATED: dict[str, tuple[str, dict[str, Any]]] = {
+ANIMATION_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".gif": ("GIF", {"optimize": False, "disposal": 1}),
     ".webp": ("WEBP", {"quality": 90, "method": 4}),
 }
-SHORTEST = 20  # milliseconds a frame: what is shorter, browsers show slower
-SAMPLED = 24  # frames that a GIF's one palette is made of
-GREYS, RAMP = 52, 64  # of a GIF's 256 colours: levels of grey, and steps of the map's own colours
-NEUTRAL = 6  # colours whose channels differ less are greys
-FRAMES = 96  # of a longer way
-SECONDS = 8.0
-LARGEST = 360  # pixels of the longest side, unless asked for: every slice is in the file
+MIN_FRAME_MILLISECONDS = 20  # milliseconds a frame: what is shorter, browsers show slower
+MAX_PALETTE_FRAMES = 24  # frames that a GIF's one palette is made of
+N_GRAY_LEVELS, N_RAMP_COLORS = 52, 64  # of a GIF's 256 colours: levels of grey, and steps of the map's own colours
+MAX_GRAY_CHANNEL_SPREAD = 6  # colours whose channels differ less are greys
+MAX_ANIMATION_FRAMES = 96  # of a longer way
+ANIMATION_SECONDS = 8.0
+MAX_ANIMATION_SIDE_PIXELS = 360  # pixels of the longest side, unless asked for: every slice is in the file
 
 
-def animate(
+def animate_volume(
     volume: Volume,
     axis: int | str | None = None,
     *,
-    seconds: float = SECONDS,
+    seconds: float = ANIMATION_SECONDS,
     suffix: str = ".gif",
-    most: int = FRAMES,
+    max_frames: int = MAX_ANIMATION_FRAMES,
     size: int | None = None,
     caption: str = "",
-    watch: Watch | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> bytes:
     """(D,H,W) -> the bytes of an animation through the slices along an axis, again and again, `seconds` a round.
 
     `axis`: as in `slices`. Every slice, or `most` of them evenly spread, the peak's among them: its number is coloured.
     One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `planes`; `watch`: as in `animation`.
     """
-    view = volume.view(axis)
-    numbers = evenly(volume.shape[view.normal], most, volume.peak[view.normal])
-    factor = volume.finest(size) if size else min(volume.finest(None), LARGEST / max(volume.extent))
-    letters = letter_size(round(factor * max(volume.millimetres(view))))
-    beside = _beside(volume, view, factor, letters, caption)
-    made = (_frame(volume, view, number, factor, letters, beside) for number in numbers)
-    ramp = colourise(np.linspace(lower_bound(volume.colormap), 1, RAMP)[None], volume.colormap)
-    marks = np.array([[DARK_PAPER, LIGHT_INK, ACCENT, *(colour for _, colour, _ in volume.outlines)]], np.uint8)
+    view = volume.get_view(axis)
+    numbers = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
+    factor = (
+        volume.max_resolution(size)
+        if size
+        else min(volume.max_resolution(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
+    )
+    letters = choose_font_size(round(factor * max(volume.get_slice_size_mm(view))))
+    beside = _draw_animation_side_panel(volume, view, factor, letters, caption)
+    made = (_draw_animation_frame(volume, view, number, factor, letters, beside) for number in numbers)
+    ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
+    marks = np.array(
+        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(colour for _, colour, _ in volume.outlines)]],
+        np.uint8,
+    )
     keep = np.concatenate([ramp, marks], axis=1)
-    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), keep=keep, watch=watch)
+    return encode_animation(
+        made, seconds=seconds, suffix=suffix, n_frames=len(numbers), palette_colors=keep, on_progress=on_progress
+    )
 
 
-def animation(
-    pictures: Sequence[Picture] | Iterator[Picture],
+def encode_animation(
+    frames: Sequence[RGBImage] | Iterator[RGBImage],
     *,
-    seconds: float = SECONDS,
+    seconds: float = ANIMATION_SECONDS,
     suffix: str = ".gif",
-    count: int | None = None,
-    keep: Picture | None = None,
-    watch: Watch | None = None,
+    n_frames: int | None = None,
+    palette_colors: RGBImage | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> bytes:
     """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
 
@@ -83,22 +101,30 @@ def animation(
     is the same everywhere. `keep` (…,3): colours that it must have. `count`: of an iterator's pictures. `watch(done, count)`:
     called after each picture.
     """
-    if suffix.lower() not in ANIMATED:
-        raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATED)}")
-    kept = list(_watched(pictures, len(pictures) if isinstance(pictures, Sequence) else count, watch))
+    if suffix.lower() not in ANIMATION_FORMATS:
+        raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
+    kept = list(_report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress))
     if not kept or len({one.shape for one in kept}) > 1:
         raise InputError(
             f"{plural(len(kept), 'picture')} of {plural(len({one.shape for one in kept}), 'size')}; expected some, of one size"
         )
-    kind, options = ANIMATED[suffix.lower()]
+    kind, options = ANIMATION_FORMATS[suffix.lower()]
     images = (
-        _in_one_palette(kept, np.zeros((0, 3), np.uint8) if keep is None else keep) if kind == "GIF" else _images(kept)
+        _quantize_frames(kept, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
+        if kind == "GIF"
+        else _convert_to_pil(kept)
     )
     stream = io.BytesIO()
     try:
         first, *rest = images
         first.save(
-            stream, kind, save_all=True, append_images=rest, duration=_durations(len(kept), seconds), loop=0, **options
+            stream,
+            kind,
+            save_all=True,
+            append_images=rest,
+            duration=_compute_durations(len(kept), seconds),
+            loop=0,
+            **options,
         )
     except (OSError, ValueError) as error:
         raise ImageError(
@@ -107,115 +133,131 @@ def animation(
     return stream.getvalue()
 
 
-def _watched(
-    pictures: Sequence[Picture] | Iterator[Picture], count: int | None, watch: Watch | None
-) -> Iterator[Picture]:
-    for done, picture in enumerate(pictures, 1):
-        yield checked_picture(picture)
-        if watch is not None:
-            watch(done, done if count is None else count)
+def _report_progress(
+    frames: Sequence[RGBImage] | Iterator[RGBImage], n_frames: int | None, on_progress: ProgressCallback | None
+) -> Iterator[RGBImage]:
+    for done, picture in enumerate(frames, 1):
+        yield check_rgb_image(picture)
+        if on_progress is not None:
+            on_progress(done, done if n_frames is None else n_frames)
 
 
-def _durations(count: int, seconds: float) -> list[int]:
+def _compute_durations(n_frames: int, seconds: float) -> list[int]:
     """Milliseconds of each frame, in the hundredths of a second that a GIF counts; together they are the round."""
     if not 0 < seconds < np.inf:
         raise InputError(f"seconds={seconds}: expected the seconds of a round")
-    ends = np.rint(np.linspace(0, 100 * seconds, count + 1)).astype(int).tolist()
-    return [max(SHORTEST, 10 * (end - start)) for start, end in pairwise(ends)]
+    ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
+    return [max(MIN_FRAME_MILLISECONDS, 10 * (end - start)) for start, end in pairwise(ends)]
 
 
-def _images(pictures: Sequence[Picture]) -> "list[Image]":
+def _convert_to_pil(frames: Sequence[RGBImage]) -> "list[Image]":
     from PIL import Image
 
-    return [Image.fromarray(one) for one in pictures]
+    return [Image.fromarray(one) for one in frames]
 
 
-def _in_one_palette(pictures: Sequence[Picture], keep: Picture) -> "list[Image]":
+def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
     """In 256 colours: greys, those to be kept, and what is best for all others, in pictures from all over the way."""
     from PIL import Image
 
-    levels = np.rint(np.linspace(0, 255, GREYS)).astype(np.uint8)
-    fixed = np.unique(np.concatenate([levels[:, None].repeat(3, axis=1), keep.reshape(-1, 3)]), axis=0)[:255]
-    some = np.unique(np.linspace(0, len(pictures) - 1, min(SAMPLED, len(pictures))).round().astype(int))
+    levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
+    fixed = np.unique(np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0)[:255]
+    some = np.unique(np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int))
     # each colour once: else the many dark pixels would leave nothing to the few hot ones
-    mixed = _distinct([pictures[i] for i in some])
+    mixed = _collect_colors([frames[i] for i in some])
     found = Image.fromarray(mixed[None]).quantize(256 - len(fixed), method=Image.Quantize.MEDIANCUT, kmeans=1)
     others = np.asarray(found.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed)]
     palette = Image.new("P", (1, 1))
     palette.putpalette(np.concatenate([fixed, others]).tobytes())
-    return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures]
+    return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
 
 
-def _distinct(pictures: Sequence[Picture]) -> Picture:
+def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
     """(M,3): the colours of pictures that are no greys, each once; black where all are."""
     present = np.zeros(1 << 24, np.bool_)
-    for one in pictures:
+    for one in frames:
         present[one.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
     numbers = np.flatnonzero(present)
     colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
-    coloured = colours[np.ptp(colours, axis=1) > NEUTRAL]
+    coloured = colours[np.ptp(colours, axis=1) > MAX_GRAY_CHANNEL_SPREAD]
     return coloured if len(coloured) else np.zeros((1, 3), np.uint8)
 
 
-def _beside(volume: Volume, view: View, factor: float, letters: int, caption: str) -> Picture:
-    return told(volume, letters, factor, round(factor * volume.millimetres(view)[0]), [caption, *of_the_peak(volume)])
-
-
-def _frame(volume: Volume, view: View, number: int, factor: float, letters: int, beside: Picture) -> Picture:
-    ink = ACCENT if number == volume.peak[view.normal] and not volume.warning else LIGHT_INK
-    title = numbered(volume, view, middle(volume, view, number))
-    plane = framed(drawn(volume, view, number, factor), title, view.edges(volume.letters), letters, ink=ink)
-    left = plane.shape[1] + letters
-    out = padded(
-        plane,
-        bottom=max(0, beside.shape[0] + 2 * letters - plane.shape[0]),
-        right=letters + beside.shape[1],
-        paper=DARK_PAPER,
+def _draw_animation_side_panel(
+    volume: Volume, view: AnatomicalView, pixels_per_mm: float, font_size: int, caption: str
+) -> RGBImage:
+    return draw_side_panel(
+        volume,
+        font_size,
+        pixels_per_mm,
+        round(pixels_per_mm * volume.get_slice_size_mm(view)[0]),
+        [caption, *describe_peak(volume)],
     )
-    put(out, beside, 2 * letters, left)
+
+
+def _draw_animation_frame(
+    volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
+) -> RGBImage:
+    ink = ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
+    title = format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index))
+    plane = add_plane_frame(
+        draw_slice(volume, view, slice_index, pixels_per_mm),
+        title,
+        view.get_edge_letters(volume.axis_end_letters),
+        font_size,
+        text_color=ink,
+    )
+    left = plane.shape[1] + font_size
+    out = pad_image(
+        plane,
+        bottom=max(0, side_panel.shape[0] + 2 * font_size - plane.shape[0]),
+        right=font_size + side_panel.shape[1],
+        background=DARK_BACKGROUND_COLOR,
+    )
+    paste_tile(out, side_panel, 2 * font_size, left)
     return out
 
 
-MOST = 12
+MAX_FRAMES = 12
 
 
-def chosen_frames(values: NDArray[np.floating], most: int = MOST) -> list[int]:
+def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
     """(D,H,W) -> which of D frames to show: evenly spread, the one with the largest value among them.
 
     >>> chosen_frames(np.zeros((3, 1, 1))), len(chosen_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
     """
-    return evenly(len(values), most, int(values.reshape(len(values), -1).max(1).argmax()))
+    return choose_even_indices(len(values), max_frames, int(values.reshape(len(values), -1).max(1).argmax()))
 
 
-def evenly(length: int, most: int, peak: int) -> list[int]:
+def choose_even_indices(length: int, max_count: int, peak: int) -> list[int]:
     """Of so many frames at most `most`, evenly spread, one of them put where the peak is."""
-    frames = np.unique(np.linspace(0, length - 1, min(most, length)).round().astype(int))
+    frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak).argmin()] = peak
     return [int(frame) for frame in frames]
 
 
-def frames(
-    pictures: NDArray[np.uint8],
+def draw_frames(
+    images: NDArray[np.uint8],
     values: NDArray[np.floating],
     *,
     alpha: float = 0.85,
     colormap: str = "inferno",
     covered: NDArray[np.bool_] | None = None,
-    which: Sequence[int] | None = None,
+    frame_indices: Sequence[int] | None = None,
     columns: int | None = None,
     height: int = 192,
-) -> Picture:
+) -> RGBImage:
     """(D,H,W,3) and (D,H,W) in 0..1 -> (h,w,3): the overlays of some frames side by side, numbered from 0.
 
     `which`: default those of `chosen_frames`. The values have one scale, so that frames can be compared.
     """
-    if pictures.shape[:3] != values.shape or pictures.ndim != 4:
-        raise InputError(f"frames are {pictures.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
-    numbers = chosen_frames(values) if which is None else list(which)
+    if images.shape[:3] != values.shape or images.ndim != 4:
+        raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
+    numbers = choose_frames(values) if frame_indices is None else list(frame_indices)
     made = [
         overlay(
-            np.ascontiguousarray(pictures[i]),
+            np.ascontiguousarray(images[i]),
             values[i],
             alpha=alpha,
             colormap=colormap,
@@ -223,4 +265,4 @@ def frames(
         )
         for i in numbers
     ]
-    return panel(made, [f"{i}" for i in numbers], columns=columns, height=height)
+    return draw_image_grid(made, [f"{i}" for i in numbers], columns=columns, height=height)

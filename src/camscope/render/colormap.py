@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import InputError
-from camscope.render.rgb_image import Picture, Values, checked_values
+from camscope.render.rgb_image import RGBImage, Values, to_finite_float64
 
 DIVERGING = "diverging"
 PERCEPTUAL = ("inferno", "magma", "plasma", "viridis", "cividis")
-BY_NAME_ONLY = ("turbo", "jet")
-COLORMAPS = (*PERCEPTUAL, DIVERGING, *BY_NAME_ONLY)
+NON_PERCEPTUAL = ("turbo", "jet")
+COLORMAPS = (*PERCEPTUAL, DIVERGING, *NON_PERCEPTUAL)
 
 # CIE Lab of -1, 0 and 1. Both ends are equally dark, so neither sign shouts louder.
-BLUE, WHITE, RED = (38.0, 14.0, -52.0), (96.0, 0.0, 0.0), (38.0, 58.0, 34.0)
+LAB_BLUE, LAB_WHITE, LAB_RED = (38.0, 14.0, -52.0), (96.0, 0.0, 0.0), (38.0, 58.0, 34.0)
 
 
-def colourise(values: Values, colormap: str = "inferno") -> Picture:
+def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
     """(H,W) in 0..1 -> (H,W,3) RGB: 0 has the map's bottom colour, 1 its top colour; what is beyond is clipped.
 
     `colormap`: one of COLORMAPS. `"diverging"` takes -1..1: blue, white at 0, red. `"turbo"` and `"jet"` are not
@@ -30,24 +30,24 @@ def colourise(values: Values, colormap: str = "inferno") -> Picture:
     >>> colourise(np.array([[0.0, 1.0]])).tolist()
     [[[0, 0, 4], [252, 255, 164]]]
     """
-    table, lowest = _table(colormap), lower_bound(colormap)
-    position = (np.clip(checked_values(values), lowest, 1.0) - lowest) / (1.0 - lowest)
-    colours: Picture = table.take(np.rint(position * (len(table) - 1)).astype(np.intp), axis=0)
+    table, lowest = _load_color_table(colormap), get_colormap_minimum(colormap)
+    position = (np.clip(to_finite_float64(values), lowest, 1.0) - lowest) / (1.0 - lowest)
+    colours: RGBImage = table.take(np.rint(position * (len(table) - 1)).astype(np.intp), axis=0)
     return colours
 
 
-def lower_bound(colormap: str) -> float:
+def get_colormap_minimum(colormap: str) -> float:
     """The value of a map's bottom colour: -1 for the diverging map, 0 for all others."""
     return -1.0 if colormap == DIVERGING else 0.0
 
 
 @lru_cache
-def _table(colormap: str) -> Picture:
+def _load_color_table(colormap: str) -> RGBImage:
     """(M,3): a map's colours, from the bottom to the top."""
     import cv2
 
     if colormap == DIVERGING:
-        return _diverging()
+        return _build_diverging_table()
     if colormap not in COLORMAPS:
         raise InputError(f"no colour map {colormap!r}; choose from {', '.join(COLORMAPS)}")
     ramp = np.arange(256, dtype=np.uint8)[:, None]
@@ -55,61 +55,64 @@ def _table(colormap: str) -> Picture:
     return np.ascontiguousarray(bgr[:, 0, ::-1])
 
 
-def _diverging() -> Picture:
+def _build_diverging_table() -> RGBImage:
     """(511,3): straight lines in CIE Lab, an odd number of colours so that zero is exactly the middle one."""
     import cv2
 
     lab: NDArray[np.float32] = np.stack(
-        [np.interp(np.linspace(-1, 1, 511), [-1, 0, 1], channel) for channel in zip(BLUE, WHITE, RED, strict=True)],
+        [
+            np.interp(np.linspace(-1, 1, 511), [-1, 0, 1], channel)
+            for channel in zip(LAB_BLUE, LAB_WHITE, LAB_RED, strict=True)
+        ],
         axis=-1,
     ).astype(np.float32)
     rgb = cv2.cvtColor(lab[None], cv2.COLOR_Lab2RGB)[0]
-    colours: Picture = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
+    colours: RGBImage = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
     return colours
 
 
 Scale = Literal["max", "robust", "symmetric"] | tuple[float, float]
-ROBUST = 0.995  # of the pixels are no stronger than the top colour: a few outliers would leave the rest dark
+ROBUST_QUANTILE = 0.995  # of the pixels are no stronger than the top colour: a few outliers would leave the rest dark
 Floats = NDArray[np.floating]
 
 
-def shown(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
+def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
     """(H,W) -> what a colour map is given, and the raw values at the ends of its bar. No scale: "max".
 
     "max" divides by the maximum and clips to 0..1; "robust" by what 99.5 % of the values do not exceed in size;
     "symmetric" by the largest size; (lo, hi) maps that range to 0..1. The diverging map is centred on zero in each.
     """
-    low, high = shown_ends(values, scale, colormap)
-    return between(values, low, high, colormap), (low, high)
+    low, high = compute_display_range(values, scale, colormap)
+    return normalize_between(values, low, high, colormap), (low, high)
 
 
-def shown_ends(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
+def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
     """The raw values at the ends of a colour bar, as `shown` says: of a volume once, then `between` slice by slice."""
     scale, signed = scale or "max", colormap == DIVERGING
-    low, high = ends(values, "symmetric" if signed and scale == "max" else scale)
+    low, high = compute_scale_range(values, "symmetric" if signed and scale == "max" else scale)
     return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
 
 
-def between(values: Floats, low: float, high: float, colormap: str) -> Floats:
+def normalize_between(values: Floats, low: float, high: float, colormap: str) -> Floats:
     """What a colour map is given of raw values whose bar reaches from `low` to `high`."""
     if colormap == DIVERGING:
-        return divided(values.clip(low, high), max(-low, high))
-    return divided(values.clip(low, high) - low, high - low)
+        return divide_or_zero(values.clip(low, high), max(-low, high))
+    return divide_or_zero(values.clip(low, high) - low, high - low)
 
 
-def scaled(values: Floats, scale: Scale) -> Floats:
+def apply_scale(values: Floats, scale: Scale) -> Floats:
     """(H,W) -> 0..1, or -1..1 under "symmetric" and "robust"; see `shown`."""
     if scale in ("robust", "symmetric"):
-        return shown(values, scale, DIVERGING)[0]
-    return shown(values, scale, "")[0]
+        return to_display_range(values, scale, DIVERGING)[0]
+    return to_display_range(values, scale, "")[0]
 
 
-def ends(values: Floats, scale: Scale) -> tuple[float, float]:
+def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
     """The raw values between which a scale shows differences."""
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):
-        top = strong(values) if scale == "robust" else float(abs(values).max(initial=0.0))
+        top = compute_robust_maximum(values) if scale == "robust" else float(abs(values).max(initial=0.0))
         return -top, top
     if not isinstance(scale, tuple | list) or len(scale) != 2:
         raise InputError(f"scale={scale!r}: expected 'auto', 'max', 'robust', 'symmetric' or (lo, hi)")
@@ -119,12 +122,12 @@ def ends(values: Floats, scale: Scale) -> tuple[float, float]:
     return low, high
 
 
-def divided(values: Floats, span: float) -> Floats:
+def divide_or_zero(values: Floats, span: float) -> Floats:
     """Zeros by a span of zero."""
     return values / span if span > 0 else np.zeros_like(values)
 
 
-def strong(values: Floats) -> float:
+def compute_robust_maximum(values: Floats) -> float:
     """The size that 99.5 % of the values do not exceed; where that is zero, the largest."""
-    size = float(np.quantile(abs(values), ROBUST)) if values.size else 0.0
+    size = float(np.quantile(abs(values), ROBUST_QUANTILE)) if values.size else 0.0
     return size if size > 0 else float(abs(values).max(initial=0.0))

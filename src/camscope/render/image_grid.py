@@ -11,26 +11,34 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render.colormap import DIVERGING, colourise, lower_bound
-from camscope.render.rgb_image import INK, PAPER, Colour, Picture, checked_picture, expect_height, fitted
-from camscope.render.text import text_tile
+from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.rgb_image import (
+    BACKGROUND_COLOR,
+    TEXT_COLOR,
+    Color,
+    RGBImage,
+    check_image_height,
+    check_rgb_image,
+    resize_to_fit,
+)
+from camscope.render.text import draw_text
 
-AMBER: Colour = (255, 191, 0)
-FRAME: Colour = (150, 150, 150)
-CAPTION_LINES = 3
+WARNING_COLOR: Color = (255, 191, 0)
+FRAME_COLOR: Color = (150, 150, 150)
+MAX_CAPTION_LINES = 3
 
 
-def colour_bar(
+def draw_color_bar(
     height: int,
     lo: float,
     hi: float,
     colormap: str = "inferno",
     *,
     width: int | None = None,
-    size: int | None = None,
-    ink: Colour = INK,
-    paper: Colour = PAPER,
-) -> Picture:
+    font_size: int | None = None,
+    text_color: Color = TEXT_COLOR,
+    background: Color = BACKGROUND_COLOR,
+) -> RGBImage:
     """(height,w,3): the colours from `hi` down to `lo`, the raw values of the map's 1 and 0, written beside them.
 
     The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone; `size`: of
@@ -42,54 +50,61 @@ def colour_bar(
         raise InputError(
             f"a colour bar of {plural(height, 'row')} from {lo} to {hi}; expected 8 rows at least, and lo <= hi"
         )
-    values = _bar_values(height - 2, lo, hi, colormap)
+    values = _compute_bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
-    bar = surrounded(colourise(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME)
-    size = min(22, max(9, height // 16)) if size is None else size
+    bar = add_border(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME_COLOR)
+    font_size = min(22, max(9, height // 16)) if font_size is None else font_size
     numbers = {hi: 0, lo: height} | ({0.0: height * hi / (hi - lo)} if colormap == DIVERGING and lo < 0 < hi else {})
-    tiles = {row: text_tile(written(number, lo, hi), size, ink=ink, paper=paper) for number, row in numbers.items()}
-    labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), paper, np.uint8)
+    tiles = {
+        row: draw_text(format_range_number(number, lo, hi), font_size, text_color=text_color, background=background)
+        for number, row in numbers.items()
+    }
+    labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), background, np.uint8)
     for row, tile in tiles.items():
         top = int(np.clip(row - tile.shape[0] / 2, 0, max(0, height - tile.shape[0])))
         labels[top : top + tile.shape[0], : tile.shape[1]] = tile[: height - top]
     return np.concatenate([bar, labels], axis=1)
 
 
-def beside(*pictures: Picture) -> Picture:
+def join_horizontally(*images: RGBImage) -> RGBImage:
     """Pictures of one height -> (H,w,3): one beside the other, with a thin gap."""
-    heights = {checked_picture(picture).shape[0] for picture in pictures}
+    heights = {check_rgb_image(picture).shape[0] for picture in images}
     if len(heights) != 1:
         raise InputError(f"pictures of {sorted(heights)} rows cannot stand side by side; fit them to one height first")
     gap = max(4, heights.pop() // 40)
-    return np.concatenate([padded(p, right=gap) for p in pictures[:-1]] + [pictures[-1]], axis=1)
+    return np.concatenate([pad_image(p, right=gap) for p in images[:-1]] + [images[-1]], axis=1)
 
 
-def levelled(*pictures: Picture) -> list[Picture]:
+def pad_to_height(*images: RGBImage) -> list[RGBImage]:
     """Pictures (H,W,3) of any heights -> the same, all of the tallest one's height, with paper below."""
-    tall = max(checked_picture(picture).shape[0] for picture in pictures)
-    return [padded(picture, bottom=tall - picture.shape[0]) for picture in pictures]
+    tall = max(check_rgb_image(picture).shape[0] for picture in images)
+    return [pad_image(picture, bottom=tall - picture.shape[0]) for picture in images]
 
 
-def captioned(image: Picture, caption: str, *, flag: str | None = None, size: int | None = None) -> Picture:
+def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
     """(H,W,3) -> (H+h,W,3): the picture over its caption; a `flag` is a warning that stands out between them.
 
     `size`: pixels of a letter. Captions of more than three lines are cut with an ellipsis; their text is only drawn.
     """
-    height, width = checked_picture(image).shape[:2]
-    size = min(36, max(11, min(height, width) // 18)) if size is None else size
-    below = [] if flag is None else [text_tile(flag, size, width=width, lines=CAPTION_LINES, paper=AMBER)]
-    below.append(text_tile(caption, size, width=width, lines=CAPTION_LINES))
+    height, width = check_rgb_image(image).shape[:2]
+    font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
+    below = (
+        []
+        if flag is None
+        else [draw_text(flag, font_size, width=width, max_lines=MAX_CAPTION_LINES, background=WARNING_COLOR)]
+    )
+    below.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
     return np.concatenate([image, *below])
 
 
-def panel(
-    images: Sequence[Picture],
+def draw_image_grid(
+    images: Sequence[RGBImage],
     captions: Sequence[str],
     *,
     columns: int | None = None,
     height: int = 256,
     flags: Sequence[str | None] | None = None,
-) -> Picture:
+) -> RGBImage:
     """Pictures (H,W,3) of any sizes -> (h,w,3): a grid of them, each scaled to `height` rows, over its caption.
 
     A picture wider than twice its height is scaled to that width. `columns`: chosen so that few cells stay empty.
@@ -101,53 +116,59 @@ def panel(
             f"{plural(len(images), 'picture')}, {plural(len(captions), 'caption')}, "
             f"{plural(len(flags), 'flag')}; expected one of each a picture"
         )
-    columns = _columns(len(images)) if columns is None else min(columns, len(images))
+    columns = _choose_grid_columns(len(images)) if columns is None else min(columns, len(images))
     if columns < 1:
         raise InputError(f"columns={columns}; expected 1 at least")
-    expect_height("height", height)
-    scaled = [fitted(image, height, 2 * height) for image in images]
+    check_image_height("height", height)
+    scaled = [resize_to_fit(image, height, 2 * height) for image in images]
     size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(picture.shape[1] for picture in scaled[column::columns]) for column in range(columns)]
     cells = [
-        captioned(_centred(picture, height, widths[i % columns]), captions[i], flag=flags[i], size=size)
+        add_caption(_center_image(picture, height, widths[i % columns]), captions[i], flag=flags[i], font_size=size)
         for i, picture in enumerate(scaled)
     ]
-    rows = [_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
+    rows = [_join_grid_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
     wide = max(row.shape[1] for row in rows)
-    return padded(np.concatenate([padded(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
+    return pad_image(np.concatenate([pad_image(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
 
 
-def _row(cells: Sequence[Picture], gap: int) -> Picture:
+def _join_grid_row(cells: Sequence[RGBImage], gap: int) -> RGBImage:
     tall = max(cell.shape[0] for cell in cells)
-    return np.concatenate([padded(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
+    return np.concatenate([pad_image(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
 
 
-def _columns(count: int) -> int:
-    return count if count <= 4 else min((4, 3, 5, 6), key=lambda columns: -count % columns)
+def _choose_grid_columns(n_images: int) -> int:
+    return n_images if n_images <= 4 else min((4, 3, 5, 6), key=lambda columns: -n_images % columns)
 
 
-def _centred(image: Picture, height: int, width: int) -> Picture:
+def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
     rows, columns = height - image.shape[0], width - image.shape[1]
-    return padded(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+    return pad_image(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def padded(
-    image: Picture, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0, *, paper: Colour = PAPER
-) -> Picture:
+def pad_image(
+    image: RGBImage,
+    top: int = 0,
+    bottom: int = 0,
+    left: int = 0,
+    right: int = 0,
+    *,
+    background: Color = BACKGROUND_COLOR,
+) -> RGBImage:
     """(H,W,3) -> larger by so many rows and columns of paper."""
-    out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), paper, np.uint8)
+    out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), background, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
 
 
-def surrounded(image: Picture, edge: int, colour: Colour) -> Picture:
+def add_border(image: RGBImage, width: int, color: Color) -> RGBImage:
     """(H,W,3) -> larger by a frame `edge` pixels wide."""
-    out = np.full((image.shape[0] + 2 * edge, image.shape[1] + 2 * edge, 3), colour, np.uint8)
-    out[edge:-edge, edge:-edge] = image
+    out = np.full((image.shape[0] + 2 * width, image.shape[1] + 2 * width, 3), color, np.uint8)
+    out[width:-width, width:-width] = image
     return out
 
 
-def _bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
+def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
     """(rows,): the map's values down the bar; of the diverging map, raw 0 is 0 and the stronger end 1 or -1."""
     if colormap == DIVERGING:
         strongest = max(abs(lo), abs(hi))
@@ -155,93 +176,97 @@ def _bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.fl
     return np.linspace(1, 0, rows) if hi > lo else np.full(rows, float(hi > 0))
 
 
-def written(number: float, lo: float, hi: float) -> str:
+def format_range_number(number: float, lo: float, hi: float) -> str:
     """The number in the fewest digits, three at least, that tell the two ends apart."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-WIDTH, MOST = 1900, 7  # pixels of a sheet, and pictures side by side, unless asked for
+MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # pixels of a sheet, and pictures side by side, unless asked for
 
 
-class Cell(NamedTuple):
+class CaptionedImage(NamedTuple):
     """A picture (H,W,3) with its caption, and a warning if there is one."""
 
-    picture: Picture
+    image: RGBImage
     caption: str
     flag: str | None = None
 
 
-def sheet(
-    rows: Sequence[Sequence[Cell | None]],
+def draw_contact_sheet(
+    rows: Sequence[Sequence[CaptionedImage | None]],
     *,
     title: str = "",
     legend: tuple[str, str] | None = None,
     colormap: str = "inferno",
     columns: int | None = None,
     height: int = 256,
-) -> Picture:
+) -> RGBImage:
     """Rows of cells -> (h,w,3): each row begins a new line, and goes on in further ones where it is long; None is a hole.
 
     `title`: one line over all; `legend`: what the bottom and the top colour of all maps mean, in words. `columns`:
     pictures side by side, chosen so that the sheet fits a screen and few places stay empty. `height`: rows of a picture.
     """
-    pictures = [checked_picture(cell.picture) for row in rows for cell in row if cell is not None]
+    pictures = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
     if not pictures or not all(rows):
         raise InputError("a sheet needs rows, and each row a picture")
-    hole = Cell(np.full_like(pictures[0], PAPER[0]), "")
+    hole = CaptionedImage(np.full_like(pictures[0], BACKGROUND_COLOR[0]), "")
     filled = [[hole if cell is None else cell for cell in row] for row in rows]
-    columns = columns or _sheet_columns(max(map(len, rows)), max(_width(p, height) for p in pictures), height)
-    bodies = [_body(row, columns, height) for row in filled]
+    columns = columns or _choose_sheet_columns(
+        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in pictures), height
+    )
+    bodies = [_draw_sheet_row(row, columns, height) for row in filled]
     wide = max(body.shape[1] for body in bodies)
-    parts = [padded(body, right=wide - body.shape[1]) for body in bodies]
-    return np.concatenate([*_header(title, legend, colormap, wide, height), *parts])
+    parts = [pad_image(body, right=wide - body.shape[1]) for body in bodies]
+    return np.concatenate([*_draw_sheet_header(title, legend, colormap, wide, height), *parts])
 
 
-def strip(low: str, high: str, colormap: str = "inferno", *, size: int = 16) -> Picture:
+def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
     """(h,w,3): a colour map from its bottom to its top, between the words for its ends. `size`: pixels of a letter."""
-    left, right = text_tile(low, size), text_tile(high, size)
-    ramp = np.linspace(lower_bound(colormap), 1, 9 * size)
-    bar = surrounded(colourise(np.repeat(ramp[None], max(6, 3 * size // 4), axis=0), colormap), 1, FRAME)
+    left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
+    ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
+    bar = add_border(colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap), 1, FRAME_COLOR)
     spare = left.shape[0] - bar.shape[0]
-    bar = padded(bar, top=spare // 2, bottom=spare - spare // 2)
+    bar = pad_image(bar, top=spare // 2, bottom=spare - spare // 2)
     return np.concatenate([left, bar, right], axis=1)
 
 
-def _header(title: str, legend: tuple[str, str] | None, colormap: str, wide: int, height: int) -> list[Picture]:
+def _draw_sheet_header(
+    title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
+) -> list[RGBImage]:
     """The title at the left and the legend at the right, in one line, or one under the other."""
     size, gap = min(36, max(11, height // 14)), max(4, height // 20)
-    room = wide - 2 * gap
-    right = [] if legend is None else [strip(*legend, colormap, size=min(32, max(11, height // 16)))]
-    left = [text_tile(title, size)] if title else []
+    room = width - 2 * gap
+    right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
+    left = [draw_text(title, size)] if title else []
     if left and right and left[0].shape[1] + right[0].shape[1] > room:
-        left = [text_tile(title, size, width=min(room, left[0].shape[1]), lines=2)]
-        return [_line(left, [], wide, gap), _line(right, [], wide, gap)]
-    return [_line(left, right, wide, gap)] if left or right else []
+        left = [draw_text(title, size, width=min(room, left[0].shape[1]), max_lines=2)]
+        return [_draw_header_line(left, [], width, gap), _draw_header_line(right, [], width, gap)]
+    return [_draw_header_line(left, right, width, gap)] if left or right else []
 
 
-def _line(left: Sequence[Picture], right: Sequence[Picture], wide: int, gap: int) -> Picture:
+def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width: int, gap: int) -> RGBImage:
     tall = max(tile.shape[0] for tile in (*left, *right))
-    out = np.full((tall + gap, wide, 3), PAPER, np.uint8)
+    out = np.full((tall + gap, width, 3), BACKGROUND_COLOR, np.uint8)
     for tile in left:
-        out[gap + (tall - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : wide - gap]
+        out[gap + (tall - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
     for tile in right:
-        start = max(0, wide - gap - tile.shape[1])
-        out[gap + (tall - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[:, : wide - start]
+        start = max(0, width - gap - tile.shape[1])
+        out[gap + (tall - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - start]
     return out
 
 
-def _body(row: Sequence[Cell], columns: int, height: int) -> Picture:
+def _draw_sheet_row(row: Sequence[CaptionedImage], columns: int, height: int) -> RGBImage:
     pictures, captions, flags = zip(*row, strict=True)
-    return panel(pictures, captions, columns=columns, height=height, flags=flags)
+    return draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
 
 
-def _width(picture: Picture, height: int) -> int:
+def _compute_scaled_width(image: RGBImage, height: int) -> int:
     """Pixels of a picture scaled as a panel does it."""
-    return min(2 * height, round(height * int(picture.shape[1]) / int(picture.shape[0])))
+    return min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0])))
 
 
-def _sheet_columns(count: int, width: int, height: int) -> int:
+def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
     """As many as fit, or the number below that leaves the fewest places empty."""
-    most = min(MOST, max(3, WIDTH // (width + max(4, height // 20))))
-    return count if count <= most else min(range(most, 2, -1), key=lambda columns: -count % columns)
+    most = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
+    return n_images if n_images <= most else min(range(most, 2, -1), key=lambda columns: -n_images % columns)

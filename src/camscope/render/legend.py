@@ -12,26 +12,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError
-from camscope.mask_labels import listed, several_labels
+from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
-from camscope.render.image_grid import padded
-from camscope.render.overlay import BAND, not_covered
+from camscope.render.image_grid import pad_image
+from camscope.render.overlay import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.rgb_image import (
-    DARK_PAPER,
-    LIGHT_INK,
-    PAPER,
-    Colour,
-    Picture,
+    BACKGROUND_COLOR,
+    DARK_BACKGROUND_COLOR,
+    LIGHT_TEXT_COLOR,
+    Color,
+    RGBImage,
     Values,
-    checked_fraction,
-    checked_picture,
-    checked_values,
+    check_fraction,
+    check_rgb_image,
+    to_finite_float64,
 )
-from camscope.render.shapes import contours, draw_line
-from camscope.render.text import ELLIPSIS, text_tile
+from camscope.render.shapes import draw_polygon, find_contours
+from camscope.render.text import ELLIPSIS, draw_text
 
 # The first eight after Okabe & Ito (2008), told apart with any colour vision; more than twelve nobody tells apart.
-SWATCHES: tuple[Colour, ...] = (
+REGION_COLORS: tuple[Color, ...] = (
     (230, 159, 0),
     (86, 180, 233),
     (0, 158, 115),
@@ -45,34 +45,34 @@ SWATCHES: tuple[Colour, ...] = (
     (255, 255, 255),
     (17, 119, 51),
 )
-LONGEST = 36  # letters of a line
+MAX_LINE_LETTERS = 36  # letters of a line
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """What a colour stands for: a title beside its swatch, and lines below it."""
 
-    colour: Colour
+    color: Color
     title: str
     lines: tuple[str, ...] = ()
 
 
-def swatches(count: int) -> tuple[Colour, ...]:
+def choose_region_colors(count: int) -> tuple[Color, ...]:
     """So many colours that can be told apart; InputError beyond twelve."""
-    if not 0 < count <= len(SWATCHES):
-        raise InputError(f"{plural(count, 'colour')}: expected 1 to {len(SWATCHES)}, more cannot be told apart")
-    return SWATCHES[:count]
+    if not 0 < count <= len(REGION_COLORS):
+        raise InputError(f"{plural(count, 'colour')}: expected 1 to {len(REGION_COLORS)}, more cannot be told apart")
+    return REGION_COLORS[:count]
 
 
-def regions(
-    image: Picture,
-    numbers: NDArray[np.integer],
+def draw_regions(
+    image: RGBImage,
+    color_index: NDArray[np.integer],
     strength: Values,
-    colours: Sequence[Colour],
+    colors: Sequence[Color],
     *,
     alpha: float = 0.8,
     covered: NDArray[np.bool_] | None = None,
-) -> Picture:
+) -> RGBImage:
     """(H,W,3), (H,W) numbers of colours and (H,W) in 0..1 -> (H,W,3): each pixel in its colour, over the picture in grey.
 
     Grey, so that every colour is one of the legend's. `alpha`: opacity of strength 1; it rises early, as in `overlay`, and
@@ -81,46 +81,52 @@ def regions(
     """
     import cv2
 
-    missing = 1 - checked_values(strength, over=checked_picture(image)).clip(0, 1)
-    opacity = checked_fraction("alpha", alpha) * (1 - missing**2)
-    if numbers.shape != opacity.shape:
-        raise GeometryError(f"the numbers are {numbers.shape} and their strengths {opacity.shape}; expected one size")
-    if numbers.min() < 0 or numbers.max() >= len(colours):
-        raise InputError(f"numbers {numbers.min()} to {numbers.max()} for {plural(len(colours), 'colour')}")
-    grey: Picture = np.repeat(
+    missing = 1 - to_finite_float64(strength, image=check_rgb_image(image)).clip(0, 1)
+    opacity = check_fraction("alpha", alpha) * (1 - missing**2)
+    if color_index.shape != opacity.shape:
+        raise GeometryError(
+            f"the numbers are {color_index.shape} and their strengths {opacity.shape}; expected one size"
+        )
+    if color_index.min() < 0 or color_index.max() >= len(colors):
+        raise InputError(f"numbers {color_index.min()} to {color_index.max()} for {plural(len(colors), 'colour')}")
+    grey: RGBImage = np.repeat(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].astype(np.uint8, copy=False), 3, axis=2
     )
-    out = grey.copy() if covered is None else not_covered(grey, covered)
-    table = np.asarray(colours, dtype=np.float64)
-    for top in range(0, len(out), BAND):
-        rows = np.s_[top : top + BAND]
-        mixed = np.rint(grey[rows] + opacity[rows, :, None] * (table[numbers[rows]] - grey[rows])).astype(np.uint8)
+    out = grey.copy() if covered is None else hatch_uncovered(grey, covered)
+    table = np.asarray(colors, dtype=np.float64)
+    for top in range(0, len(out), ROWS_PER_BAND):
+        rows = np.s_[top : top + ROWS_PER_BAND]
+        mixed = np.rint(grey[rows] + opacity[rows, :, None] * (table[color_index[rows]] - grey[rows])).astype(np.uint8)
         np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
     return out
 
 
-def legend(entries: Sequence[Entry], size: int = 16, *, heading: str = "") -> Picture:
+def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
     """(h,w,3): one entry below the other, its swatch at the left. `size`: pixels of a letter; long lines are cut."""
     if not entries:
         raise InputError("a legend without entries")
-    blocks = [text_tile(cut(heading), round(0.85 * size))] if heading else []
-    blocks += [_block(entry, size) for entry in entries]
+    blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []
+    blocks += [_draw_legend_entry(entry, font_size) for entry in entries]
     width = max(block.shape[1] for block in blocks)
-    out = np.full((sum(len(block) for block in blocks) + size // 2, width + size // 2, 3), PAPER, np.uint8)
-    top = size // 2
+    out = np.full(
+        (sum(len(block) for block in blocks) + font_size // 2, width + font_size // 2, 3), BACKGROUND_COLOR, np.uint8
+    )
+    top = font_size // 2
     for block in blocks:
         out[top : top + len(block), : block.shape[1]] = block
         top += len(block)
     return out
 
 
-def _block(entry: Entry, size: int) -> Picture:
-    tiles = [text_tile(cut(entry.title), size)] + [text_tile(cut(line), round(0.85 * size)) for line in entry.lines]
-    left, gap = 2 * size, size // 2
+def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
+    tiles = [draw_text(truncate_legend_line(entry.title), font_size)] + [
+        draw_text(truncate_legend_line(line), round(0.85 * font_size)) for line in entry.lines
+    ]
+    left, gap = 2 * font_size, font_size // 2
     tall = sum(len(tile) for tile in tiles)
-    out = np.full((tall + gap, left + max(tile.shape[1] for tile in tiles), 3), PAPER, np.uint8)
+    out = np.full((tall + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
     out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame, without which white is no swatch
-    out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.colour
+    out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.color
     top = 0
     for tile in tiles:
         out[top : top + len(tile), left : left + tile.shape[1]] = tile
@@ -128,19 +134,19 @@ def _block(entry: Entry, size: int) -> Picture:
     return out
 
 
-def cut(text: str) -> str:
+def truncate_legend_line(text: str) -> str:
     """The text in as many letters as a line has."""
-    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + ELLIPSIS
+    return text if len(text) <= MAX_LINE_LETTERS else text[: MAX_LINE_LETTERS - 1].rstrip() + ELLIPSIS
 
 
 Masks: TypeAlias = Mapping[str, ArrayLike] | ArrayLike
-Outlines: TypeAlias = list[tuple[str, Colour, NDArray[np.bool_]]]
+MaskOutlines: TypeAlias = list[tuple[str, Color, NDArray[np.bool_]]]
 
 # Cyan, lavender, sage, blue: far from inferno and from one another (CIE76 of 25 at least) in each kind of colour vision.
-OUTLINE: tuple[Colour, ...] = ((102, 255, 255), (204, 153, 255), (153, 204, 153), (102, 102, 255))
+OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204, 153), (102, 102, 255))
 
 
-def outlines(masks: Masks | None, size: Sequence[int]) -> Outlines:
+def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
     """One mask, or names of masks, of the given size -> (name, colour, where it is True); "" for one without a name.
 
     0 is outside. GeometryError for another size, InputError for more masks than colours, for several labels, and for NaN.
@@ -148,72 +154,72 @@ def outlines(masks: Masks | None, size: Sequence[int]) -> Outlines:
     if masks is None:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
-    if len(named) > len(OUTLINE):
+    if len(named) > len(OUTLINE_COLORS):
         raise InputError(
-            f"{plural(len(named), 'mask')}; expected {len(OUTLINE)} at most: more colours cannot be told apart"
+            f"{plural(len(named), 'mask')}; expected {len(OUTLINE_COLORS)} at most: more colours cannot be told apart"
         )
     return [
-        (str(name), colour, _inside(name, mask, tuple(size)))
-        for (name, mask), colour in zip(named.items(), OUTLINE, strict=False)
+        (str(name), colour, _check_mask(name, mask, tuple(shape)))
+        for (name, mask), colour in zip(named.items(), OUTLINE_COLORS, strict=False)
     ]
 
 
-def draw_outlines(image: Picture, found: Outlines) -> Picture:
+def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     """(H,W,3) -> (H,W,3): each mask's outline along the edges of its pixels. On a larger picture it is scaled with it."""
-    out = checked_picture(image).copy()
-    for _, colour, inside in found:
+    out = check_rgb_image(image).copy()
+    for _, colour, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
-        for polygon in contours(inside.astype(np.float32), 1):
-            draw_line(out, polygon * ratio, colour, thin=True)
+        for polygon in find_contours(inside.astype(np.float32), 1):
+            draw_polygon(out, polygon * ratio, colour, thin=True)
     return out
 
 
-def key(found: Outlines, size: int, *, width: int | None = None) -> list[Picture]:
+def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
     """Pieces of a legend on a dark ground: a line in a mask's colour, and the mask's name. Those without one are left out."""
-    return [_piece(name, colour, size, width) for name, colour, _ in found if name]
+    return [_draw_outline_key(name, colour, font_size, width) for name, colour, _ in outlines if name]
 
 
-def key_below(image: Picture, found: Outlines) -> Picture:
+def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     """(H,W,3) -> (H+h,W,3): the picture over the legend of its outlines; as it is where none has a name."""
     height, width = image.shape[:2]
     size = min(28, max(11, min(height, width) // 28))
-    rows: list[list[Picture]] = [[]]
-    for piece in key(found, size, width=width):
-        spaced = padded(piece, left=size // 2, paper=DARK_PAPER)
+    rows: list[list[RGBImage]] = [[]]
+    for piece in draw_outline_keys(outlines, size, width=width):
+        spaced = pad_image(piece, left=size // 2, background=DARK_BACKGROUND_COLOR)
         if rows[-1] and sum(one.shape[1] for one in rows[-1]) + spaced.shape[1] > width:
             rows.append([])
         rows[-1].append(spaced)
-    strips = [_strip(row, width) for row in rows if row]
+    strips = [_draw_key_row(row, width) for row in rows if row]
     return np.concatenate([image, *strips])
 
 
-def _inside(name: str, mask: ArrayLike, size: tuple[int, ...]) -> NDArray[np.bool_]:
+def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(mask)
     what = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
         raise InputError(f"{what} holds {array.dtype} or NaN; expected True and False, or numbers")
-    if array.shape != size:
-        raise GeometryError(f"{what} is {array.shape} and the picture {size}; expected one size")
-    if names := several_labels(array):
+    if array.shape != shape:
+        raise GeometryError(f"{what} is {array.shape} and the picture {shape}; expected one size")
+    if names := find_multiple_labels(array):
         raise InputError(
-            f"{what} holds {listed(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
+            f"{what} holds {format_name_list(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
             "or mask != 0 for all"
         )
     return np.asarray(array != 0)
 
 
-def _piece(name: str, colour: Colour, size: int, width: int | None) -> Picture:
-    text = text_tile(name, size, ink=LIGHT_INK, paper=DARK_PAPER)
-    long = round(1.5 * size)
-    out = np.full((text.shape[0], long + text.shape[1], 3), DARK_PAPER, np.uint8)
-    middle, thick = text.shape[0] // 2, max(2, size // 5)
-    out[middle - thick // 2 :][:thick, :long] = colour
+def _draw_outline_key(name: str, color: Color, font_size: int, width: int | None) -> RGBImage:
+    text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
+    long = round(1.5 * font_size)
+    out = np.full((text.shape[0], long + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    middle, thick = text.shape[0] // 2, max(2, font_size // 5)
+    out[middle - thick // 2 :][:thick, :long] = color
     out[:, long:] = text
     return out if width is None else out[:, :width]
 
 
-def _strip(pieces: Sequence[Picture], width: int) -> Picture:
-    out = np.full((pieces[0].shape[0], width, 3), DARK_PAPER, np.uint8)
-    row = np.concatenate(pieces, axis=1)[:, :width]
+def _draw_key_row(keys: Sequence[RGBImage], width: int) -> RGBImage:
+    out = np.full((keys[0].shape[0], width, 3), DARK_BACKGROUND_COLOR, np.uint8)
+    row = np.concatenate(keys, axis=1)[:, :width]
     out[:, : row.shape[1]] = row
     return out

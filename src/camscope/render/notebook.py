@@ -3,42 +3,42 @@
 import base64
 import io
 
-from camscope.render.rgb_image import Picture, encode, fitted
+from camscope.render.rgb_image import RGBImage, encode_image, resize_to_fit
 
-MAX_BYTES = 200_000  # of a picture; as text in a page it is a third larger
-MAX_SIDE = 1200  # pixels
-QUALITIES = (90, 80, 70)  # of JPEG, where PNG takes too much
-SHRINKING = 0.75
+MAX_IMAGE_BYTES = 200_000  # of a picture; as text in a page it is a third larger
+MAX_SIDE_PIXELS = 1200  # pixels
+JPEG_QUALITIES = (90, 80, 70)  # of JPEG, where PNG takes too much
+SHRINK_FACTOR = 0.75
 
 
-def notebook_figure(image: Picture, alt: str, caption: str) -> str:
+def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
     """The HTML of a picture with a caption, at most 300 kB; `alt` and `caption` are HTML already.
 
     It is scaled down, and a JPEG where a PNG takes too much: `save` writes it in full.
     """
-    kind, data = _small(image)
+    kind, data = _encode_small_image(image)
     picture = base64.b64encode(data).decode()
     return (
         f'<figure><img src="data:image/{kind};base64,{picture}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
     )
 
 
-def _small(image: Picture) -> tuple[str, bytes]:
+def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
     from PIL import Image
 
-    side = min(MAX_SIDE, max(image.shape[:2]))
+    side = min(MAX_SIDE_PIXELS, max(image.shape[:2]))
     while True:
-        smaller = _within(image, side)
-        if len(data := encode(smaller, ".png")) <= MAX_BYTES:
+        smaller = _shrink_to_side(image, side)
+        if len(data := encode_image(smaller, ".png")) <= MAX_IMAGE_BYTES:
             return "png", data
-        for quality in QUALITIES:
+        for quality in JPEG_QUALITIES:
             stream = io.BytesIO()
             Image.fromarray(smaller).save(stream, "JPEG", quality=quality)
-            if stream.tell() <= MAX_BYTES:
+            if stream.tell() <= MAX_IMAGE_BYTES:
                 return "jpeg", stream.getvalue()
-        side = int(side * SHRINKING)
+        side = int(side * SHRINK_FACTOR)
 
 
-def _within(image: Picture, side: int) -> Picture:
+def _shrink_to_side(image: RGBImage, side: int) -> RGBImage:
     height, width = image.shape[:2]
-    return image if max(height, width) <= side else fitted(image, side, side)
+    return image if max(height, width) <= side else resize_to_fit(image, side, side)

@@ -5,34 +5,34 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError
-from camscope.render.colormap import DIVERGING, colourise, lower_bound
+from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
 from camscope.render.rgb_image import (
-    PAPER,
-    Picture,
+    BACKGROUND_COLOR,
+    RGBImage,
     Values,
-    checked_fraction,
-    checked_picture,
-    expect_values,
-    line_width,
+    check_fraction,
+    check_map_values,
+    check_rgb_image,
+    choose_line_width,
 )
 
 # What is not covered: its lightness times SHADE plus VEIL, neither black nor white, with stripes lighter by HATCH.
-SHADE, VEIL, HATCH = 0.30, 38.0, 30.0
+UNCOVERED_CONTRAST, UNCOVERED_BRIGHTNESS, HATCH_BRIGHTNESS = 0.30, 38.0, 30.0
 # Of the contrast, under a map with two signs.
-PALE = 0.45
+PALE_CONTRAST = 0.45
 # Rows mixed at a time: a large photograph needs little more memory than the result.
-BAND = 256
+ROWS_PER_BAND = 256
 
 
 def overlay(
-    image: Picture,
+    image: RGBImage,
     values: Values,
     *,
     alpha: float = 0.85,
     colormap: str = "inferno",
     alpha_by_value: bool = True,
     covered: NDArray[np.bool_] | None = None,
-) -> Picture:
+) -> RGBImage:
     """(H,W,3) and (H,W) in 0..1 (`colormap="diverging"`: -1..1) -> (H,W,3): the map's colours over the picture.
 
     `alpha`: opacity of the strongest value; 0 returns the picture as it is. `alpha_by_value`: weaker values are more
@@ -40,66 +40,72 @@ def overlay(
     where the map says nothing; that part turns grey, dim and hatched behind a thin line, which no value looks like.
     InputError, NonFiniteError or GeometryError for arrays that do not belong together.
     """
-    numbers = expect_values(np.asarray(values), over=checked_picture(image))
-    if checked_fraction("alpha", alpha) == 0:
+    numbers = check_map_values(np.asarray(values), image=check_rgb_image(image))
+    if check_fraction("alpha", alpha) == 0:
         return image.copy()
-    out = image.copy() if covered is None else not_covered(image, covered)
-    for top in range(0, len(out), BAND):
-        rows = np.s_[top : top + BAND]
+    out = image.copy() if covered is None else hatch_uncovered(image, covered)
+    for top in range(0, len(out), ROWS_PER_BAND):
+        rows = np.s_[top : top + ROWS_PER_BAND]
         band = numbers[rows].astype(np.float64)
-        opacity = alpha * _presence(band, colormap) if alpha_by_value else np.full_like(band, alpha)
+        opacity = alpha * _compute_opacity(band, colormap) if alpha_by_value else np.full_like(band, alpha)
         if covered is not None:
             opacity *= covered[rows]
-        out[rows] = _blend(out[rows], colourise(band, colormap), opacity)
+        out[rows] = _blend(out[rows], colorize(band, colormap), opacity)
     return out
 
 
-def pale(image: Picture) -> Picture:
+def fade_to_gray(image: RGBImage) -> RGBImage:
     """(H,W,3) -> the picture in light greys, of less than half its contrast, on which both red and blue stand out."""
     import cv2
 
-    lighter = np.rint(255 - PALE * (255 - np.arange(256))).astype(np.uint8)
-    light: Picture = lighter[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
+    lighter = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
+    light: RGBImage = lighter[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
     return light
 
 
-def not_covered(image: Picture, covered: NDArray[np.bool_]) -> Picture:
+def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     """(H,W,3) and (H,W) -> (H,W,3): what no map covers is grey, dim and hatched behind a thin line; the rest stays.
 
     The line lies outside the covered part, so it hides nothing there. InputError or GeometryError as in `overlay`.
     """
     import cv2
 
-    _check_cover(covered, checked_picture(image))
-    width = line_width(image)
+    _check_covered(covered, check_rgb_image(image))
+    width = choose_line_width(image)
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
-    grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, np.ascontiguousarray(stripes), HATCH, VEIL)
-    dim: Picture = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
+    grey = cv2.addWeighted(
+        cv2.cvtColor(image, cv2.COLOR_RGB2GRAY),
+        UNCOVERED_CONTRAST,
+        np.ascontiguousarray(stripes),
+        HATCH_BRIGHTNESS,
+        UNCOVERED_BRIGHTNESS,
+    )
+    dim: RGBImage = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
     grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
-    dim[(grown > 0) & ~covered] = PAPER
+    dim[(grown > 0) & ~covered] = BACKGROUND_COLOR
     cv2.copyTo(image, covered.astype(np.uint8), dim)
     return dim
 
 
-def _presence(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
+def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
     """Opacity of a value: 0 at 0, 1 at the ends.
 
     It rises early, so that weak evidence can be seen on a bright photograph; with the diverging map it rises evenly,
     for there weak values are white, and would lie on the photograph like fog.
     """
-    strength = np.minimum(np.abs(np.clip(values, lower_bound(colormap), None)), 1)
+    strength = np.minimum(np.abs(np.clip(values, get_colormap_minimum(colormap), None)), 1)
     return strength if colormap == DIVERGING else 1 - (1 - strength) ** 2
 
 
-def _blend(image: Picture, colours: Picture, opacity: NDArray[np.float64]) -> Picture:
-    mixed = np.subtract(colours, image, dtype=np.float32)
+def _blend(image: RGBImage, colors: RGBImage, opacity: NDArray[np.float64]) -> RGBImage:
+    mixed = np.subtract(colors, image, dtype=np.float32)
     mixed *= opacity.astype(np.float32)[..., None]
     mixed += image
     return np.rint(mixed, out=mixed).astype(np.uint8)
 
 
-def _check_cover(covered: NDArray[np.bool_], image: Picture) -> None:
+def _check_covered(covered: NDArray[np.bool_], image: RGBImage) -> None:
     if covered.dtype != np.bool_:
         raise InputError(f"covered is {covered.dtype}; expected bool: True where the map lies")
     if covered.shape != image.shape[:2]:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.render.colormap import colourise
-from camscope.render.rgb_image import Colour, Picture, Values, checked_picture, checked_values, line_width
-from camscope.render.text import text_tile
+from camscope.render.colormap import colorize
+from camscope.render.rgb_image import Color, RGBImage, Values, check_rgb_image, choose_line_width, to_finite_float64
+from camscope.render.text import draw_text
 
-CYAN: Colour = (0, 229, 255)
-LIGHT: Colour = (255, 255, 255)
-DARK: Colour = (0, 0, 0)
-SUBPIXEL = 4
+CYAN: Color = (0, 229, 255)
+LIGHT_RIM_COLOR: Color = (255, 255, 255)
+DARK_RIM_COLOR: Color = (0, 0, 0)
+SUBPIXEL_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Box:
     peak: float
 
 
-def contours(values: Values, level: float) -> list[NDArray[np.float64]]:
+def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
     """(H,W) -> closed polygons (M,2) along the edges of the pixels whose value is >= `level`; a hole has its own.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
@@ -40,16 +40,16 @@ def contours(values: Values, level: float) -> list[NDArray[np.float64]]:
     import cv2
 
     # On a mask of twice the size the traced pixel centres 2i and 2i+1 name the edges i and i+1 of pixel i.
-    mask = (checked_values(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
+    mask = (to_finite_float64(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
     found, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    return [_without_repeats((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(found)]
+    return [_remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(found)]
 
 
-def boxes(values: Values, threshold: float) -> list[Box]:
+def find_boxes(values: Values, threshold: float) -> list[Box]:
     """(H,W) -> one box for each group of touching pixels >= `threshold`, strongest peak first."""
     import cv2
 
-    numbers = checked_values(values)
+    numbers = to_finite_float64(values)
     count, labels, stats, _ = cv2.connectedComponentsWithStats((numbers >= threshold).astype(np.uint8), connectivity=8)
     found = []
     for label in range(1, count):
@@ -60,65 +60,65 @@ def boxes(values: Values, threshold: float) -> list[Box]:
 
 
 def draw_contours(
-    image: Picture, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
-) -> Picture:
+    image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
+) -> RGBImage:
     """(H,W,3) and (H,W) -> (H,W,3): the contours at each level, in the level's colour, on a line that sets them off."""
-    checked_values(values, over=checked_picture(image))
+    to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
-        ink = _colour(colourise(np.array([[level]]), colormap))
-        for polygon in contours(values, level):
-            draw_line(out, polygon, ink)
+        ink = _get_first_color(colorize(np.array([[level]]), colormap))
+        for polygon in find_contours(values, level):
+            draw_polygon(out, polygon, ink)
     return out
 
 
 def draw_boxes(
-    image: Picture, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, colour: Colour = CYAN
-) -> Picture:
+    image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
+) -> RGBImage:
     """(H,W,3) -> (H,W,3): each box as a frame, its label (one a box) above it, or inside if there is no room."""
     if labels is not None and len(labels) != len(boxes):
         raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one a box")
-    out = checked_picture(image).copy()
+    out = check_rgb_image(image).copy()
     for box in reversed(boxes):
-        draw_line(out, _corners(box), colour)
-    size = min(64, max(11, 12 * line_width(image)))
+        draw_polygon(out, _get_corners(box), color)
+    size = min(64, max(11, 12 * choose_line_width(image)))
     for box, label in zip(boxes, labels or [], strict=False):
-        _place(out, text_tile(label, size, ink=DARK, paper=colour), box)
+        _paste_label(out, draw_text(label, size, text_color=DARK_RIM_COLOR, background=color), box)
     return out
 
 
-def draw_marker(image: Picture, row: float, column: float, *, colour: Colour = CYAN) -> Picture:
+def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CYAN) -> RGBImage:
     """(H,W,3) -> (H,W,3): a ring around a point given in edge coordinates (the middle of pixel i is i + 0.5)."""
-    out = checked_picture(image).copy()
+    out = check_rgb_image(image).copy()
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    radius = 4 + 4 * line_width(image)
+    radius = 4 + 4 * choose_line_width(image)
     ring = np.stack([row + radius * np.sin(angle), column + radius * np.cos(angle)], axis=-1)
-    draw_line(out, ring, colour)
+    draw_polygon(out, ring, color)
     return out
 
 
-def _without_repeats(points: NDArray[np.float64]) -> NDArray[np.float64]:
+def _remove_repeated_points(points: NDArray[np.float64]) -> NDArray[np.float64]:
     fresh: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
     return points[fresh]
 
 
-def _corners(box: Box) -> NDArray[np.float64]:
+def _get_corners(box: Box) -> NDArray[np.float64]:
     bottom, right = box.top + box.height, box.left + box.width
     return np.array([(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)], dtype=np.float64)
 
 
-def draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour, *, thin: bool = False) -> None:
+def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
     """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
     import cv2
 
-    points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL).astype(np.int32)
-    width = max(2, line_width(out)) if thin else line_width(out) + 1
-    rim = max(1, line_width(out) // 2)
-    for ink, thickness in ((DARK if sum(colour) > 300 else LIGHT, width + 2 * rim), (colour, width)):
-        cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL)
+    points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
+    width = max(2, choose_line_width(out)) if thin else choose_line_width(out) + 1
+    rim = max(1, choose_line_width(out) // 2)
+    for ink, thickness in ((DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim), (color, width)):
+        cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
 
 
-def _place(out: Picture, tile: Picture, box: Box) -> None:
+def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
     """The tile on `out` itself: above the box, or inside where there is no room, and never beyond the picture."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
@@ -126,6 +126,6 @@ def _place(out: Picture, tile: Picture, box: Box) -> None:
     out[top : top + rows, left : left + columns] = tile[:rows, :columns]
 
 
-def _colour(picture: Picture) -> Colour:
-    red, green, blue = (int(part) for part in picture[0, 0])
+def _get_first_color(image: RGBImage) -> Color:
+    red, green, blue = (int(part) for part in image[0, 0])
     return red, green, blue

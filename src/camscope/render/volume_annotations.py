@@ -4,44 +4,55 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from camscope.render.anatomical_axes import View, axis_of, located
+from camscope.render.anatomical_axes import AnatomicalView, find_world_axis, format_location
 from camscope.render.colormap import DIVERGING
-from camscope.render.image_grid import AMBER, colour_bar, padded, written
-from camscope.render.legend import cut, key
-from camscope.render.rgb_image import DARK_PAPER, LIGHT_INK, Colour, Picture
-from camscope.render.text import text_tile
-from camscope.render.volume import Volume, Voxel
+from camscope.render.image_grid import WARNING_COLOR, draw_color_bar, format_range_number, pad_image
+from camscope.render.legend import draw_outline_keys, truncate_legend_line
+from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
+from camscope.render.text import draw_text
+from camscope.render.volume import Volume, VoxelIndex
 
-ACCENT: Colour = (0, 229, 255)  # of the peak and the cross hairs
-DEEP: Colour = (0, 96, 120)  # the same on the pale picture below a signed map
-GAP = 9  # pixels between a cross hair's arms and its middle: the spot itself stays free
-NICE = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # millimetres of a ruler
+ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the cross hairs
+DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale picture below a signed map
+CROSSHAIR_GAP_PIXELS = 9  # pixels between a cross hair's arms and its middle: the spot itself stays free
+RULER_LENGTHS_MM = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # millimetres of a ruler
 
 
-def line(text: str, size: int, *, ink: Colour = LIGHT_INK, width: int | None = None, lines: int = 1) -> Picture:
+def draw_text_on_dark(
+    text: str, font_size: int, *, text_color: Color = LIGHT_TEXT_COLOR, width: int | None = None, max_lines: int = 1
+) -> RGBImage:
     """A text on the dark ground."""
-    return text_tile(text, size, ink=ink, paper=DARK_PAPER, width=width, lines=lines)
+    return draw_text(
+        text, font_size, text_color=text_color, background=DARK_BACKGROUND_COLOR, width=width, max_lines=max_lines
+    )
 
 
-def letter_size(width: int) -> int:
+def choose_font_size(width: int) -> int:
     """Pixels of a letter in a picture so wide."""
     return min(22, max(11, width // 26))
 
 
-def margin(size: int) -> int:
+def compute_letter_margin(font_size: int) -> int:
     """Pixels between a plane and its title, where letters stand."""
-    return round(1.5 * size)
+    return round(1.5 * font_size)
 
 
-def framed(
-    plane: Picture, title: str, edges: tuple[str, str, str, str], size: int, *, ink: Colour = LIGHT_INK
-) -> Picture:
+def add_plane_frame(
+    plane: RGBImage,
+    title: str,
+    edge_letters: tuple[str, str, str, str],
+    font_size: int,
+    *,
+    text_color: Color = LIGHT_TEXT_COLOR,
+) -> RGBImage:
     """(h,w,3) -> larger: a plane below its title, with letters at its top, bottom, left and right."""
-    edge, head = margin(size), line(title, size, ink=ink)
-    known = any(edges)
-    out = padded(plane, edge if known else 2, edge if known else 4, edge, edge, paper=DARK_PAPER)
-    out = padded(out, top=head.shape[0], right=max(0, edge + head.shape[1] - out.shape[1]), paper=DARK_PAPER)
-    put(out, head, 0, edge - max(2, size // 4))
+    edge, head = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
+    known = any(edge_letters)
+    out = pad_image(plane, edge if known else 2, edge if known else 4, edge, edge, background=DARK_BACKGROUND_COLOR)
+    out = pad_image(
+        out, top=head.shape[0], right=max(0, edge + head.shape[1] - out.shape[1]), background=DARK_BACKGROUND_COLOR
+    )
+    paste_tile(out, head, 0, edge - max(2, font_size // 4))
     top, left = out.shape[0] - plane.shape[0] - (edge if known else 4), edge
     middle, centre = top + plane.shape[0] / 2, left + plane.shape[1] / 2
     places = (
@@ -50,127 +61,167 @@ def framed(
         (middle, edge / 2),
         (middle, left + plane.shape[1] + edge / 2),
     )
-    for letter, (row, column) in zip(edges, places, strict=True):
+    for letter, (row, column) in zip(edge_letters, places, strict=True):
         if letter:
-            tile = line(letter, size)
-            put(out, tile, round(row - tile.shape[0] / 2), round(column - tile.shape[1] / 2))
+            tile = draw_text_on_dark(letter, font_size)
+            paste_tile(out, tile, round(row - tile.shape[0] / 2), round(column - tile.shape[1] / 2))
     return out
 
 
-def corner(size: int, known: bool) -> tuple[int, int]:
+def compute_plane_corner(font_size: int, has_letters: bool) -> tuple[int, int]:
     """(row, column) of a plane's first pixel in its frame; `known`: with letters."""
-    return line("", size).shape[0] + (margin(size) if known else 2), margin(size)
+    return draw_text_on_dark("", font_size).shape[0] + (
+        compute_letter_margin(font_size) if has_letters else 2
+    ), compute_letter_margin(font_size)
 
 
-def put(out: Picture, tile: Picture, row: int, column: int) -> None:
+def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
     """A tile on `out` itself, cut at its borders."""
     row, column = max(0, row), max(0, column)
     room = out[row : row + tile.shape[0], column : column + tile.shape[1]]
     room[:] = tile[: room.shape[0], : room.shape[1]]
 
 
-def crossed(plane: Picture, row: float, column: float, colour: Colour) -> Picture:
+def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
     """(h,w,3): with thin lines through a point, half transparent, which leave the point itself free."""
     out = plane.copy()
     i, j = min(int(row), plane.shape[0] - 1), min(int(column), plane.shape[1] - 1)
     for arm in (
-        np.s_[: max(0, i - GAP), j],
-        np.s_[i + GAP + 1 :, j],
-        np.s_[i, : max(0, j - GAP)],
-        np.s_[i, j + GAP + 1 :],
+        np.s_[: max(0, i - CROSSHAIR_GAP_PIXELS), j],
+        np.s_[i + CROSSHAIR_GAP_PIXELS + 1 :, j],
+        np.s_[i, : max(0, j - CROSSHAIR_GAP_PIXELS)],
+        np.s_[i, j + CROSSHAIR_GAP_PIXELS + 1 :],
     ):
-        out[arm] = np.rint(0.35 * out[arm] + 0.65 * np.asarray(colour)).astype(np.uint8)
+        out[arm] = np.rint(0.35 * out[arm] + 0.65 * np.asarray(color)).astype(np.uint8)
     return out
 
 
-def accent(volume: Volume) -> Colour:
+def choose_accent_color(volume: Volume) -> Color:
     """The colour of cross hairs and of the peak's slice, that shows on what lies below."""
-    return DEEP if volume.colormap == DIVERGING and volume.alpha > 0 else ACCENT
+    return DARK_ACCENT_COLOR if volume.colormap == DIVERGING and volume.alpha > 0 else ACCENT_COLOR
 
 
-def stacked(rows: Sequence[Sequence[Picture]], gap: int = 0) -> Picture:
+def arrange_tiles(rows: Sequence[Sequence[RGBImage]], gap: int = 0) -> RGBImage:
     """Pictures in rows and columns on the dark ground, each at the top left of its place."""
     widths = [max(cell.shape[1] for cell in column) + gap for column in zip(*rows, strict=True)]
     bands = []
     for row in rows:
         tall = max(cell.shape[0] for cell in row) + gap
         cells = [
-            padded(cell, bottom=tall - cell.shape[0], right=width - cell.shape[1], paper=DARK_PAPER)
+            pad_image(cell, bottom=tall - cell.shape[0], right=width - cell.shape[1], background=DARK_BACKGROUND_COLOR)
             for cell, width in zip(row, widths, strict=True)
         ]
         bands.append(np.concatenate(cells, axis=1))
     return np.concatenate(bands)
 
 
-def numbered(volume: Volume, view: View, voxel: Voxel) -> str:
+def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
     """A plane's name and number: `axial 17`, `axis 0: 17`, and where it lies."""
     apart = " " if view.name.isalpha() else ": "
-    return f"{view.name}{apart}{voxel[view.normal]}{position(volume, voxel, view.normal)}"
+    return f"{view.name}{apart}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
 
-def middle(volume: Volume, view: View, number: int) -> Voxel:
+def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> VoxelIndex:
     """The voxel in the middle of a slice."""
-    depth, row, column = (number if axis == view.normal else length // 2 for axis, length in enumerate(volume.shape))
+    depth, row, column = (
+        slice_index if axis == view.normal_axis else length // 2 for axis, length in enumerate(volume.shape)
+    )
     return depth, row, column
 
 
-def position(volume: Volume, voxel: Voxel, normal: int) -> str:
+def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
     """Where a slice lies: ` · S 12.0 mm` in the world, ` · 85.0 mm` from the first slice, or nothing."""
-    if volume.matrix is not None:
-        return f" · {located(volume.matrix, voxel)[axis_of(volume.matrix, normal)]} mm"
-    return f" · {voxel[normal] * volume.voxel[normal]:.1f} mm" if volume.measured else ""
+    if volume.affine_matrix is not None:
+        return (
+            f" · {format_location(volume.affine_matrix, voxel)[find_world_axis(volume.affine_matrix, normal_axis)]} mm"
+        )
+    return f" · {voxel[normal_axis] * volume.voxel_size[normal_axis]:.1f} mm" if volume.has_physical_size else ""
 
 
-def told(volume: Volume, size: int, factor: float, height: int, words: Sequence[str], *, bar: bool = True) -> Picture:
+def draw_side_panel(
+    volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
+) -> RGBImage:
     """(h,w,3), about `height` rows: a warning, the bar with the raw range, words, the masks' legend, a ruler."""
-    edge, gap = max(2, size // 4), size // 2
-    wide = 12 * size
-    above = [] if volume.warning is None else [text_tile(volume.warning, size, width=wide, lines=4, paper=AMBER)]
-    below = [line(cut(part), size) for word in words for part in word.split(" · ") if part]
-    below += [padded(piece, left=edge, paper=DARK_PAPER) for piece in key(volume.outlines, size)]
-    if volume.measured:
-        below.append(padded(ruler(factor, wide // 2, size), left=edge, paper=DARK_PAPER))
+    edge, gap = max(2, font_size // 4), font_size // 2
+    wide = 12 * font_size
+    above = (
+        []
+        if volume.warning is None
+        else [draw_text(volume.warning, font_size, width=wide, max_lines=4, background=WARNING_COLOR)]
+    )
+    below = [
+        draw_text_on_dark(truncate_legend_line(part), font_size)
+        for word in text_lines
+        for part in word.split(" · ")
+        if part
+    ]
+    below += [
+        pad_image(piece, left=edge, background=DARK_BACKGROUND_COLOR)
+        for piece in draw_outline_keys(volume.outlines, font_size)
+    ]
+    if volume.has_physical_size:
+        below.append(
+            pad_image(draw_ruler(pixels_per_mm, wide // 2, font_size), left=edge, background=DARK_BACKGROUND_COLOR)
+        )
     if bar and volume.alpha > 0:
         room = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
-        above.append(padded(_bar(volume, size, room), left=edge, bottom=gap // 2, paper=DARK_PAPER))
-    pieces = [padded(piece, bottom=gap, paper=DARK_PAPER) for piece in (*above, *below)]
+        above.append(
+            pad_image(
+                _draw_color_bar(volume, font_size, room), left=edge, bottom=gap // 2, background=DARK_BACKGROUND_COLOR
+            )
+        )
+    pieces = [pad_image(piece, bottom=gap, background=DARK_BACKGROUND_COLOR) for piece in (*above, *below)]
     wide = max([wide, *(piece.shape[1] for piece in pieces)])
-    top = np.full((1, wide, 3), DARK_PAPER, np.uint8)
-    return np.concatenate([top, *(padded(one, right=wide - one.shape[1], paper=DARK_PAPER) for one in pieces)])
+    top = np.full((1, wide, 3), DARK_BACKGROUND_COLOR, np.uint8)
+    return np.concatenate(
+        [top, *(pad_image(one, right=wide - one.shape[1], background=DARK_BACKGROUND_COLOR) for one in pieces)]
+    )
 
 
-def _bar(volume: Volume, size: int, room: int) -> Picture:
-    height = min(260, max(6 * size, room))
-    return colour_bar(height, *volume.ends, volume.colormap, width=size, size=size, ink=LIGHT_INK, paper=DARK_PAPER)
+def _draw_color_bar(volume: Volume, font_size: int, max_height: int) -> RGBImage:
+    height = min(260, max(6 * font_size, max_height))
+    return draw_color_bar(
+        height,
+        *volume.value_range,
+        volume.colormap,
+        width=font_size,
+        font_size=font_size,
+        text_color=LIGHT_TEXT_COLOR,
+        background=DARK_BACKGROUND_COLOR,
+    )
 
 
-def ruler(factor: float, width: int, size: int) -> Picture:
+def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
     """(h,w,3): a line as long as so many millimetres, and how many."""
-    length = max((one for one in NICE if one * factor <= width), default=NICE[0])
-    pixels = max(2, round(length * factor))
-    text = line(f"{length} mm", size)
-    out = np.full((text.shape[0], pixels + 6 + text.shape[1], 3), DARK_PAPER, np.uint8)
+    length = max((one for one in RULER_LENGTHS_MM if one * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
+    pixels = max(2, round(length * pixels_per_mm))
+    text = draw_text_on_dark(f"{length} mm", font_size)
+    out = np.full((text.shape[0], pixels + 6 + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
     middle = text.shape[0] // 2
-    out[middle : middle + 2, :pixels] = LIGHT_INK
-    out[middle - 4 : middle + 6, [0, 1, pixels - 2, pixels - 1]] = LIGHT_INK
+    out[middle : middle + 2, :pixels] = LIGHT_TEXT_COLOR
+    out[middle - 4 : middle + 6, [0, 1, pixels - 2, pixels - 1]] = LIGHT_TEXT_COLOR
     out[:, pixels + 6 :] = text
     return out
 
 
-def turned(view: View, volume: Volume) -> str:
+def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
     """Where the patient's sides are on a slice, in words: for pictures too small for letters at their edges."""
-    top, _, left, _ = view.edges(volume.letters)
+    top, _, left, _ = view.get_edge_letters(volume.axis_end_letters)
     return f"top {top}, left {left}" if top and left else ""
 
 
-def peak_words(volume: Volume, at: Voxel) -> list[str]:
+def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
     """What the map says at a voxel, and where that lies."""
-    value = float(volume.values[at])
-    what = "peak" if at == volume.peak and not volume.warning else "value"
-    words = [f"{what} {written(value, value, value)}", f"voxel {at[0]}, {at[1]}, {at[2]}"]
-    return words if volume.matrix is None else [*words, f"{'  '.join(located(volume.matrix, at))} mm"]
+    value = float(volume.values[voxel])
+    what = "peak" if voxel == volume.peak and not volume.warning else "value"
+    words = [f"{what} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
+    return (
+        words
+        if volume.affine_matrix is None
+        else [*words, f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm"]
+    )
 
 
-def of_the_peak(volume: Volume) -> list[str]:
+def describe_peak(volume: Volume) -> list[str]:
     """The peak's words, of a map that has one and is shown."""
-    return peak_words(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []
+    return describe_voxel(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []

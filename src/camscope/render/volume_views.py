@@ -10,44 +10,51 @@ from typing import Literal
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.render.anatomical_axes import View
-from camscope.render.animation import MOST, evenly
+from camscope.render.anatomical_axes import AnatomicalView
+from camscope.render.animation import MAX_FRAMES, choose_even_indices
 from camscope.render.colormap import DIVERGING
-from camscope.render.image_grid import padded, surrounded
-from camscope.render.rgb_image import DARK_PAPER, LIGHT_INK, Picture, Values, expect_height, fitted
-from camscope.render.volume import Volume, Voxel, drawn, laid
+from camscope.render.image_grid import add_border, pad_image
+from camscope.render.rgb_image import (
+    DARK_BACKGROUND_COLOR,
+    LIGHT_TEXT_COLOR,
+    RGBImage,
+    Values,
+    check_image_height,
+    resize_to_fit,
+)
+from camscope.render.volume import Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
-    ACCENT,
-    accent,
-    corner,
-    crossed,
-    framed,
-    letter_size,
-    line,
-    margin,
-    middle,
-    numbered,
-    of_the_peak,
-    peak_words,
-    position,
-    stacked,
-    told,
-    turned,
+    ACCENT_COLOR,
+    add_plane_frame,
+    arrange_tiles,
+    choose_accent_color,
+    choose_font_size,
+    compute_letter_margin,
+    compute_plane_corner,
+    describe_orientation,
+    describe_peak,
+    describe_voxel,
+    draw_crosshair,
+    draw_side_panel,
+    draw_text_on_dark,
+    format_plane_title,
+    format_slice_position,
+    get_middle_voxel,
 )
 
-BARE = 240  # rows of a picture below which words would leave no room for the planes
-EDGE = 8
+MIN_HEIGHT_WITH_TEXT = 240  # rows of a picture below which words would leave no room for the planes
+EDGE_PIXELS = 8
 
 
-def planes(
+def draw_planes(
     volume: Volume,
-    at: tuple[int, int, int] | None = None,
+    voxel_index: tuple[int, int, int] | None = None,
     *,
     size: int | None = None,
     height: int | None = None,
     caption: str = "",
     bar: bool = True,
-) -> Picture:
+) -> RGBImage:
     """(D,H,W) -> (h,w,3): the three slices through voxel `at`, by default the peak's; what is known of it at the top right.
 
     Axial, coronal and sagittal, turned as radiologists do (the patient's right at the left, the front at the top or left),
@@ -56,136 +63,159 @@ def planes(
     picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
     """
     if height is not None:
-        expect_height("height", height)
-    voxel, factor = volume.expected(at), volume.finest(size)
-    if height is not None and height < BARE:
-        return _bare(volume, voxel, height)
-    letters = letter_size(round(factor * max(volume.extent)) if height is None else height // 2)
-    factor = factor if height is None else _factor(volume, height, letters)
-    first, second, third = (_plane_cell(volume, view, voxel, factor, letters) for view in volume.views)
-    head = line("", letters).shape[0]
-    words = [caption, *(peak_words(volume, voxel) if bar and volume.alpha > 0 else [])]
-    beside = told(volume, letters, factor, first.shape[0] - head, words, bar=bar)
-    beside = padded(beside, top=head, left=margin(letters) - letters // 4, paper=DARK_PAPER)
-    picture = stacked([[first, beside], [second, third]])
-    picture = padded(picture, letters // 2, letters // 2, 0, letters // 2, paper=DARK_PAPER)
-    return picture if height is None else fitted(picture, height)
+        check_image_height("height", height)
+    voxel, factor = volume.resolve_voxel(voxel_index), volume.max_resolution(size)
+    if height is not None and height < MIN_HEIGHT_WITH_TEXT:
+        return _draw_bare_planes(volume, voxel, height)
+    letters = choose_font_size(round(factor * max(volume.extent_mm)) if height is None else height // 2)
+    factor = factor if height is None else _compute_pixels_per_mm(volume, height, letters)
+    first, second, third = (_draw_framed_plane(volume, view, voxel, factor, letters) for view in volume.views)
+    head = draw_text_on_dark("", letters).shape[0]
+    words = [caption, *(describe_voxel(volume, voxel) if bar and volume.alpha > 0 else [])]
+    beside = draw_side_panel(volume, letters, factor, first.shape[0] - head, words, bar=bar)
+    beside = pad_image(
+        beside, top=head, left=compute_letter_margin(letters) - letters // 4, background=DARK_BACKGROUND_COLOR
+    )
+    picture = arrange_tiles([[first, beside], [second, third]])
+    picture = pad_image(picture, letters // 2, letters // 2, 0, letters // 2, background=DARK_BACKGROUND_COLOR)
+    return picture if height is None else resize_to_fit(picture, height)
 
 
-def _bare(volume: Volume, voxel: Voxel, height: int) -> Picture:
+def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
     """(height,w,3): the planes alone, for there is no room for words."""
-    factor = (height - EDGE) / sum(volume.millimetres(view)[0] for view in volume.views[:2])
-    first, second, third = (_marked(volume, view, voxel, factor) for view in volume.views)
-    nothing = np.full((first.shape[0], third.shape[1], 3), DARK_PAPER, np.uint8)
-    return fitted(stacked([[first, nothing], [second, third]], gap=EDGE // 2), height)
+    factor = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, factor) for view in volume.views)
+    nothing = np.full((first.shape[0], third.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    return resize_to_fit(arrange_tiles([[first, nothing], [second, third]], gap=EDGE_PIXELS // 2), height)
 
 
-def _factor(volume: Volume, height: int, letters: int) -> float:
+def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
     """Pixels a millimetre, so that two planes, one below the other, have so many rows with all that stands around them."""
-    around = 2 * corner(letters, known=volume.letters is not None)[0] + letters
-    around += 2 * (margin(letters) if volume.letters is not None else 4)
-    rows = sum(volume.millimetres(view)[0] for view in volume.views[:2])
+    around = 2 * compute_plane_corner(font_size, has_letters=volume.axis_end_letters is not None)[0] + font_size
+    around += 2 * (compute_letter_margin(font_size) if volume.axis_end_letters is not None else 4)
+    rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - around) / rows
 
 
-def _plane_cell(volume: Volume, view: View, voxel: Voxel, factor: float, letters: int) -> Picture:
+def _draw_framed_plane(
+    volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float, font_size: int
+) -> RGBImage:
     """One plane in its frame."""
-    plane = _marked(volume, view, voxel, factor)
-    return framed(plane, numbered(volume, view, voxel), view.edges(volume.letters), letters)
+    plane = _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm)
+    return add_plane_frame(
+        plane, format_plane_title(volume, view, voxel), view.get_edge_letters(volume.axis_end_letters), font_size
+    )
 
 
-def _marked(volume: Volume, view: View, voxel: Voxel, factor: float) -> Picture:
+def _draw_plane_with_crosshair(
+    volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float
+) -> RGBImage:
     """One plane with its cross hairs."""
-    plane = drawn(volume, view, voxel[view.normal], factor)
-    ratio = np.divide(plane.shape[:2], (volume.shape[view.rows], volume.shape[view.columns]))
-    row, column = np.multiply(view.place(voxel, volume.shape), ratio)
-    return crossed(plane, row, column, accent(volume))
+    plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
+    ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
+    row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
+    return draw_crosshair(plane, row, column, choose_accent_color(volume))
 
 
-WIDTH = 1200  # pixels of a grid of slices, unless asked for
+MAX_GRID_WIDTH = 1200  # pixels of a grid of slices, unless asked for
 
 
-def slices(
+def draw_slices(
     volume: Volume,
     axis: int | str | None = None,
     *,
-    count: int = MOST,
+    n_slices: int = MAX_FRAMES,
     columns: int | None = None,
     size: int | None = None,
     caption: str = "",
-) -> Picture:
+) -> RGBImage:
     """(D,H,W) -> (h,w,3): `count` slices along an axis, evenly spread, the peak's among them and in a frame; one scale.
 
     `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where `labels` or `world` tell which is which; by default the first
     or the axial one. Numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
     """
-    if count < 1:
-        raise InputError(f"count={count}: expected 1 slice at least")
-    view = volume.view(axis)
-    numbers = evenly(volume.shape[view.normal], count, volume.peak[view.normal])
-    height, width = volume.millimetres(view)
-    columns = min(columns or _columns(len(numbers), height / width), len(numbers))
+    if n_slices < 1:
+        raise InputError(f"count={n_slices}: expected 1 slice at least")
+    view = volume.get_view(axis)
+    numbers = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
+    height, width = volume.get_slice_size_mm(view)
+    columns = min(columns or _choose_slice_columns(len(numbers), height / width), len(numbers))
     if size is not None:
-        expect_height("size", size)
-    factor = min(volume.finest(None), WIDTH / columns / width) if size is None else size / max(height, width)
-    letters = letter_size(round(0.4 * columns * factor * width))
-    cells = [_slice_cell(volume, view, number, factor, letters) for number in numbers]
-    blank = np.full_like(cells[0], DARK_PAPER)
+        check_image_height("size", size)
+    factor = (
+        min(volume.max_resolution(None), MAX_GRID_WIDTH / columns / width)
+        if size is None
+        else size / max(height, width)
+    )
+    letters = choose_font_size(round(0.4 * columns * factor * width))
+    cells = [_draw_slice_cell(volume, view, number, factor, letters) for number in numbers]
+    blank = np.full_like(cells[0], DARK_BACKGROUND_COLOR)
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     rows[-1] += [blank] * (columns - len(rows[-1]))
-    grid = stacked(rows, gap=letters // 2)
-    said = [caption, *of_the_peak(volume), " · ".join(filter(None, (view.name, turned(view, volume))))]
-    beside = told(volume, letters, factor, min(440, grid.shape[0]), said)
-    return padded(
-        stacked([[grid, padded(beside, left=letters, paper=DARK_PAPER)]]), letters, 0, letters, 0, paper=DARK_PAPER
+    grid = arrange_tiles(rows, gap=letters // 2)
+    said = [caption, *describe_peak(volume), " · ".join(filter(None, (view.name, describe_orientation(view, volume))))]
+    beside = draw_side_panel(volume, letters, factor, min(440, grid.shape[0]), said)
+    return pad_image(
+        arrange_tiles([[grid, pad_image(beside, left=letters, background=DARK_BACKGROUND_COLOR)]]),
+        letters,
+        0,
+        letters,
+        0,
+        background=DARK_BACKGROUND_COLOR,
     )
 
 
-def _slice_cell(volume: Volume, view: View, number: int, factor: float, letters: int) -> Picture:
-    plane = drawn(volume, view, number, factor)
-    is_peak = number == volume.peak[view.normal] and not volume.warning
-    plane = surrounded(plane, 2, ACCENT if is_peak else DARK_PAPER)
-    head = line(
-        f"{number}{position(volume, middle(volume, view, number), view.normal)}",
-        letters,
-        ink=ACCENT if is_peak else LIGHT_INK,
+def _draw_slice_cell(
+    volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int
+) -> RGBImage:
+    plane = draw_slice(volume, view, slice_index, pixels_per_mm)
+    is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
+    plane = add_border(plane, 2, ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
+    head = draw_text_on_dark(
+        f"{slice_index}{format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)}",
+        font_size,
+        text_color=ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR,
     )
     wide = max(plane.shape[1], head.shape[1])
-    return np.concatenate([padded(part, right=wide - part.shape[1], paper=DARK_PAPER) for part in (head, plane)])
+    return np.concatenate(
+        [pad_image(part, right=wide - part.shape[1], background=DARK_BACKGROUND_COLOR) for part in (head, plane)]
+    )
 
 
-def _columns(count: int, ratio: float) -> int:
+def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
     """So many that the grid is about half as wide again as it is high, and few places stay empty. `ratio`: of a slice."""
-    best = max(1, min(count, round((count * 1.5 * ratio) ** 0.5)))
-    near = range(max(1, best - 1), min(count, best + 1) + 1)
-    return min(near, key=lambda columns: (-count % columns, abs(columns - best), -columns))
+    best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
+    near = range(max(1, best - 1), min(n_slices, best + 1) + 1)
+    return min(near, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
 
 
-def projection(
+def draw_projection(
     volume: Volume,
     axis: int | str | None = None,
     *,
-    behind: Literal["mean", "max"] = "mean",
+    background: Literal["mean", "max"] = "mean",
     size: int | None = None,
     caption: str = "",
-) -> Picture:
+) -> RGBImage:
     """(D,H,W) -> (h,w,3): the strongest value along an axis over the picture's mean, or maximum, along it.
 
     Three side by side, at one size of a millimetre, unless an `axis` is named (as in `slices`). Of a signed map the value
     of the largest size keeps its sign. What is covered anywhere along the way is covered.
     """
-    if behind not in ("mean", "max"):
-        raise InputError(f"behind={behind!r}: expected 'mean' or 'max'")
-    factor = volume.finest(size)
-    chosen = volume.views if axis is None else (volume.view(axis),)
-    letters = letter_size(round(factor * max(max(volume.millimetres(view)) for view in chosen)))
-    cells = [_seen_through(volume, view, behind, factor, letters) for view in chosen]
+    if background not in ("mean", "max"):
+        raise InputError(f"behind={background!r}: expected 'mean' or 'max'")
+    factor = volume.max_resolution(size)
+    chosen = volume.views if axis is None else (volume.get_view(axis),)
+    letters = choose_font_size(round(factor * max(max(volume.get_slice_size_mm(view)) for view in chosen)))
+    cells = [_draw_projected_view(volume, view, background, factor, letters) for view in chosen]
     tall = max(cell.shape[0] for cell in cells)
-    beside = told(volume, letters, factor, tall, [caption, *of_the_peak(volume)])
-    return padded(stacked([[*cells, beside]], gap=letters // 2), top=letters // 2, paper=DARK_PAPER)
+    beside = draw_side_panel(volume, letters, factor, tall, [caption, *describe_peak(volume)])
+    return pad_image(
+        arrange_tiles([[*cells, beside]], gap=letters // 2), top=letters // 2, background=DARK_BACKGROUND_COLOR
+    )
 
 
-def strongest(values: Values, axis: int, colormap: str) -> Values:
+def project_strongest(values: Values, axis: int, colormap: str) -> Values:
     """(D,H,W) -> the maximum along an axis; with two signs the value of the largest size."""
     if colormap != DIVERGING:
         return np.asarray(values.max(axis))
@@ -193,17 +223,19 @@ def strongest(values: Values, axis: int, colormap: str) -> Values:
     return np.asarray(np.where(high >= -low, high, low))
 
 
-def _seen_through(volume: Volume, view: View, behind: str, factor: float, letters: int) -> Picture:
-    grey = view.of(volume.grey)
-    flat = grey.max(0) if behind == "max" else _stretched(grey.mean(0, dtype=np.float32))
-    covered = None if volume.covered is None else np.asarray(view.of(volume.covered).any(0))
-    masks = [(name, colour, np.asarray(view.of(inside).any(0))) for name, colour, inside in volume.outlines]
-    values = strongest(view.of(volume.values), 0, volume.colormap)
-    plane = laid(volume, view, flat, values, covered, masks, factor)
-    return framed(plane, f"{view.name}, maximum", view.edges(volume.letters), letters)
+def _draw_projected_view(
+    volume: Volume, view: AnatomicalView, background: str, pixels_per_mm: float, font_size: int
+) -> RGBImage:
+    grey = view.extract_slices(volume.gray_image)
+    flat = grey.max(0) if background == "max" else _stretch_contrast(grey.mean(0, dtype=np.float32))
+    covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))
+    masks = [(name, colour, np.asarray(view.extract_slices(inside).any(0))) for name, colour, inside in volume.outlines]
+    values = project_strongest(view.extract_slices(volume.values), 0, volume.colormap)
+    plane = draw_slice_overlay(volume, view, flat, values, covered, masks, pixels_per_mm)
+    return add_plane_frame(plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size)
 
 
-def _stretched(mean: Values) -> Picture:
+def _stretch_contrast(image: Values) -> RGBImage:
     """Black to white: means of many slices are all of a middling grey."""
-    low, high = float(mean.min()), float(mean.max())
-    return np.asarray(np.rint((mean - low) * (255 / (high - low) if high > low else 0)), np.uint8)
+    low, high = float(image.min()), float(image.max())
+    return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from camscope.errors import TargetError
-from camscope.targets.classes import index_of, one_class, pair_of
+from camscope.targets.classes import parse_class_label, resolve_class_index, resolve_class_pair
 
-Points = Callable[[ArrayLike], NDArray[Any]]
-Names = Callable[[int], str]
+PointTransform = Callable[[ArrayLike], NDArray[Any]]
+ClassNameLookup = Callable[[int], str]
 
 
 @dataclass(frozen=True)
-class Scene:
+class ImageContext:
     """What a question may ask of the image that it is about.
 
     `input_size`, `image_size`: of the model's input and of the original, None where that is unknown; `to_input`,
@@ -28,9 +28,9 @@ class Scene:
 
     input_size: tuple[int, ...]
     image_size: tuple[int, ...] | None
-    to_input: Points
-    to_image: Points
-    embed: Callable[[Any], Tensor]
+    to_input: PointTransform
+    to_image: PointTransform
+    embed_image: Callable[[Any], Tensor]
     embed_text: Callable[[str], Tensor] | None = None
 
 
@@ -51,22 +51,22 @@ class Target(ABC):
         """(N,): the score of each sample."""
 
     @abstractmethod
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """The question of one sample in words; `name`: of a class."""
 
-    def for_model(self, model: nn.Module) -> "Target":
+    def bind_model(self, model: nn.Module) -> "Target":
         """The same question with what it needs to know of the model itself; called once for each score."""
         return self
 
-    def in_scene(self, scene: Scene) -> "Target":
+    def bind(self, image_context: ImageContext) -> "Target":
         """The same question of the model's input; the same where it says nothing of the original."""
         return self
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Target":
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
         """The same question with all that it leaves open fixed; `size`: of the model's input (*S)."""
         return self
 
-    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
+    def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
         """The settled question, of the input with these spatial axes flipped, then brought to `size`."""
         if self.dense:
             raise TargetError(
@@ -75,7 +75,7 @@ class Target(ABC):
         return self
 
 
-def numbers_in(values: Any) -> list[float] | None:
+def parse_finite_numbers(values: Any) -> list[float] | None:
     """Several numbers, in whatever kind of row; None for anything else, or where one is not finite."""
     try:
         found = np.asarray([one.tolist() if hasattr(one, "tolist") else one for one in values])
@@ -86,35 +86,37 @@ def numbers_in(values: Any) -> list[float] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class OfClass(Target):
+class ClassTarget(Target):
     """A question of one class: an index, a name, or None, the one that scores most there. A target writes `scored`."""
 
-    of: int | str | None = None
-    classes: Tensor | None = field(default=None, kw_only=True, repr=False)
+    label: int | str | None = None
+    resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        wanted = None if self.of is None else one_class(self.of, "of", type(self).__name__)
+        wanted = None if self.label is None else parse_class_label(self.label, "of", type(self).__name__)
         object.__setattr__(self, "of", wanted)
 
     @abstractmethod
-    def scored(self, output: Any) -> Tensor:
+    def candidate_scores(self, output: Any) -> Tensor:
         """(N,K): what the class is chosen by."""
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> Self:
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """The class of each sample (N,), fixed."""
-        scores = self.scored(output).detach()
+        scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
-        found = [pair_of(self.of, top, scores.shape[1], categories)[0] for top in best]
+        found = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
         return replace(self, classes=torch.tensor(found, device=scores.device))
 
-    def indices(self, scores: Tensor) -> Tensor:
+    def class_indices(self, scores: Tensor) -> Tensor:
         """(N,): the classes, those of this output where none are fixed."""
-        if self.classes is not None:
-            return self.classes
-        if self.of is not None:
-            return torch.full((len(scores),), index_of(self.of, scores.shape[1], None), device=scores.device)
+        if self.resolved_classes is not None:
+            return self.resolved_classes
+        if self.label is not None:
+            return torch.full(
+                (len(scores),), resolve_class_index(self.label, scores.shape[1], None), device=scores.device
+            )
         return scores.detach().argmax(1)
 
-    def named(self, sample: int, name: Names) -> str:
+    def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
         """The class of one sample."""
-        return str(self.of) if self.classes is None else name(int(self.classes[sample]))
+        return str(self.label) if self.resolved_classes is None else class_name(int(self.resolved_classes[sample]))

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from camscope.errors import TargetError
 from camscope.plurals import plural
-from camscope.targets.base import Names, Scene, Target, numbers_in
-from camscope.targets.classes import index_of, one_class
-from camscope.targets.outputs import full_precision, part_of
+from camscope.targets.base import ClassNameLookup, ImageContext, Target, parse_finite_numbers
+from camscope.targets.classes import parse_class_label, resolve_class_index
+from camscope.targets.outputs import full_precision, get_output_tensor
 
-MATCHED = 0.5  # overlap that makes a detection the one that is meant
+MIN_MATCH_IOU = 0.5  # overlap that makes a detection the one that is meant
 Activation = Literal["softmax", "sigmoid"]
 DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentation)$")  # of Hugging Face
 
@@ -35,7 +35,7 @@ class Detections:
     """One sample's detections: boxes (D,4) as x0, y0, x1, y1 on the model's input, and class probabilities (D,K)."""
 
     boxes: Tensor
-    chances: Tensor
+    probabilities: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +55,22 @@ class Box(Target):
     y0: float
     x1: float
     y1: float
-    of: int | str | None = None
+    label: int | str | None = None
     activation: Activation | None = field(default=None, kw_only=True)
     heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
-    size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+    input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     dense = True
 
     def __post_init__(self) -> None:
-        found = numbers_in(self.corners)
+        found = parse_finite_numbers(self.corners)
         if found is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers, left, top, right, bottom")
         known = dict(zip(("x0", "y0", "x1", "y1"), found, strict=True))
-        for name, value in {**known, "of": None if self.of is None else one_class(self.of, "of", "Box")}.items():
+        for name, value in {
+            **known,
+            "of": None if self.label is None else parse_class_label(self.label, "of", "Box"),
+        }.items():
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
@@ -79,91 +82,102 @@ class Box(Target):
         """x0, y0, x1, y1"""
         return self.x0, self.y0, self.x1, self.y1
 
-    def for_model(self, model: nn.Module) -> "Box":
+    def bind_model(self, model: nn.Module) -> "Box":
         """The box, with the class counts of the model's configs."""
-        return replace(self, heads=detection_heads(model)) if self.activation is None else self
+        return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
-    def in_scene(self, scene: Scene) -> "Box":
+    def bind(self, image_context: ImageContext) -> "Box":
         """The box on the model's input."""
-        ends = scene.to_input([[self.y0, self.x0], [self.y1, self.x1]])
+        ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
         (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
-        height, width = scene.input_size
+        height, width = image_context.input_size
         if left >= width or top >= height or right <= 0 or bottom <= 0:
             raise TargetError(f"Box{self.corners} lies outside of what the model sees: the crop has cut it away")
         return replace(self, x0=left, y0=top, x1=right, y1=bottom)
 
-    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
+    def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
         """The box where the view shows it."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
-            before = (self.size or tuple(size))[axis]
+            before = (self.input_size or tuple(size))[axis]
             low, high = (before - ends[1], before - ends[0]) if axis in flips else ends
             sides.append((low * size[axis] / before, high * size[axis] / before))
         (top, bottom), (left, right) = sides
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, size=tuple(size))
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Box":
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
         """The class, fixed; TargetError where no detection is meant."""
-        known = replace(self, size=tuple(size), activation=self._activation(output))
-        found = detections(output, known.size, known.activation)
+        known = replace(self, size=tuple(input_size), activation=self._resolve_activation(output))
+        found = parse_detections(output, known.input_size, known.activation)
         # a list of detections has the classes that were found, no more: how many there are it does not say
-        count = len(categories or ()) if isinstance(output, list | tuple) else found[0].chances.shape[1]
-        if isinstance(self.of, str) or (self.of is not None and count):
-            known = replace(known, of=index_of(self.of, count or found[0].chances.shape[1], categories))
-        best = [known._best(one) for one in found]
+        count = len(class_names or ()) if isinstance(output, list | tuple) else found[0].probabilities.shape[1]
+        if isinstance(self.label, str) or (self.label is not None and count):
+            known = replace(
+                known, of=resolve_class_index(self.label, count or found[0].probabilities.shape[1], class_names)
+            )
+        best = [known._find_best_match(one) for one in found]
         for sample, (overlap, _, near) in enumerate(best):
-            if overlap < MATCHED:
+            if overlap < MIN_MATCH_IOU:
                 raise TargetError(
                     f"sample {sample} has no detection that overlaps Box{tuple(round(c, 1) for c in self.corners)} by half; "
                     f"{near}"
                 )
         classes = {index for _, index, _ in best}
-        if known.of is None and len(classes) > 1:
+        if known.label is None and len(classes) > 1:
             raise TargetError(f"the box is of different classes in the samples ({sorted(classes)}): pass of=")
-        return replace(known, of=classes.pop()) if known.of is None else known
+        return replace(known, of=classes.pop()) if known.label is None else known
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        return torch.stack([self._score(one) for one in detections(output, self.size, self._activation(output))])
+        return torch.stack(
+            [
+                self._score_sample(one)
+                for one in parse_detections(output, self.input_size, self._resolve_activation(output))
+            ]
+        )
 
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """`nodule in the box (10, 20, 50, 60)`"""
-        label = name(self.of) if isinstance(self.of, int) else "what is"
+        label = class_name(self.label) if isinstance(self.label, int) else "what is"
         return f"{label} in the box ({', '.join(f'{value:.4g}' for value in self.corners)}) of the input"
 
-    def _activation(self, output: Any) -> Activation | None:
+    def _resolve_activation(self, output: Any) -> Activation | None:
         """That of the output's class logits; None where it has none, or where nothing tells."""
-        logits = part_of(output, "logits")
-        return self.activation or (None if logits is None else activation_of(self.heads, logits.shape[-1]))
+        logits = get_output_tensor(output, "logits")
+        return self.activation or (None if logits is None else infer_activation(self.heads, logits.shape[-1]))
 
-    def _score(self, found: Detections) -> Tensor:
-        if len(found.boxes) == 0:
-            return found.chances.sum()
-        chances, overlaps = self._chances(found), overlap(found.boxes.detach(), self.corners)
+    def _score_sample(self, detections: Detections) -> Tensor:
+        if len(detections.boxes) == 0:
+            return detections.probabilities.sum()
+        chances, overlaps = self._class_probabilities(detections), compute_iou(detections.boxes.detach(), self.corners)
         best = (overlaps * chances.detach()).argmax()
         return overlaps[best] * chances[best]
 
-    def _chances(self, found: Detections) -> Tensor:
+    def _class_probabilities(self, detections: Detections) -> Tensor:
         """(D,): of the class that is asked for; of the likeliest where none is."""
-        if not isinstance(self.of, int):
-            return found.chances.amax(1)
-        return found.chances[:, self.of] if self.of < found.chances.shape[1] else found.chances.sum(1) * 0
+        if not isinstance(self.label, int):
+            return detections.probabilities.amax(1)
+        return (
+            detections.probabilities[:, self.label]
+            if self.label < detections.probabilities.shape[1]
+            else detections.probabilities.sum(1) * 0
+        )
 
-    def _best(self, found: Detections) -> tuple[float, int, str]:
+    def _find_best_match(self, detections: Detections) -> tuple[float, int, str]:
         """Overlap and class of the detection that is meant, and what there is in words."""
-        if len(found.boxes) == 0:
+        if len(detections.boxes) == 0:
             return 0.0, -1, "it has no detection at all"
-        chances = found.chances.detach()
-        overlaps = overlap(found.boxes.detach(), self.corners)
-        overlaps = torch.where(self._chances(found).detach() > 0, overlaps, 0)
+        chances = detections.probabilities.detach()
+        overlaps = compute_iou(detections.boxes.detach(), self.corners)
+        overlaps = torch.where(self._class_probabilities(detections).detach() > 0, overlaps, 0)
         best = int((overlaps + 1e-6 * chances.amax(1)).argmax())
-        index = self.of if isinstance(self.of, int) else int(chances[best].argmax())
-        corners = ", ".join(f"{value:.0f}" for value in found.boxes[best].tolist())
+        index = self.label if isinstance(self.label, int) else int(chances[best].argmax())
+        corners = ", ".join(f"{value:.0f}" for value in detections.boxes[best].tolist())
         near = f"the nearest: class {int(chances[best].argmax())} at ({corners}), overlap {float(overlaps[best]):.2f}"
         return float(overlaps[best]), index, near
 
 
-def detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
+def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
     """The heads of the Hugging Face detectors in a model, the outermost first."""
     heads = []
     for module in model.modules():
@@ -175,7 +189,7 @@ def detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
     return tuple(heads)
 
 
-def activation_of(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
+def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
     """How logits of so many columns become probabilities; None where no head has as many.
 
     A column beyond the labels is the no-object class of a softmax.
@@ -188,20 +202,22 @@ def activation_of(heads: Sequence[DetectionHead], n_logits: int) -> Activation |
     return None
 
 
-def detections(output: Any, size: tuple[int, ...] | None, activation: Activation | None = None) -> list[Detections]:
+def parse_detections(
+    output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
+) -> list[Detections]:
     """What a detector returned for each sample.
 
     `size`: of the model's input, for boxes given as parts of it. `activation`: see `Box`; for class logits only.
     """
-    if isinstance(output, list | tuple) and output and all(_is_listed(one) for one in output):
-        return [_listed(one) for one in output]
-    boxes, logits = (part_of(output, name) for name in ("pred_boxes", "logits"))
+    if isinstance(output, list | tuple) and output and all(_is_torchvision_prediction(one) for one in output):
+        return [_parse_torchvision_detections(one) for one in output]
+    boxes, logits = (get_output_tensor(output, name) for name in ("pred_boxes", "logits"))
     if boxes is None or logits is None:
         raise TargetError(
             f"a Box asks a detector: a list of dicts with boxes, labels and scores, or an output with pred_boxes and "
             f"logits; {type(output).__name__} came"
         )
-    if size is None:
+    if input_size is None:
         raise TargetError("a Box of an output whose boxes are parts of the input must be settled by a first pass")
     if activation is None:
         raise TargetError(
@@ -210,7 +226,7 @@ def detections(output: Any, size: tuple[int, ...] | None, activation: Activation
             f"no Hugging Face config that decides: pass Box(..., activation='softmax') where the last one is 'no object', "
             f"else activation='sigmoid'"
         )
-    height, width = size
+    height, width = input_size
     centre, extent = boxes.unflatten(2, (2, 2)).unbind(2)
     corners = torch.cat([centre - extent / 2, centre + extent / 2], 2) * boxes.new_tensor([width, height] * 2)
     scores = full_precision(logits)
@@ -218,7 +234,7 @@ def detections(output: Any, size: tuple[int, ...] | None, activation: Activation
     return [Detections(*pair) for pair in zip(corners, chances, strict=True)]
 
 
-def overlap(boxes: Tensor, corners: Sequence[float]) -> Tensor:
+def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
     """(D,4), one box -> (D,): area in common over area of both."""
     own = boxes.new_tensor(list(corners))
     low, high = torch.maximum(boxes[:, :2], own[:2]), torch.minimum(boxes[:, 2:], own[2:])
@@ -227,13 +243,13 @@ def overlap(boxes: Tensor, corners: Sequence[float]) -> Tensor:
     return torch.where(both > 0, common / both, 0)
 
 
-def _listed(one: Mapping[str, Tensor]) -> Detections:
+def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
     """Of torchvision: one class and its score a detection, here one row (K,) each."""
-    scores, labels = one["scores"], one["labels"].long()
+    scores, labels = prediction["scores"], prediction["labels"].long()
     classes = int(labels.max()) + 1 if len(labels) else 1
     chances = scores.new_zeros(len(scores), classes)
-    return Detections(one["boxes"], chances.scatter(1, labels[:, None], scores[:, None]))
+    return Detections(prediction["boxes"], chances.scatter(1, labels[:, None], scores[:, None]))
 
 
-def _is_listed(one: object) -> bool:
-    return isinstance(one, Mapping) and {"boxes", "labels", "scores"} <= set(one)
+def _is_torchvision_prediction(value: object) -> bool:
+    return isinstance(value, Mapping) and {"boxes", "labels", "scores"} <= set(value)

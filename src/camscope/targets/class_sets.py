@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.targets.base import Names, OfClass, Target
-from camscope.targets.classes import index_of, one_class
+from camscope.targets.base import ClassNameLookup, ClassTarget, Target
+from camscope.targets.classes import parse_class_label, resolve_class_index
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
 
 
@@ -23,42 +23,44 @@ class Classes(Target):
     [2.0]
     """
 
-    of: Sequence[int | str] | NDArray[Any] | Tensor
-    indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+    labels: Sequence[int | str] | NDArray[Any] | Tensor
+    class_indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        given = self.of.tolist() if isinstance(self.of, np.ndarray | Tensor) else self.of
+        given = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise TargetError(f"Classes({given!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
-        object.__setattr__(self, "of", self._once([one_class(one, "of", "Classes") for one in given]))
+        object.__setattr__(self, "of", self._check_distinct([parse_class_label(one, "of", "Classes") for one in given]))
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         scores = full_precision(class_scores(output))
-        chosen = self.indices or self._found(scores.shape[1], None)
+        chosen = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
         return scores[:, list(chosen)].mean(1)
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Classes":
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
         """Names as indices."""
-        return replace(self, indices=self._found(class_scores(output).shape[1], categories))
+        return replace(self, indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
 
-    def _found(self, count: int, categories: Sequence[str] | None) -> tuple[int, ...]:
-        return self._once([index_of(one, count, categories) for one in self.of])
+    def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
+        return self._check_distinct([resolve_class_index(one, n_classes, class_names) for one in self.labels])
 
-    def _once(self, classes: list[Any]) -> tuple[Any, ...]:
+    def _check_distinct(self, classes: list[Any]) -> tuple[Any, ...]:
         if len(set(classes)) < len(classes):
-            raise TargetError(f"Classes({self.of!r}) has a class twice: name each once")
+            raise TargetError(f"Classes({self.labels!r}) has a class twice: name each once")
         return tuple(classes)
 
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """`tabby and tiger cat`"""
         return (
-            " and ".join(str(one) for one in self.of) if self.indices is None else " and ".join(map(name, self.indices))
+            " and ".join(str(one) for one in self.labels)
+            if self.class_indices is None
+            else " and ".join(map(class_name, self.class_indices))
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Probability(OfClass):
+class LogProbability(ClassTarget):
     """The logarithm of the class's probability, from logits and without rounding it to 0 or 1.
 
     The softmax of all; with one output, or where labels do not exclude each other (`multilabel`), the sigmoid of its own.
@@ -72,12 +74,12 @@ class Probability(OfClass):
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         logits = full_precision(class_scores(output))
-        chosen = self.indices(logits)[:, None]
+        chosen = self.class_indices(logits)[:, None]
         if self.multilabel or logits.shape[1] == 1:
             return F.logsigmoid(logits.gather(1, chosen))[:, 0]
         return logits.log_softmax(1).gather(1, chosen)[:, 0]
 
-    def scored(self, output: Any) -> Tensor:
+    def candidate_scores(self, output: Any) -> Tensor:
         """(N,K)"""
         logits = class_scores(output)
         if are_probabilities(logits.detach()):
@@ -87,6 +89,6 @@ class Probability(OfClass):
             )
         return logits
 
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """`log-probability of tabby`"""
-        return f"log-probability of {self.named(sample, name)}{' by itself' if self.multilabel else ''}"
+        return f"log-probability of {self.describe_class(sample, class_name)}{' by itself' if self.multilabel else ''}"

@@ -30,42 +30,42 @@ class Difference:
 
     def __post_init__(self) -> None:
         for side in ("a", "b"):
-            object.__setattr__(self, side, one_class(getattr(self, side), side, "Difference"))
+            object.__setattr__(self, side, parse_class_label(getattr(self, side), side, "Difference"))
 
 
 @dataclass(frozen=True)
 class Class:
     """The question of one class: the same as its index or name alone."""
 
-    of: int | str | None = None
+    label: int | str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of", None if self.of is None else one_class(self.of, "of", "Class"))
+        object.__setattr__(self, "of", None if self.label is None else parse_class_label(self.label, "of", "Class"))
 
 
-Plain = int | str | Difference | Class | None
-Question = Plain | Tensor | Callable[[Any], Tensor] | Sequence[Plain | Tensor | Callable[[Any], Tensor]]
+ClassLike = int | str | Difference | Class | None
+TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike | Tensor | Callable[[Any], Tensor]]
 
 
-def one_class(wanted: object, setting: str, question: str) -> int | str:
+def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
     """The class that a setting of a question names, as a plain index or name; TargetError for anything else."""
-    one = plain(wanted)
+    one = normalize_target(value)
     if not isinstance(one, int | str):
-        raise TargetError(f"{setting}={one!r} of a {question}: expected one class index or name")
+        raise TargetError(f"{parameter}={one!r} of a {target_name}: expected one class index or name")
     return one
 
 
-def plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
+def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """A target as plain ints and names; a bool, a float or anything else is refused by name."""
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
-        found = [plain(one) for one in target]
+        found = [normalize_target(one) for one in target]
         if any(isinstance(one, list) for one in found):
             raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
         return found  # type: ignore[return-value]  # the line above leaves no list inside
     if isinstance(target, Class):
-        return plain(target.of)
+        return normalize_target(target.label)
     if target is None or isinstance(target, str | Difference):
         return target
     if isinstance(target, bool) or not isinstance(target, numbers.Integral):
@@ -78,46 +78,49 @@ def plain(target: object) -> int | str | Difference | list[int | str | Differenc
     return int(target)
 
 
-def pair_of(
-    wanted: int | str | Difference | None, best: int, classes: int, categories: Sequence[str] | None
+def resolve_class_pair(
+    target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> tuple[int, int]:
     """The class of so many that is asked for, None being the `best`, and the class that it is held against or -1."""
-    if not isinstance(wanted, Difference):
-        return (best if wanted is None else index_of(wanted, classes, categories)), -1
-    first, second = index_of(wanted.a, classes, categories), index_of(wanted.b, classes, categories)
+    if not isinstance(target, Difference):
+        return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
+    first, second = (
+        resolve_class_index(target.a, n_classes, class_names),
+        resolve_class_index(target.b, n_classes, class_names),
+    )
     if first == second:
-        raise TargetError(f"{wanted} is of class {first} with itself, which is always 0: name two classes")
+        raise TargetError(f"{target} is of class {first} with itself, which is always 0: name two classes")
     return first, second
 
 
-def index_of(wanted: int | str, classes: int, categories: Sequence[str] | None) -> int:
+def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:
     """The class of so many that an index or a name means; TargetError for one that is not there, or ambiguous."""
-    index = wanted if isinstance(wanted, int) else _named(wanted, classes, categories)
-    if 0 <= index < classes:
+    index = label if isinstance(label, int) else _find_class_by_name(label, n_classes, class_names)
+    if 0 <= index < n_classes:
         return index
-    if classes == 1:
+    if n_classes == 1:
         raise TargetError(
             f"class {index} of a model with one output: its only class is 0 (or None); for the evidence against it "
             f"pass target=lambda output: -output.flatten()"
         )
-    raise TargetError(f"class {index} is out of range: the model has {plural(classes, 'class')} (0..{classes - 1})")
+    raise TargetError(f"class {index} is out of range: the model has {plural(n_classes, 'class')} (0..{n_classes - 1})")
 
 
-def _named(name: str, classes: int, categories: Sequence[str] | None) -> int:
-    if not categories:
+def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | None) -> int:
+    if not class_names:
         raise TargetError(f"class {name!r} by name: the model's categories are not known; pass categories= or an index")
-    if len(categories) != classes:
+    if len(class_names) != n_classes:
         raise TargetError(
-            f"class {name!r} by name: {plural(len(categories), 'category')} for a model with {plural(classes, 'class')}; "
+            f"class {name!r} by name: {plural(len(class_names), 'category')} for a model with {plural(n_classes, 'class')}; "
             f"pass the index, or the right categories="
         )
     folded = name.casefold()
-    exact = [i for i, category in enumerate(categories) if category.casefold() == folded]
-    found = exact or [i for i, c in enumerate(categories) if folded in map(str.strip, c.casefold().split(","))]
+    exact = [i for i, category in enumerate(class_names) if category.casefold() == folded]
+    found = exact or [i for i, c in enumerate(class_names) if folded in map(str.strip, c.casefold().split(","))]
     if len(found) == 1:
         return found[0]
     if found:
-        choice = ", ".join(f"{i} {categories[i]!r}" for i in found)
+        choice = ", ".join(f"{i} {class_names[i]!r}" for i in found)
         raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
-    near = difflib.get_close_matches(name, categories, n=3, cutoff=0.0)
+    near = difflib.get_close_matches(name, class_names, n=3, cutoff=0.0)
     raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")

@@ -8,83 +8,87 @@ from typing import Any
 from torch import Tensor, nn
 
 from camscope.errors import TargetError
-from camscope.pytree import leaves
-from camscope.targets.base import Names, Scene, Target
-from camscope.targets.classes import Question
+from camscope.pytree import iter_leaves
+from camscope.targets.base import ClassNameLookup, ImageContext, Target
+from camscope.targets.classes import TargetLike
 from camscope.targets.score import Score
 
 
 @dataclass(frozen=True, eq=False)
-class Output(Target):
+class OutputPart(Target):
     """A question of one part of a structured output: `name` is a key, an index or an attribute, several with dots between.
 
     `target`: what is asked of that part, as of a model that returned it alone. Output("aux", "tabby").
     """
 
-    name: str | int
-    target: Question = None
-    score: Score | None = field(default=None, kw_only=True, repr=False)
+    path: str | int
+    target: TargetLike = None
+    part_score: Score | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.name, bool) or not isinstance(self.name, str | numbers.Integral):
+        if isinstance(self.path, bool) or not isinstance(self.path, str | numbers.Integral):
             raise TargetError(
-                f"Output({self.name!r}): expected a key, an index or an attribute, several with dots between"
+                f"Output({self.path!r}): expected a key, an index or an attribute, several with dots between"
             )
-        object.__setattr__(self, "name", self.name if isinstance(self.name, str) else int(self.name))
+        object.__setattr__(self, "name", self.path if isinstance(self.path, str) else int(self.path))
 
     @property
     def dense(self) -> bool:
         """Whether the inner question is."""
         return isinstance(self.target, Target) and self.target.dense
 
-    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Output":
+    def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
         """The inner question there."""
-        return replace(self, score=self.score and self.score.viewed(flips, size))
+        return replace(self, score=self.part_score and self.part_score.flipped(flips, size))
 
-    def for_model(self, model: nn.Module) -> "Output":
+    def bind_model(self, model: nn.Module) -> "OutputPart":
         """The inner question, for that model."""
-        return replace(self, target=self.target.for_model(model)) if isinstance(self.target, Target) else self
+        return replace(self, target=self.target.bind_model(model)) if isinstance(self.target, Target) else self
 
-    def in_scene(self, scene: Scene) -> "Output":
+    def bind(self, image_context: ImageContext) -> "OutputPart":
         """The inner question there."""
-        return replace(self, target=self.target.in_scene(scene)) if isinstance(self.target, Target) else self
+        return replace(self, target=self.target.bind(image_context)) if isinstance(self.target, Target) else self
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Output":
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "OutputPart":
         """The inner question, settled on the part."""
-        score = Score(nn.Identity(), self.target, categories=categories, size=size)
-        score.read(part := self._part(output), _samples(part))
+        score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
+        score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, score=score)
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        part = self._part(output)
-        return (self.score or Score(nn.Identity(), self.target)).read(part, _samples(part))
+        part = self._select_part(output)
+        return (self.part_score or Score(nn.Identity(), self.target)).read_score(part, _count_samples(part))
 
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """`tabby of the output 'aux'`"""
-        inner = self.target if self.score is None else self.score.label_of(sample)
-        return f"{inner} of the output {self.name!r}"
+        inner = self.target if self.part_score is None else self.part_score.describe(sample)
+        return f"{inner} of the output {self.path!r}"
 
-    def _part(self, output: Any) -> Any:
+    def _select_part(self, output: Any) -> Any:
         part = output
-        for step in [self.name] if isinstance(self.name, int) else self.name.split("."):
-            part = _step(part, step, self.name)
+        for step in [self.path] if isinstance(self.path, int) else self.path.split("."):
+            part = _get_item(part, step, self.path)
         return part
 
 
-def _samples(part: Any) -> int:
-    return next((len(leaf) for _, leaf in leaves(part) if leaf.ndim), 0)
+def _count_samples(part: Any) -> int:
+    return next((len(leaf) for _, leaf in iter_leaves(part) if leaf.ndim), 0)
 
 
-def _step(whole: Any, step: str | int, name: str | int) -> Any:
-    if isinstance(whole, Mapping) and step in whole:
-        return whole[step]
-    if isinstance(whole, Sequence) and not isinstance(whole, str) and str(step).lstrip("-").isdigit():
-        if -len(whole) <= int(step) < len(whole):
-            return whole[int(step)]
-    elif isinstance(step, str) and not step.startswith("_") and hasattr(whole, step):
-        return getattr(whole, step)
+def _get_item(container: Any, key: str | int, path: str | int) -> Any:
+    if isinstance(container, Mapping) and key in container:
+        return container[key]
+    if isinstance(container, Sequence) and not isinstance(container, str) and str(key).lstrip("-").isdigit():
+        if -len(container) <= int(key) < len(container):
+            return container[int(key)]
+    elif isinstance(key, str) and not key.startswith("_") and hasattr(container, key):
+        return getattr(container, key)
     offered = (
-        list(whole) if isinstance(whole, Mapping) else list(range(len(whole))) if isinstance(whole, Sequence) else []
+        list(container)
+        if isinstance(container, Mapping)
+        else list(range(len(container)))
+        if isinstance(container, Sequence)
+        else []
     )
-    raise TargetError(f"Output({name!r}): a {type(whole).__name__} has no {step!r}; it has {offered or 'no parts'}")
+    raise TargetError(f"Output({path!r}): a {type(container).__name__} has no {key!r}; it has {offered or 'no parts'}")

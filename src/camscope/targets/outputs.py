@@ -9,16 +9,20 @@ from torch import Tensor
 
 from camscope.errors import TargetError, warn_caller
 from camscope.plurals import plural
-from camscope.pytree import leaves, mapped, unusual
+from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
 
-EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
+HF_EMBEDDING_FIELDS = (
+    "pooler_output",
+    "image_embeds",
+    "text_embeds",
+)  # of Hugging Face: directions of a space, not classes
 
 
 def class_scores(output: object) -> Tensor:
     """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
-    expect_no_detections(output)
-    found = output if isinstance(output, Tensor) else _logits_in(output)
-    if (kind := unusual(found)) is not None:
+    check_no_detections(output)
+    found = output if isinstance(output, Tensor) else _find_logits(output)
+    if (kind := describe_unsupported_tensor(found)) is not None:
         raise TargetError(
             f"the model's output is {kind}; pass target= a callable output -> (N,) that makes an ordinary tensor of it, such "
             f"as lambda output: output.to_dense()[:, 3]"
@@ -37,12 +41,12 @@ def class_scores(output: object) -> Tensor:
     return found.flatten(1)
 
 
-def _logits_in(output: object) -> Tensor:
-    if (named := part_of(output, "logits")) is not None:
+def _find_logits(output: object) -> Tensor:
+    if (named := get_output_tensor(output, "logits")) is not None:
         return named
-    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
+    found = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
     flat = [leaf for _, leaf in found if leaf.ndim == 2]
-    embedding = next((path[-1] for path, _ in found if path and path[-1] in EMBEDDINGS), None)
+    embedding = next((path[-1] for path, _ in found if path and path[-1] in HF_EMBEDDING_FIELDS), None)
     if embedding is not None:
         raise TargetError(
             f"the model's {type(output).__name__} has an embedding, {embedding!r}, and no class scores; pass a target that "
@@ -58,10 +62,13 @@ def _logits_in(output: object) -> Tensor:
     )
 
 
-def expect_no_detections(output: object) -> None:
+def check_no_detections(output: object) -> None:
     """A TargetError where an output is a detector's: of its many boxes a class means none."""
     rows = output if isinstance(output, list | tuple) else []
-    listed, boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows), part_of(output, "pred_boxes")
+    listed, boxes = (
+        any(isinstance(row, Mapping) and "boxes" in row for row in rows),
+        get_output_tensor(output, "pred_boxes"),
+    )
     if listed or (boxes is not None and boxes.ndim == 3):
         raise TargetError(
             "the output is a detector's, and a class alone does not say which of its boxes: pass "
@@ -69,7 +76,7 @@ def expect_no_detections(output: object) -> None:
         )
 
 
-def part_of(output: Any, name: str) -> Tensor | None:
+def get_output_tensor(output: Any, name: str) -> Tensor | None:
     """A tensor of an output, by its key or attribute."""
     found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return found if isinstance(found, Tensor) else None
@@ -80,10 +87,10 @@ def full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def checked_scores(scores: object, target: object) -> Tensor:
+def check_target_scores(scores: object, target: object) -> Tensor:
     """(N,): what a callable target returned, if it is one float a sample; else a TargetError that names it."""
     name = getattr(target, "__name__", type(target).__name__)
-    if isinstance(scores, Tensor) and (kind := unusual(scores)) is not None:
+    if isinstance(scores, Tensor) and (kind := describe_unsupported_tensor(scores)) is not None:
         raise TargetError(f"the target {name!r} returned {kind}; expected an ordinary tensor (N,), as by to_dense()")
     if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
         came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
@@ -91,17 +98,17 @@ def checked_scores(scores: object, target: object) -> Tensor:
     return scores.reshape(-1)
 
 
-def one_each(scores: Tensor, samples: int) -> Tensor:
+def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
     """The scores (N,...) as they are; TargetError unless they are of so many samples."""
-    if len(scores) != samples:
+    if len(scores) != n_samples:
         raise TargetError(
-            f"{plural(len(scores), 'score')} for a batch of {samples}: expected one row per sample, from the model (is a batch "
+            f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample, from the model (is a batch "
             f"of one squeezed?) or from the target (is the batch summed?)"
         )
     return scores
 
 
-def warn_of_probabilities(logits: Tensor) -> None:
+def warn_if_probabilities(logits: Tensor) -> None:
     """A CamscopeWarning where the class scores (N,K) are probabilities already."""
     if are_probabilities(logits):
         message = (
@@ -118,13 +125,17 @@ def are_probabilities(logits: Tensor) -> bool:
     return bool(((logits.double().sum(1) - 1).abs() < 1e-3).all())
 
 
-def rows_of(output: object, chosen: Tensor, rows: int) -> object:
+def select_rows(output: object, row_indices: Tensor, n_rows: int) -> object:
     """The chosen ones of so many rows of an output: of each tensor, or of a list with one structure a sample."""
-    if isinstance(output, list | tuple) and len(output) == rows and not any(isinstance(one, Tensor) for one in output):
-        return [output[i] for i in chosen.tolist()]
-    return mapped(output, partial(_picked, chosen, rows))
+    if (
+        isinstance(output, list | tuple)
+        and len(output) == n_rows
+        and not any(isinstance(one, Tensor) for one in output)
+    ):
+        return [output[i] for i in row_indices.tolist()]
+    return map_leaves(output, partial(_select_tensor_rows, row_indices, n_rows))
 
 
-def _picked(chosen: Tensor, rows: int, leaf: Tensor) -> Tensor:
+def _select_tensor_rows(row_indices: Tensor, n_rows: int, leaf: Tensor) -> Tensor:
     """The chosen rows of a part of the output that has so many; another part as it is."""
-    return leaf[chosen] if leaf.ndim > 0 and len(leaf) == rows else leaf
+    return leaf[row_indices] if leaf.ndim > 0 and len(leaf) == n_rows else leaf

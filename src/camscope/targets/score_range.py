@@ -13,31 +13,31 @@ class ScoreRange:
     """The smallest and the largest score of each sample, by kind ("score" or "probability")."""
 
     _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _rows: dict[str, int] = field(default_factory=dict)
+    _n_rows: dict[str, int] = field(default_factory=dict)
 
-    def add(self, kind: str, values: Tensor, owners: Tensor | None, samples: int) -> None:
+    def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
         """Take in scores (R,): row i is one of sample owners[i], or of sample i."""
         values = values.detach()
-        if owners is None:
-            if len(values) != samples:
+        if sample_index is None:
+            if len(values) != n_samples:
                 return
             low = high = values
         else:
-            empty = values.new_full((samples,), torch.inf)
-            low = empty.scatter_reduce(0, owners, values, "amin")
-            high = (-empty).scatter_reduce(0, owners, values, "amax")
+            empty = values.new_full((n_samples,), torch.inf)
+            low = empty.scatter_reduce(0, sample_index, values, "amin")
+            high = (-empty).scatter_reduce(0, sample_index, values, "amax")
         known = self._limits.get(kind)
         self._limits[kind] = (low, high) if known is None else (low.minimum(known[0]), high.maximum(known[1]))
-        self._rows[kind] = self._rows.get(kind, 0) + len(values)
+        self._n_rows[kind] = self._n_rows.get(kind, 0) + len(values)
 
-    def is_constant(self, precision: float) -> Tensor | None:
+    def is_constant(self, machine_epsilon: float) -> Tensor | None:
         """(N,): whether no score went farther than rounding; None where nothing was altered.
 
         `precision`: of the type that the scores were computed in, relative.
         """
         still = []
         for kind, (low, high) in self._limits.items():
-            if self._rows[kind] > len(low):
-                rounding = ROUNDING_STEPS * precision * low.abs().maximum(high.abs())
+            if self._n_rows[kind] > len(low):
+                rounding = ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
                 still.append(high - low <= rounding)
         return torch.stack(still).all(0) if still else None

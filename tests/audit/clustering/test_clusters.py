@@ -7,11 +7,16 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from sklearn.metrics import adjusted_rand_score
 
-from camscope.audit.clustering.cluster_analysis import averaged, enriched
-from camscope.audit.clustering.clusters import strategies
-from camscope.audit.clustering.spectral import parted, placed, pooled, spectrum
+from camscope.audit.clustering.cluster_analysis import compute_cluster_means, compute_level_enrichment
+from camscope.audit.clustering.clusters import cluster_maps
+from camscope.audit.clustering.spectral import (
+    assign_labels_qr,
+    compute_laplacian_spectrum,
+    pool_maps,
+    smooth_and_normalize,
+)
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics import estimated
+from camscope.metrics import estimate_mean
 
 QUICK = {"bootstraps": 10, "references": 5}
 
@@ -45,54 +50,54 @@ def two_kinds(random, n=160, share=0.4):
 def test_two_kinds_are_two_strategies(share):
     for seed in range(3):
         maps, kind = two_kinds(np.random.default_rng(seed), share=share)
-        found = strategies(maps, **QUICK)
-        assert found.claimed == 2
-        two = found.partition(2)
+        found = cluster_maps(maps, **QUICK)
+        assert found.n_clusters == 2
+        two = found.get_partition(2)
         assert adjusted_rand_score(kind, two.labels) >= 0.9
         assert (found.labels == two.labels).all()
-        assert two.stable
-        assert two.separate
-        assert two.clusters[0].n >= two.clusters[1].n
-        assert [one.n for one in two.clusters] == np.bincount(two.labels).tolist()
+        assert two.is_stable
+        assert two.is_separate
+        assert two.clusters[0].n_maps >= two.clusters[1].n_maps
+        assert [one.n_maps for one in two.clusters] == np.bincount(two.labels).tolist()
 
 
 def test_one_kind_is_one_strategy_wherever_it_wanders():
     claimed = []
     for seed in range(10):
         random = np.random.default_rng(100 + seed)
-        claimed.append(strategies(blobs(random, in_lungs(random, 120)), **QUICK).claimed)
+        claimed.append(cluster_maps(blobs(random, in_lungs(random, 120)), **QUICK).n_clusters)
         line = [(24 + 18 * t, 24 + 10 * t) for t in random.uniform(-1, 1, 120)]
-        claimed.append(strategies(blobs(random, line), **QUICK).claimed)
+        claimed.append(cluster_maps(blobs(random, line), **QUICK).n_clusters)
     assert sum(one > 1 for one in claimed[::2]) <= 1
     assert sum(one > 1 for one in claimed[1::2]) <= 1
 
 
 def test_maps_without_any_place_are_one_strategy():
     random = np.random.default_rng(1)
-    assert strategies(random.random((100, 20, 20)), **QUICK).claimed == 1
-    assert strategies(blobs(random, in_a_corner(random, 100)), **QUICK).claimed == 1
-    assert strategies(np.ones((40, 12, 12)), **QUICK).claimed == 1
+    assert cluster_maps(random.random((100, 20, 20)), **QUICK).n_clusters == 1
+    assert cluster_maps(blobs(random, in_a_corner(random, 100)), **QUICK).n_clusters == 1
+    assert cluster_maps(np.ones((40, 12, 12)), **QUICK).n_clusters == 1
 
 
 def test_stability_alone_would_claim_what_is_not_there():
     random = np.random.default_rng(2)
-    found = strategies(blobs(random, in_lungs(random, 160)), **QUICK, mirror=False)
-    assert any(one.stable for one in found.partitions)  # the two lungs, or halves of them
-    folded = strategies(blobs(random, in_lungs(random, 160)), **QUICK)
-    assert folded.claimed == 1
+    found = cluster_maps(blobs(random, in_lungs(random, 160)), **QUICK, merge_left_right=False)
+    assert any(one.is_stable for one in found.partitions)  # the two lungs, or halves of them
+    folded = cluster_maps(blobs(random, in_lungs(random, 160)), **QUICK)
+    assert folded.n_clusters == 1
     both = [*found.partitions, *folded.partitions]
-    assert [one.stable for one in both] == [one.stability > max(one.reference) for one in both]
-    assert {one.stable for one in both} == {True, False}
-    assert all(one.gap < 7 / 8 for one in folded.partitions)
+    assert [one.is_stable for one in both] == [one.stability > max(one.reference_stabilities) for one in both]
+    assert {one.is_stable for one in both} == {True, False}
+    assert all(one.eigengap < 7 / 8 for one in folded.partitions)
 
 
 def test_left_and_right_are_two_places_where_that_is_asked():
     random = np.random.default_rng(3)
     right = random.random(100) < 0.5
     maps = blobs(random, [(24 + random.normal(), 36 if one else 11) for one in right])
-    assert strategies(maps, **QUICK).claimed == 1
-    found = strategies(maps, **QUICK, mirror=False)
-    assert found.claimed == 2
+    assert cluster_maps(maps, **QUICK).n_clusters == 1
+    found = cluster_maps(maps, **QUICK, merge_left_right=False)
+    assert found.n_clusters == 2
     assert adjusted_rand_score(right, found.labels) == 1.0
 
 
@@ -100,11 +105,11 @@ def test_three_kinds_and_two_that_overlap():
     random = np.random.default_rng(4)
     kind = random.integers(0, 3, 150)
     corners = np.array([(6, 6), (24, 24), (42, 6)])[kind] + random.normal(size=(150, 2))
-    found = strategies(blobs(random, corners), **QUICK)
-    assert found.claimed == 3
+    found = cluster_maps(blobs(random, corners), **QUICK)
+    assert found.n_clusters == 3
     assert adjusted_rand_score(kind, found.labels) >= 0.9
     near = np.array([(20, 24), (26, 24)])[kind % 2] + 4 * random.normal(size=(150, 2))
-    assert strategies(blobs(random, near), **QUICK).claimed == 1
+    assert cluster_maps(blobs(random, near), **QUICK).n_clusters == 1
 
 
 def test_images_of_one_patient_are_no_strategy():
@@ -112,19 +117,19 @@ def test_images_of_one_patient_are_no_strategy():
     seen = blobs(random, in_lungs(random, 60), noise=0)
     maps = np.concatenate([seen, np.repeat(seen[:1], 30, 0) + 0.001 * random.random((30, 48, 48))])
     patients = [*range(60), *[0] * 30]
-    assert strategies(maps, patients, **QUICK).claimed == 1
-    alone = strategies(maps, **QUICK)
-    assert alone.partitions[0].gap > strategies(maps, patients, **QUICK).partitions[0].gap
+    assert cluster_maps(maps, patients, **QUICK).n_clusters == 1
+    alone = cluster_maps(maps, **QUICK)
+    assert alone.partitions[0].eigengap > cluster_maps(maps, patients, **QUICK).partitions[0].eigengap
 
 
 def test_the_same_whenever_asked_and_for_any_strength():
     maps, _ = two_kinds(np.random.default_rng(6), 80)
-    one, two = strategies(maps, **QUICK), strategies(maps * np.linspace(0.1, 90, 80)[:, None, None], **QUICK)
-    for other in (strategies(maps, **QUICK), two):
-        assert one.claimed == other.claimed
+    one, two = cluster_maps(maps, **QUICK), cluster_maps(maps * np.linspace(0.1, 90, 80)[:, None, None], **QUICK)
+    for other in (cluster_maps(maps, **QUICK), two):
+        assert one.n_clusters == other.n_clusters
         assert (one.labels == other.labels).all()
         assert [each.stability for each in one.partitions] == [each.stability for each in other.partitions]
-    assert one.eigenvalues == strategies(maps, **QUICK).eigenvalues
+    assert one.eigenvalues == cluster_maps(maps, **QUICK).eigenvalues
     assert len(one.eigenvalues) == 32
     assert list(one.eigenvalues) == sorted(one.eigenvalues)
 
@@ -135,52 +140,55 @@ def test_maps_without_heat_are_left_out_and_counted():
     maps = np.abs(maps)
     maps[[3, 50]] = 0
     maps[60] *= -1
-    found = strategies(maps, **QUICK)
-    assert (found.zero, found.n, found.patients, found.rows) == ((3, 50, 60), 97, 97, 100)
+    found = cluster_maps(maps, **QUICK)
+    assert (found.zero_rows, found.n_maps, found.n_patients, found.n_rows) == ((3, 50, 60), 97, 97, 100)
     assert (found.labels[[3, 50, 60]] == -1).all()
-    assert strategies(maps, **QUICK, sign="both").zero == (3, 50)
-    members = [row for one in found.partition(2).clusters for row in one.members]
+    assert cluster_maps(maps, **QUICK, sign="both").zero_rows == (3, 50)
+    members = [row for one in found.get_partition(2).clusters for row in one.rows]
     assert sorted(members) == [row for row in range(100) if row not in (3, 50, 60)]
     assert adjusted_rand_score(kind[members], found.labels[members]) >= 0.9
 
 
 def test_a_prototype_is_like_its_cluster():
     maps, kind = two_kinds(np.random.default_rng(8), 80)
-    found = strategies(maps, **QUICK)
-    corner = next(one for one in found.partition(2).clusters if kind[one.members[0]])
-    assert all(kind[row] for row in corner.medoids)
-    assert len(corner.medoids) == 3
-    assert set(corner.medoids) <= set(corner.members)
-    assert corner.mean.shape == (16, 16)
-    assert corner.mean.sum() == pytest.approx(1)
-    assert np.unravel_index(corner.mean.argmax(), (16, 16)) == (1, 1)  # the mean is of maps as they are, not folded
+    found = cluster_maps(maps, **QUICK)
+    corner = next(one for one in found.get_partition(2).clusters if kind[one.rows[0]])
+    assert all(kind[row] for row in corner.medoid_rows)
+    assert len(corner.medoid_rows) == 3
+    assert set(corner.medoid_rows) <= set(corner.rows)
+    assert corner.mean_map.shape == (16, 16)
+    assert corner.mean_map.sum() == pytest.approx(1)
+    assert np.unravel_index(corner.mean_map.argmax(), (16, 16)) == (1, 1)  # the mean is of maps as they are, not folded
 
 
 def test_volumes_and_lines_and_more_maps_than_are_clustered():
     random = np.random.default_rng(9)
     maps, kind = two_kinds(random, 90)
     deep = np.clip(maps, 0, None)[:, None, ::4, ::4] * np.exp(-((np.arange(12) - 3.0) ** 2) / 8)[:, None, None]
-    found = strategies(deep, **QUICK, side=6)
-    assert found.claimed == 2
-    assert found.partition(2).clusters[0].mean.shape == (6, 6, 6)
-    assert strategies(maps[:, 5], **QUICK).n == 90
-    part = strategies(maps, **QUICK, most=60)
-    assert part.n == 90
-    assert adjusted_rand_score(kind, part.partition(2).labels) >= 0.9
+    found = cluster_maps(deep, **QUICK, grid_size=6)
+    assert found.n_clusters == 2
+    assert found.get_partition(2).clusters[0].mean_map.shape == (6, 6, 6)
+    assert cluster_maps(maps[:, 5], **QUICK).n_maps == 90
+    part = cluster_maps(maps, **QUICK, max_maps=60)
+    assert part.n_maps == 90
+    assert adjusted_rand_score(kind, part.get_partition(2).labels) >= 0.9
 
 
 def test_pooling_by_hand():
     heat = np.array([[[1.0, 3.0, -5.0, 1.0], [1.0, 3.0, 0.0, 0.0]]])
-    assert pooled(heat, 2).tolist() == [[[2.0, 0.5], [2.0, 0.0]]]
-    assert pooled(heat, 2, "both").tolist() == [[[2.0, 3.0], [2.0, 0.0]]]
-    assert pooled(np.array([[1.0, 2.0, 4.0]]), 2)[0] == pytest.approx(
+    assert pool_maps(heat, 2).tolist() == [[[2.0, 0.5], [2.0, 0.0]]]
+    assert pool_maps(heat, 2, "both").tolist() == [[[2.0, 3.0], [2.0, 0.0]]]
+    assert pool_maps(np.array([[1.0, 2.0, 4.0]]), 2)[0] == pytest.approx(
         [(1 + 1) / 1.5, (1 + 4) / 1.5]
     )  # halves of the middle
-    assert pooled(heat, 9).shape == (1, 2, 4)
-    points, there = placed(np.array([[1.0, 0.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]), True, 0.0)
+    assert pool_maps(heat, 9).shape == (1, 2, 4)
+    points, there = smooth_and_normalize(np.array([[1.0, 0.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]), True, 0.0)
     assert points.tolist() == [[0.5, 0.0, 0.0, 0.5]]
     assert there.tolist() == [True, False]
-    near, far = placed(np.eye(16)[[4, 5, 12]], False, 1 / 16)[0], placed(np.eye(16)[[4, 5, 12]], False, 0.0)[0]
+    near, far = (
+        smooth_and_normalize(np.eye(16)[[4, 5, 12]], False, 1 / 16)[0],
+        smooth_and_normalize(np.eye(16)[[4, 5, 12]], False, 0.0)[0],
+    )
     assert np.linalg.norm(near[0] - near[1]) < 0.6 * np.linalg.norm(near[0] - near[2])
     assert np.linalg.norm(far[0] - far[1]) == pytest.approx(np.linalg.norm(far[0] - far[2]))
 
@@ -189,17 +197,17 @@ def test_the_laplacian_of_a_small_graph():
     # two pairs: each is the other's nearest, so that A has ones, D is 1, and 1 - (±1) is 0, 0, 2, 2
     place = np.array([0.0, 1.0, 10.0, 11.0])
     apart = np.abs(place[:, None] - place)
-    values, vectors = spectrum(apart, np.arange(4), 1, 4)
+    values, vectors = compute_laplacian_spectrum(apart, np.arange(4), 1, 4)
     assert values == pytest.approx([0, 0, 2, 2], abs=1e-12)
-    labels = parted(vectors, 2)
+    labels = assign_labels_qr(vectors, 2)
     assert labels[0] == labels[1] != labels[2] == labels[3]
     # as images of one patient the first two are no neighbours: each looks to 10, which looks to 11
-    assert spectrum(apart, np.array([0, 0, 1, 2]), 1, 4)[0][1] > 0.01
+    assert compute_laplacian_spectrum(apart, np.array([0, 0, 1, 2]), 1, 4)[0][1] > 0.01
 
 
 def test_a_line_leaps_by_four():
     place = np.linspace(0, 1, 300)
-    values, _ = spectrum(np.abs(place[:, None] - place), np.arange(300), 10, 5)
+    values, _ = compute_laplacian_spectrum(np.abs(place[:, None] - place), np.arange(300), 10, 5)
     assert values[2] / values[1] == pytest.approx(4, rel=0.02)
     assert values[3] / values[2] == pytest.approx(9 / 4, rel=0.02)
 
@@ -208,23 +216,23 @@ def test_a_line_leaps_by_four():
     ("call", "error", "words"),
     [
         (
-            lambda: strategies(np.ones((8, 4, 4))),
+            lambda: cluster_maps(np.ones((8, 4, 4))),
             UndefinedError,
             "8 patients have maps with heat, of 8 maps: 2 clusters of 10",
         ),
-        (lambda: strategies(np.zeros((30, 4, 4))), UndefinedError, "0 patients have maps with heat, of 30 maps"),
-        (lambda: strategies(np.ones((30, 4, 4)), ["a"] * 30), UndefinedError, "1 patient"),
-        (lambda: strategies(np.ones((30, 4)), most=9), UndefinedError, "9 patients"),
-        (lambda: strategies(np.ones(30)), InputError, r"maps \(30,\)"),
-        (lambda: strategies(np.full((30, 4), np.nan)), InputError, "map 0 holds NaN"),
-        (lambda: strategies(np.ones((30, 4)), k=(1,)), InputError, r"k=\(1,\)"),
-        (lambda: strategies(np.ones((30, 4)), sign="negative"), InputError, "sign='negative'"),
-        (lambda: strategies(np.ones((30, 4)), ["a"]), InputError, "30 rows and 1 group"),
-        (lambda: strategies(np.ones((30, 4)), bootstraps=0), InputError, "bootstraps=0"),
-        (lambda: strategies(np.ones((30, 4)), **QUICK).partition(7), InputError, "k=7: there are 2, 3"),
-        (lambda: enriched([0, 0, 1], ["a", "a", None]), UndefinedError, "1 cluster and 1 level"),
-        (lambda: enriched([0.5, 0.5], ["a", "b"]), InputError, "labels float64"),
-        (lambda: enriched([0], ["a", "b"]), InputError, "of 2 rows"),
+        (lambda: cluster_maps(np.zeros((30, 4, 4))), UndefinedError, "0 patients have maps with heat, of 30 maps"),
+        (lambda: cluster_maps(np.ones((30, 4, 4)), ["a"] * 30), UndefinedError, "1 patient"),
+        (lambda: cluster_maps(np.ones((30, 4)), max_maps=9), UndefinedError, "9 patients"),
+        (lambda: cluster_maps(np.ones(30)), InputError, r"maps \(30,\)"),
+        (lambda: cluster_maps(np.full((30, 4), np.nan)), InputError, "map 0 holds NaN"),
+        (lambda: cluster_maps(np.ones((30, 4)), cluster_counts=(1,)), InputError, r"k=\(1,\)"),
+        (lambda: cluster_maps(np.ones((30, 4)), sign="negative"), InputError, "sign='negative'"),
+        (lambda: cluster_maps(np.ones((30, 4)), ["a"]), InputError, "30 rows and 1 group"),
+        (lambda: cluster_maps(np.ones((30, 4)), n_resamples=0), InputError, "bootstraps=0"),
+        (lambda: cluster_maps(np.ones((30, 4)), **QUICK).get_partition(7), InputError, "k=7: there are 2, 3"),
+        (lambda: compute_level_enrichment([0, 0, 1], ["a", "a", None]), UndefinedError, "1 cluster and 1 level"),
+        (lambda: compute_level_enrichment([0.5, 0.5], ["a", "b"]), InputError, "labels float64"),
+        (lambda: compute_level_enrichment([0], ["a", "b"]), InputError, "of 2 rows"),
     ],
 )
 def test_refused(call, error, words):
@@ -236,33 +244,33 @@ def test_enrichment_by_hand():
     # the lady tasting tea: 3 of 4 cups right, p = (16 + 1 + 16 + 1) / 70
     labels = [0, 0, 0, 0, 1, 1, 1, 1, -1, 0]
     column = ["tea", "tea", "tea", "milk", "tea", "milk", "milk", "milk", "tea", None]
-    (found,) = enriched(labels, column)
+    (found,) = compute_level_enrichment(labels, column)
     assert (found.cluster, found.level) == (1, "tea")
-    assert (found.n, found.size, found.others, found.rest) == (1, 4, 3, 4)
-    assert (found.share, found.elsewhere) == (0.25, 0.75)
-    assert found.p == pytest.approx(34 / 70)
-    assert found.corrected == found.p
+    assert (found.n_inside, found.cluster_size, found.n_outside, found.outside_size) == (1, 4, 3, 4)
+    assert (found.share_inside, found.share_outside) == (0.25, 0.75)
+    assert found.p_value == pytest.approx(34 / 70)
+    assert found.corrected_p_value == found.p_value
 
 
 def test_enrichment_of_several_is_corrected_and_of_patients():
     random = np.random.default_rng(10)
     labels = random.integers(0, 3, 300)
     site = np.where((labels == 1) & (random.random(300) < 0.6), "c", random.choice(["a", "b"], 300))
-    found = enriched(labels, site)
+    found = compute_level_enrichment(labels, site)
     assert len(found) == 9
     assert (found[0].cluster, found[0].level) == (1, "c")
-    assert found[0].corrected == pytest.approx(9 * found[0].p)
-    assert found[0].share > 0.5 > found[0].elsewhere == 0.0
+    assert found[0].corrected_p_value == pytest.approx(9 * found[0].p_value)
+    assert found[0].share_inside > 0.5 > found[0].share_outside == 0.0
     images = np.repeat(np.arange(300), 4)
-    again = enriched(labels[images], site[images], list(images))
+    again = compute_level_enrichment(labels[images], site[images], list(images))
     assert again == found  # four images of each say no more than one
-    assert enriched(labels[images], site[images])[0].p < found[0].p
+    assert compute_level_enrichment(labels[images], site[images])[0].p_value < found[0].p_value
 
 
 def test_means_of_clusters():
     labels, values = np.array([0, 0, 1, 1, 1, -1, 2]), [1.0, 2.0, 3.0, np.nan, 5.0, 9.0, np.nan]
-    found = averaged(labels, values, list("aabbcdd"))
-    assert found[0] == estimated([1.0, 2.0], ["a", "a"]) or found[0].mean == 1.5
-    assert found[1] == estimated([3.0, np.nan, 5.0], ["b", "b", "c"])
+    found = compute_cluster_means(labels, values, list("aabbcdd"))
+    assert found[0] == estimate_mean([1.0, 2.0], ["a", "a"]) or found[0].mean == 1.5
+    assert found[1] == estimate_mean([3.0, np.nan, 5.0], ["b", "b", "c"])
     assert found[2] is None
     assert set(found) == {0, 1, 2}

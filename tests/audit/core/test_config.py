@@ -13,10 +13,10 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 from pyarrow import parquet
 
-from camscope.audit.config_template import _near as near
-from camscope.audit.config_template import init
-from camscope.audit.core.config import Config, placed_source
-from camscope.audit.core.context import Subject
+from camscope.audit.config_template import _make_path_relative as near
+from camscope.audit.config_template import generate_config
+from camscope.audit.core.config import Config, resolve_manifest_source
+from camscope.audit.core.context import AuditContext
 from camscope.errors import InputError
 
 PLAIN = {
@@ -30,7 +30,7 @@ def config(**tables):
     plain = {name: dict(table) for name, table in PLAIN.items()}
     for name, table in tables.items():
         plain[name] = {**plain.get(name, {}), **table} if isinstance(table, dict) else table
-    return Config.of(plain)
+    return Config.from_source(plain)
 
 
 # What it refuses
@@ -121,23 +121,23 @@ def study(tmp_path, monkeypatch):
 
 
 def test_init_of_several_findings_names_their_columns(study):
-    text = init("manifest.csv", "net.py:net")
-    made = Config.parsed(text, study)
+    text = generate_config("manifest.csv", "net.py:net")
+    made = Config.from_toml(text, study)
     assert made.data.labels == {"Edema": "edema", "Pleural Effusion": "pleural_effusion"}
     assert made.explain.findings == ("Edema", "Pleural Effusion")
     assert made.model.outputs == "sigmoid"
-    assert made.data.use == "valid"
+    assert made.data.split_value == "valid"
     assert "only rows of this split, of train, valid" in text
     assert made.data.subgroups == ("age",)
     assert "of ages 0-17, 18-39, 40-64, 65-89, 90 and more" in text
     for asked in ("pleural_effusion", "Pleural Effusion"):
-        made = Config.parsed(init("manifest.csv", "net.py:net", findings=[asked]), study)
+        made = Config.from_toml(generate_config("manifest.csv", "net.py:net", findings=[asked]), study)
         assert made.data.labels == {"Pleural Effusion": "pleural_effusion"}
 
 
 def test_init_takes_the_rows_of_test_where_there_are_any(study):
     (study / "manifest.csv").write_text(ROWS.replace("train", "test"))
-    assert Config.parsed(init("manifest.csv", "net.py:net"), study).data.use == "test"
+    assert Config.from_toml(generate_config("manifest.csv", "net.py:net"), study).data.split_value == "test"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_init_takes_the_rows_of_test_where_there_are_any(study):
 )
 def test_init_refuses_what_would_not_run(study, extra, words):
     with pytest.raises(InputError, match=words):
-        init("manifest.csv", **{"model": "net.py:net", **extra})
+        generate_config("manifest.csv", **{"model": "net.py:net", **extra})
 
 
 LABELLED = "Path,label,Patient,SITE,Mask\n" + "".join(
@@ -164,10 +164,10 @@ LABELLED = "Path,label,Patient,SITE,Mask\n" + "".join(
 
 def test_columns_are_found_in_whatever_case(study):
     (study / "manifest.csv").write_text(LABELLED.replace("Path", "path"))
-    made = Config.parsed(init("manifest.csv", "net.py:net"), study)
-    assert (made.data.patient, made.data.subgroups, made.data.evidence) == ("Patient", ("SITE",), "Mask")
+    made = Config.from_toml(generate_config("manifest.csv", "net.py:net"), study)
+    assert (made.data.patient, made.data.subgroups, made.data.ground_truth) == ("Patient", ("SITE",), "Mask")
     (study / "manifest.csv").write_text(LABELLED.replace("Path", "path").replace("Mask", "Region_Side mark"))
-    known = Config.parsed(init("manifest.csv", "net.py:net"), study).regions.columns
+    known = Config.from_toml(generate_config("manifest.csv", "net.py:net"), study).regions.columns
     assert known == {"Side mark": "Region_Side mark"}
 
 
@@ -193,7 +193,7 @@ def test_columns_are_found_in_whatever_case(study):
 def test_init_refuses_labels_that_no_class_has(study, model, labels, findings, words):
     (study / "manifest.csv").write_text(LABELLED.replace("Edema", labels).replace("Path", "path"))
     with pytest.raises(InputError, match=words):
-        init("manifest.csv", model, findings=findings)
+        generate_config("manifest.csv", model, findings=findings)
 
 
 def test_labels_by_number_are_read_where_some_are_missing(study):
@@ -204,16 +204,16 @@ def test_labels_by_number_are_read_where_some_are_missing(study):
         parquet.write_table(table, study / f"{name}.parquet")
     for name in ("gaps.csv", "label.parquet"):
         for model, findings in (("nameless", ("1",)), ("net", ("Edema", "Pleural Effusion"))):
-            made = Config.parsed(init(name, f"net.py:{model}"), study)
+            made = Config.from_toml(generate_config(name, f"net.py:{model}"), study)
             assert made.explain.findings == findings, (name, model)
-    assert Config.parsed(init("edema.parquet", "net.py:net"), study).data.labels == {"Edema": "edema"}
+    assert Config.from_toml(generate_config("edema.parquet", "net.py:net"), study).data.labels == {"Edema": "edema"}
 
 
 def test_a_column_of_boxes_is_none_of_labels(study):
     table = pa.table({"path": ["0.png", "1.png"], "edema": [0, 1], "boxes": [[[1.0, 2.0, 3.0, 4.0]], []]})
     parquet.write_table(table, study / "boxes.parquet")
-    made = Config.parsed(init("boxes.parquet", "net.py:net"), study)
-    assert (made.data.labels, made.data.evidence) == ({"Edema": "edema"}, "boxes")
+    made = Config.from_toml(generate_config("boxes.parquet", "net.py:net"), study)
+    assert (made.data.labels, made.data.ground_truth) == ({"Edema": "edema"}, "boxes")
 
 
 def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):
@@ -230,19 +230,19 @@ def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):
 
 
 def test_every_setting_stands_in_what_init_writes_and_those_that_are_comments_are_the_defaults(study):
-    text = init("manifest.csv", "net.py:net")
-    plain = Config.parsed(text, study).model_dump()
+    text = generate_config("manifest.csv", "net.py:net")
+    plain = Config.from_toml(text, study).model_dump()
     for name, value in plain.items():
         for one in value if name in tomllib.loads(text) and isinstance(value, dict) else (name,):
             assert re.search(rf"^(# )?{one} = \S", text, re.MULTILINE), one
     free = re.sub(r"^# (?=(replicates|skip|device) = )", "", text, flags=re.MULTILINE)
-    assert Config.parsed(free, study) == Config.parsed(text, study)
+    assert Config.from_toml(free, study) == Config.from_toml(text, study)
     assert all(len(line) < 140 for line in text.splitlines())
 
 
 def test_names_that_are_no_words_do_not_break_what_init_writes(study):
     (study / "manifest.csv").write_text(ROWS.replace("who", '"a\nb\x7f"').replace("train", '"t\x7f"'))
-    assert Config.parsed(init("manifest.csv", "net.py:net"), study).data.use == "valid"
+    assert Config.from_toml(generate_config("manifest.csv", "net.py:net"), study).data.split_value == "valid"
 
 
 @pytest.mark.parametrize("package", ["pydantic", "pyarrow", "sklearn"])
@@ -264,13 +264,13 @@ def test_whatever_is_missing_it_is_one_extra_that_brings_all(package, monkeypatc
 def test_datasets_keep_their_names_and_folders_of_them_are_found_from_the_config(study, tmp_path):
     (study / "kept").mkdir()
     here = tmp_path / "elsewhere"
-    assert placed_source("hf:kept", study) == f"hf:{study / 'kept'}"
+    assert resolve_manifest_source("hf:kept", study) == f"hf:{study / 'kept'}"
     for name in ("hf:org/name:test", "torchvision:CIFAR10", "s3://bucket/manifest.csv"):
-        assert placed_source(name, study) == near(name, here) == name
-    assert placed_source("manifest.csv", study) == str(study / "manifest.csv")
-    assert placed_source(near(f"hf:{study / 'kept'}", here), here.resolve()).endswith("kept")
+        assert resolve_manifest_source(name, study) == near(name, here) == name
+    assert resolve_manifest_source("manifest.csv", study) == str(study / "manifest.csv")
+    assert resolve_manifest_source(near(f"hf:{study / 'kept'}", here), here.resolve()).endswith("kept")
 
 
 def test_one_image_of_each_patient_is_drawn_before_a_second_of_any():
     subject = SimpleNamespace(patients=dict(enumerate("aaabbbcd")))
-    assert Subject._by_turns(subject, [2, 0, 5, 7, 1, 3, 6]) == [2, 5, 7, 6, 0, 3, 1]
+    assert AuditContext._alternate_patients(subject, [2, 0, 5, 7, 1, 3, 6]) == [2, 5, 7, 6, 0, 3, 1]

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from camscope.audit.performance.leakage import leak
+from camscope.audit.performance.leakage import probe_leakage
 from camscope.errors import InputError, UndefinedError
 
 
@@ -20,36 +20,36 @@ def patients(random, count=60, width=24, shift=0.0, sites=("a", "b")):
 
 def test_a_site_in_the_features_is_found():
     features, site, groups = patients(np.random.default_rng(0), shift=2.5)
-    found = leak(features, site, groups)
-    assert found.readable
+    found = probe_leakage(features, site, groups)
+    assert found.is_decodable
     assert found.auroc.mean > 0.85
-    assert found.auroc.low > found.chance_high > found.chance
-    assert found.auroc.n == len(site)
-    assert (found.auroc.groups, found.features, found.folds, found.permutations) == (60, 24, 5, 20)
-    assert found.p == pytest.approx(1 / 21)
+    assert found.auroc.low > found.chance_auroc_max > found.chance_auroc
+    assert found.auroc.n_values == len(site)
+    assert (found.auroc.n_groups, found.n_features, found.n_folds, found.n_permutations) == (60, 24, 5, 20)
+    assert found.p_value == pytest.approx(1 / 21)
     assert [one.name for one in found.levels] == ["a", "b"]
     assert found.levels[0].auroc == found.levels[1].auroc == found.auroc.mean
-    assert sum(one.groups for one in found.levels) == 60
+    assert sum(one.n_groups for one in found.levels) == 60
 
 
 def test_scaling_shifting_and_constant_features_change_nothing():
     random = np.random.default_rng(1)
     features, site, groups = patients(random, shift=1.0)
-    found = leak(features, site, groups, permutations=2)
+    found = probe_leakage(features, site, groups, n_permutations=2)
     other = np.concatenate([features * random.uniform(0.1, 50, 24) + 7, np.full((len(site), 3), 5.0)], 1)
-    assert leak(other, site, groups, permutations=2).auroc.mean == pytest.approx(found.auroc.mean, abs=2e-3)
-    assert leak(other, site, groups, permutations=2).features == 24
-    assert leak(features, site, groups, permutations=2) == found
+    assert probe_leakage(other, site, groups, n_permutations=2).auroc.mean == pytest.approx(found.auroc.mean, abs=2e-3)
+    assert probe_leakage(other, site, groups, n_permutations=2).n_features == 24
+    assert probe_leakage(features, site, groups, n_permutations=2) == found
 
 
 def test_without_a_site_chance_is_not_beaten():
     covered, readable, chances = 0, 0, []
     for seed in range(10):
         features, site, groups = patients(np.random.default_rng(seed), 50, 6)
-        found = leak(features, site, groups, folds=4, replicates=200, seed=seed)
-        covered += found.auroc.low <= 0.5 <= found.auroc.high or found.p > 0.05
-        readable += found.readable
-        chances.append(found.chance)
+        found = probe_leakage(features, site, groups, n_folds=4, n_resamples=200, seed=seed)
+        covered += found.auroc.low <= 0.5 <= found.auroc.high or found.p_value > 0.05
+        readable += found.is_decodable
+        chances.append(found.chance_auroc)
     assert covered >= 9
     assert readable <= 1
     assert abs(np.mean(chances) - 0.5) < 0.03
@@ -61,10 +61,12 @@ def test_fingerprints_of_patients_are_no_site():
         groups = np.repeat(np.arange(40), 5)
         features = np.eye(40)[groups] + 0.01 * random.normal(size=(200, 40))  # who it is, without any doubt
         site = random.permutation(np.repeat([0, 1], 20))[groups]
-        found = leak(features, list(site), list(groups), permutations=20, replicates=200)
-        assert not found.readable
+        found = probe_leakage(features, list(site), list(groups), n_permutations=20, n_resamples=200)
+        assert not found.is_decodable
         means.append(found.auroc.mean)
-        assert leak(features, list(site), permutations=2, replicates=200).auroc.mean > 0.99  # images torn from patients
+        assert (
+            probe_leakage(features, list(site), n_permutations=2, n_resamples=200).auroc.mean > 0.99
+        )  # images torn from patients
     assert abs(np.mean(means) - 0.5) < 0.15
 
 
@@ -72,12 +74,12 @@ def test_more_features_than_rows_and_several_sites():
     random = np.random.default_rng(4)
     features, site, groups = patients(random, 90, 400, 0.0, ("a", "b", "c"))
     features[:, :40] += 1.2 * np.array([one == "b" for one in site])[:, None]
-    found = leak(features, [*site[:-2], None, np.nan], groups, permutations=20)
+    found = probe_leakage(features, [*site[:-2], None, np.nan], groups, n_permutations=20)
     by_name = {one.name: one.auroc for one in found.levels}
     assert by_name["b"] > 0.8
     assert found.auroc.mean == pytest.approx(np.mean(list(by_name.values())))
     assert found.auroc.low < found.auroc.mean < found.auroc.high
-    assert (found.auroc.undefined, found.features, found.readable) == (2, 400, True)
+    assert (found.auroc.n_undefined, found.n_features, found.is_decodable) == (2, 400, True)
 
 
 def test_the_probe_is_scikit_learns_of_patients_held_out():
@@ -92,7 +94,7 @@ def test_the_probe_is_scikit_learns_of_patients_held_out():
         for train, test in folds.split(scaled, truth, groups):
             probe = linear.LogisticRegression(class_weight="balanced", tol=1e-8).fit(scaled[train], truth[train])
             scores[test] = probe.decision_function(scaled[test])
-        found = leak(features, site, groups, permutations=1, replicates=10)
+        found = probe_leakage(features, site, groups, n_permutations=1, n_resamples=10)
         assert found.auroc.mean == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
 
 
@@ -103,22 +105,22 @@ def test_a_view_that_changes_within_a_patient_can_be_read_too():
     features = (
         random.normal(size=(30, 8))[groups] + random.normal(size=(120, 8)) + 1.5 * view[:, None] * (np.arange(8) < 2)
     )
-    found = leak(features, list(view), list(groups), permutations=20)
-    assert found.readable
-    assert [one.groups for one in found.levels] == [30, 30]
+    found = probe_leakage(features, list(view), list(groups), n_permutations=20)
+    assert found.is_decodable
+    assert [one.n_groups for one in found.levels] == [30, 30]
 
 
 def test_what_cannot_be_asked():
     features, site, groups = patients(np.random.default_rng(7))
     rare = ["c" if n < 3 else one for n, one in zip(groups, site, strict=True)]
-    assert leak(features, rare, groups, permutations=1).left_out == (("c", 3),)
+    assert probe_leakage(features, rare, groups, n_permutations=1).excluded_levels == (("c", 3),)
     with pytest.raises(UndefinedError, match="expected two levels of 10 patients or more; there are 'a': 57, 'c': 3"):
-        leak(features, ["c" if one == "c" else "a" for one in rare], groups)
+        probe_leakage(features, ["c" if one == "c" else "a" for one in rare], groups)
     with pytest.raises(UndefinedError, match="none has a label"):
-        leak(features, [None] * len(site), groups)
+        probe_leakage(features, [None] * len(site), groups)
     with pytest.raises(UndefinedError, match="no feature of 24 varies"):
-        leak(np.ones_like(features), site, groups)
+        probe_leakage(np.ones_like(features), site, groups)
     with pytest.raises(InputError, match=r"features \(2, 1\) of 3 labels in 5 folds"):
-        leak([[1.0], [2.0]], ["a", "b", "a"])
+        probe_leakage([[1.0], [2.0]], ["a", "b", "a"])
     with pytest.raises(InputError, match="finite"):
-        leak(np.full_like(features, np.nan), site, groups)
+        probe_leakage(np.full_like(features, np.nan), site, groups)

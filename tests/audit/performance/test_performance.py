@@ -5,13 +5,20 @@ from math import erf
 import numpy as np
 import pytest
 
-from camscope.audit.core.summary_values import number
-from camscope.audit.performance.auc import auroc, average_precision, ranked, redrawn, under_precision, under_roc
-from camscope.audit.performance.calibration import calibration, wilson
-from camscope.audit.performance.subgroups import contrast, contrast_aurocs
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.performance.auc import (
+    auroc,
+    average_precision,
+    bootstrap_areas,
+    compute_precision_recall_area,
+    compute_roc_area,
+    rank_scores,
+)
+from camscope.audit.performance.calibration import compute_calibration, compute_wilson_interval
+from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics import estimated
-from camscope.metrics.statistics import draws
+from camscope.metrics import estimate_mean
+from camscope.metrics.statistics import iter_bootstrap_indices
 
 pytest.importorskip("scipy", reason="SciPy is not installed")
 
@@ -36,18 +43,18 @@ def test_points_and_draws_are_those_of_scikit_learn(decimals):
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     truth, answer, groups = answers(np.random.default_rng(0))
     answer = answer.round(decimals)
-    ranking = ranked(truth, answer, list(groups))
-    drawn = next(iter(draws(60, 20, 5)))
+    ranking = rank_scores(truth, answer, list(groups))
+    drawn = next(iter(iter_bootstrap_indices(60, 20, 5)))
     for function, area, theirs in (
-        (auroc, under_roc, metrics.roc_auc_score),
-        (average_precision, under_precision, metrics.average_precision_score),
+        (auroc, compute_roc_area, metrics.roc_auc_score),
+        (average_precision, compute_precision_recall_area, metrics.average_precision_score),
     ):
-        assert function(truth, answer, list(groups), replicates=20).mean == pytest.approx(
+        assert function(truth, answer, list(groups), n_resamples=20).mean == pytest.approx(
             theirs(truth, answer), abs=1e-12
         )
-        ours = redrawn(ranking, area, 20, 5)
+        ours = bootstrap_areas(ranking, area, 20, 5)
         # groups are numbered as they appear in the order of answers
-        names = list(dict.fromkeys(groups[ranking.order]))
+        names = list(dict.fromkeys(groups[ranking.row_index]))
         for row, value in zip(drawn, ours, strict=True):
             times = {name: int((row == n).sum()) for n, name in enumerate(names)}
             weights = np.array([times[name] for name in groups], float)
@@ -62,9 +69,9 @@ def test_rows_in_any_order_and_groups_by_any_name():
     assert found == auroc(truth[order], answer[order], [f"p{n}" for n in groups[order]])
     assert found == auroc(truth, np.exp(answer), list(groups))  # only the order counts
     assert found != auroc(truth, answer, list(groups), seed=1)
-    assert (found.n, found.groups, found.undefined) == (len(truth), 60, 0)
+    assert (found.n_values, found.n_groups, found.n_undefined) == (len(truth), 60, 0)
     short = auroc(np.append(truth, True), np.append(answer, np.nan), [*groups, 99])
-    assert (short.mean, short.n, short.groups, short.undefined) == (found.mean, len(truth), 60, 1)
+    assert (short.mean, short.n_values, short.n_groups, short.n_undefined) == (found.mean, len(truth), 60, 1)
 
 
 def test_intervals_by_patient_cover_and_by_image_they_do_not():
@@ -73,7 +80,7 @@ def test_intervals_by_patient_cover_and_by_image_they_do_not():
     for seed in range(500):
         truth, answer, groups = answers(random)
         for i, names in enumerate((list(groups), None)):
-            found = auroc(truth, answer, names, replicates=200, seed=seed)
+            found = auroc(truth, answer, names, n_resamples=200, seed=seed)
             covered[i] += found.low <= area <= found.high
     assert 0.92 <= covered[0] / 500 <= 0.98
     assert covered[1] / 500 < 0.85
@@ -84,9 +91,11 @@ def test_an_area_near_one_is_covered_too():
     for seed in range(300):
         truth = np.arange(80) < 30
         answer = 2.9044 * truth + random.normal(size=80)  # an area of 0.98
-        found = auroc(truth, answer, replicates=200, seed=seed)
+        found = auroc(truth, answer, n_resamples=200, seed=seed)
         by_us += found.low <= 0.98 <= found.high
-        low, high = np.quantile(redrawn(ranked(truth, answer, None), under_roc, 200, seed), [0.025, 0.975])
+        low, high = np.quantile(
+            bootstrap_areas(rank_scores(truth, answer, None), compute_roc_area, 200, seed), [0.025, 0.975]
+        )
         by_percentiles += low <= 0.98 <= high
     assert by_us / 300 >= 0.92
     assert by_percentiles / 300 <= 0.89
@@ -127,11 +136,11 @@ def test_few_of_a_class_are_undefined_and_say_how_few():
         (lambda: auroc(np.array([True, False]), [1.0, np.inf]), "answer 1 is infinite"),
         (lambda: auroc(np.array([True, False]), [1.0, 0.0], ["a"]), "1 group"),
         (lambda: auroc(np.array([True, False]), [1.0, 0.0], ["a", None]), "has no group"),
-        (lambda: calibration(np.array([True, False]), [1.2, 0.0]), "answer 0 is 1.2"),
-        (lambda: calibration(np.array([True, False]), [0.2, 0.1], log_odds=[0.0]), r"log odds \(1,\)"),
-        (lambda: contrast([1.0, 2.0], ["a", "b"], margin=0.0), "margin=0.0"),
-        (lambda: contrast([1.0, 2.0], ["a"], margin=0.1), "2 rows and 1 level"),
-        (lambda: contrast([1.0, np.inf], ["a", "b"], margin=0.1), "NaN for none"),
+        (lambda: compute_calibration(np.array([True, False]), [1.2, 0.0]), "answer 0 is 1.2"),
+        (lambda: compute_calibration(np.array([True, False]), [0.2, 0.1], log_odds=[0.0]), r"log odds \(1,\)"),
+        (lambda: compare_level_means([1.0, 2.0], ["a", "b"], margin=0.0), "margin=0.0"),
+        (lambda: compare_level_means([1.0, 2.0], ["a"], margin=0.1), "2 rows and 1 level"),
+        (lambda: compare_level_means([1.0, np.inf], ["a", "b"], margin=0.1), "NaN for none"),
     ],
 )
 def test_refused(call, words):
@@ -146,54 +155,57 @@ def calibrated(random, n, slope=1.0, intercept=0.0):
 
 def test_calibration_by_hand():
     truth = np.array([True, False, True, True])
-    found = calibration(truth, [0.25, 0.25, 0.75, 0.75], bins=2)
+    found = compute_calibration(truth, [0.25, 0.25, 0.75, 0.75], n_bins=2)
     assert found.brier.mean == pytest.approx((0.5625 + 0.0625 + 0.0625 + 0.0625) / 4)
-    assert found.error.mean == pytest.approx(0.25)  # half above, half above: 2/4 · 0.25 + 2/4 · 0.25
-    assert [(one.probability, one.share, one.n) for one in found.bins] == [(0.25, 0.5, 2), (0.75, 1.0, 2)]
-    assert found.bins[0].low == pytest.approx(wilson(0.5, 2)[0])
+    assert found.calibration_error.mean == pytest.approx(0.25)  # half above, half above: 2/4 · 0.25 + 2/4 · 0.25
+    assert [(one.mean_probability, one.positive_share, one.n_images) for one in found.bins] == [
+        (0.25, 0.5, 2),
+        (0.75, 1.0, 2),
+    ]
+    assert found.bins[0].low == pytest.approx(compute_wilson_interval(0.5, 2)[0])
     assert found.slope is None
-    assert wilson(0.3, 50) == pytest.approx((0.190959, 0.437470), abs=1e-4)
-    assert wilson(0.0, 10)[0] == 0.0
+    assert compute_wilson_interval(0.3, 50) == pytest.approx((0.190959, 0.437470), abs=1e-4)
+    assert compute_wilson_interval(0.0, 10)[0] == 0.0
 
 
 def test_the_line_is_that_of_scikit_learn():
     linear = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     truth, odds, probability = calibrated(np.random.default_rng(5), 400, 0.6, 0.4)
-    found = calibration(truth, probability, replicates=200)
+    found = compute_calibration(truth, probability, n_resamples=200)
     theirs = linear.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(odds[:, None], truth)
     assert found.slope.mean == pytest.approx(theirs.coef_[0, 0], rel=1e-4)
     assert found.intercept.mean == pytest.approx(theirs.intercept_[0], rel=1e-4)
     assert found.slope.low < 0.6 < found.slope.high < 1
     shifted = 1 / (1 + np.exp(-odds - found.in_the_large.mean))
     assert shifted.sum() == pytest.approx(truth.sum())
-    assert found.error.mean > found.by_chance_high  # it is not calibrated, and that is no chance
+    assert found.calibration_error.mean > found.chance_error_high  # it is not calibrated, and that is no chance
 
 
 def test_what_is_calibrated_is_found_to_be():
     random, covered, high, over = np.random.default_rng(6), np.zeros(3), 0, []
     for seed in range(100):
         truth, _, probability = calibrated(random, 200)
-        found = calibration(truth, probability, replicates=200, seed=seed)
+        found = compute_calibration(truth, probability, n_resamples=200, seed=seed)
         lines = (found.slope, 1.0), (found.intercept, 0.0), (found.in_the_large, 0.0)
         covered += [one.low <= right <= one.high for one, right in lines]
-        high += found.error.mean > found.by_chance_high
-        over.append(found.error.mean - found.by_chance)
+        high += found.calibration_error.mean > found.chance_error_high
+        over.append(found.calibration_error.mean - found.chance_error)
     assert (covered >= 90).all()
     assert high <= 6
     assert abs(np.mean(over)) < 0.005  # the error of perfect probabilities is about `by_chance`, and not 0
-    assert np.mean(over) + found.by_chance > 0.04
+    assert np.mean(over) + found.chance_error > 0.04
 
 
 def test_without_a_line_there_is_a_reason():
-    apart = calibration(np.arange(40) >= 20, np.linspace(0.1, 0.9, 40))
+    apart = compute_calibration(np.arange(40) >= 20, np.linspace(0.1, 0.9, 40))
     assert apart.slope is apart.intercept is apart.in_the_large is None
     assert "part the classes" in apart.reason
     truth = np.random.default_rng(0).random(40) < 0.5
     odds = np.linspace(-60, 60, 40)
     saturated = np.where(odds > 36, 1.0, 1 / (1 + np.exp(-odds)))
-    assert "are 0 or 1: give their log odds" in calibration(truth, saturated).reason
-    assert calibration(truth, saturated, log_odds=odds).slope is not None
-    alike = calibration(truth, np.full(40, 0.5))
+    assert "are 0 or 1: give their log odds" in compute_calibration(truth, saturated).reason
+    assert compute_calibration(truth, saturated, log_odds=odds).slope is not None
+    alike = compute_calibration(truth, np.full(40, 0.5))
     assert len(alike.bins) == 1
     assert alike.slope is None
 
@@ -202,17 +214,19 @@ def test_a_contrast_says_one_of_three_words():
     random = np.random.default_rng(7)
     site = np.repeat(["a", "b"], 400)
     values = 0.2 * random.normal(size=800)
-    (same,) = contrast(values, site, margin=0.1)
-    assert (same.level, same.against, same.word) == ("a", "b", "equivalent")
-    (apart,) = contrast(values + 0.3 * (site == "b"), site, margin=0.1)
-    assert apart.word == "different"
+    (same,) = compare_level_means(values, site, margin=0.1)
+    assert (same.level, same.reference_level, same.conclusion) == ("a", "b", "equivalent")
+    (apart,) = compare_level_means(values + 0.3 * (site == "b"), site, margin=0.1)
+    assert apart.conclusion == "different"
     assert apart.difference.mean == pytest.approx(same.difference.mean - 0.3)
-    (small,) = contrast(values + 0.06 * (site == "b"), site, margin=0.1)
-    assert small.word == "equivalent"
-    assert small.difference.p < 0.05  # there is a difference, of which was said before that it does not matter
-    (few,) = contrast(values[380:420], site[380:420], margin=0.1)
-    assert few.word == "undecided"
-    assert contrast(values, site, margin=0.1) == contrast(values, list(site), list(range(800)), margin=0.1)
+    (small,) = compare_level_means(values + 0.06 * (site == "b"), site, margin=0.1)
+    assert small.conclusion == "equivalent"
+    assert small.difference.p_value < 0.05  # there is a difference, of which was said before that it does not matter
+    (few,) = compare_level_means(values[380:420], site[380:420], margin=0.1)
+    assert few.conclusion == "undecided"
+    assert compare_level_means(values, site, margin=0.1) == compare_level_means(
+        values, list(site), list(range(800)), margin=0.1
+    )
 
 
 def test_the_difference_is_that_of_patients_who_may_have_both():
@@ -220,10 +234,10 @@ def test_the_difference_is_that_of_patients_who_may_have_both():
     own = 5 * random.normal(size=80)  # what patients differ by, and no view
     values = np.concatenate([own + 0.1 * random.normal(size=80), own + 0.1 * random.normal(size=80)])
     view, patients = ["AP"] * 80 + ["PA"] * 80, [*range(80), *range(80)]
-    (paired,) = contrast(values, view, patients, margin=0.2)
-    (apart,) = contrast(values, view, margin=0.2)
-    assert (paired.word, apart.word) == ("equivalent", "undecided")
-    assert (paired.difference.groups, apart.difference.groups, paired.difference.n) == (80, 160, 160)
+    (paired,) = compare_level_means(values, view, patients, margin=0.2)
+    (apart,) = compare_level_means(values, view, margin=0.2)
+    assert (paired.conclusion, apart.conclusion) == ("equivalent", "undecided")
+    assert (paired.difference.n_groups, apart.difference.n_groups, paired.difference.n_values) == (80, 160, 160)
 
 
 def test_several_levels_are_each_against_all_others_and_corrected():
@@ -231,31 +245,33 @@ def test_several_levels_are_each_against_all_others_and_corrected():
     site = np.array(["a", "b", "c", "d", "rare"])[random.integers(0, 4, 400)]
     values = 0.2 * random.normal(size=400) + 0.2 * (site == "c")
     site[:3] = "rare"
-    found = contrast(values, [*site[:-1], None], margin=0.05)
+    found = compare_level_means(values, [*site[:-1], None], margin=0.05)
     assert [one.level for one in found] == ["a", "b", "c", "d", "rare"]
-    assert found[2].word == "different"
-    alone, of_a = (contrast(values, [*(site[:-1] == level).tolist(), None], margin=0.05)[0] for level in ("c", "a"))
-    assert found[0].difference.p == pytest.approx(min(1, 4 * of_a.difference.p))
+    assert found[2].conclusion == "different"
+    alone, of_a = (
+        compare_level_means(values, [*(site[:-1] == level).tolist(), None], margin=0.05)[0] for level in ("c", "a")
+    )
+    assert found[0].difference.p_value == pytest.approx(min(1, 4 * of_a.difference.p_value))
     wide, once = (one.difference.high - one.difference.low for one in (found[2], alone))
     assert wide > 1.2 * once  # four are tested: 2.5 standard errors for 2
     for one in found[:4]:
-        assert (one.difference.p < 0.05) == (one.difference.low > 0 or one.difference.high < 0)
-    assert found[4].difference is found[4].word is None
+        assert (one.difference.p_value < 0.05) == (one.difference.low > 0 or one.difference.high < 0)
+    assert found[4].difference is found[4].conclusion is None
     assert found[4].reason.startswith("rare: 3 groups; expected 10")
     others = (site != "c") & (np.arange(400) < 399)
-    assert found[2].other.mean == pytest.approx(values[others].mean())
-    assert found[2].own.mean == pytest.approx(estimated(values[:-1][site[:-1] == "c"]).mean)
+    assert found[2].reference_estimate.mean == pytest.approx(values[others].mean())
+    assert found[2].level_estimate.mean == pytest.approx(estimate_mean(values[:-1][site[:-1] == "c"]).mean)
 
 
 def test_type_one_error_and_power_of_means():
     random, found, power, sure = np.random.default_rng(10), 0, 0, 0
     for seed in range(400):
         site, values = random.random(200) < 0.5, 0.2 * random.normal(size=200)
-        (null,) = contrast(values, site, margin=0.1, replicates=400, seed=seed)
-        (real,) = contrast(values + 0.1 * site, site, margin=0.1, replicates=400, seed=seed)
-        found += null.word == "different" or null.difference.p <= 0.05
-        power += real.word == "different"
-        sure += real.word == "equivalent"
+        (null,) = compare_level_means(values, site, margin=0.1, n_resamples=400, seed=seed)
+        (real,) = compare_level_means(values + 0.1 * site, site, margin=0.1, n_resamples=400, seed=seed)
+        found += null.conclusion == "different" or null.difference.p_value <= 0.05
+        power += real.conclusion == "different"
+        sure += real.conclusion == "equivalent"
     assert found / 400 <= 0.07
     assert power / 400 >= 0.80
     assert sure / 400 <= 0.05  # at the margin, equivalence is an error
@@ -266,9 +282,9 @@ def test_type_one_error_of_patients_and_of_aurocs():
     for seed in range(200):
         truth, answer, groups = answers(random, 80)
         site = (random.random(80) < 0.4)[groups]
-        (one,) = contrast(answer, site, list(groups), margin=0.1, replicates=400, seed=seed)
-        (two,) = contrast_aurocs(truth, answer, site, list(groups), margin=0.05, replicates=200, seed=seed)
-        means, areas = means + (one.word == "different"), areas + (two.word == "different")
+        (one,) = compare_level_means(answer, site, list(groups), margin=0.1, n_resamples=400, seed=seed)
+        (two,) = compare_level_aurocs(truth, answer, site, list(groups), margin=0.05, n_resamples=200, seed=seed)
+        means, areas = means + (one.conclusion == "different"), areas + (two.conclusion == "different")
     assert means / 200 <= 0.07
     assert areas / 200 <= 0.07
 
@@ -277,15 +293,15 @@ def test_aurocs_that_differ_and_those_of_which_one_is_perfect():
     random = np.random.default_rng(12)
     site, truth = np.repeat(["a", "b"], 300), random.random(600) < 0.5
     answer = random.normal(size=600)
-    (apart,) = contrast_aurocs(truth, answer + np.where(site == "a", 2, 0.2) * truth, site, margin=0.05)
-    assert apart.word == "different"
-    (perfect,) = contrast_aurocs(truth, answer + 20 * truth, site, margin=0.05)
-    assert perfect.word == "equivalent"
+    (apart,) = compare_level_aurocs(truth, answer + np.where(site == "a", 2, 0.2) * truth, site, margin=0.05)
+    assert apart.conclusion == "different"
+    (perfect,) = compare_level_aurocs(truth, answer + 20 * truth, site, margin=0.05)
+    assert perfect.conclusion == "equivalent"
     assert perfect.difference.low < 0 < perfect.difference.high
     few = np.r_[:15, 300:315]
-    (open_,) = contrast_aurocs(truth[few], (answer + 20 * truth)[few], site[few], margin=0.05)
-    assert open_.word == "undecided"  # 15 images in perfect order are no proof
-    (none,) = contrast_aurocs(truth | (site == "b"), answer, site, margin=0.05)
+    (open_,) = compare_level_aurocs(truth[few], (answer + 20 * truth)[few], site[few], margin=0.05)
+    assert open_.conclusion == "undecided"  # 15 images in perfect order are no proof
+    (none,) = compare_level_aurocs(truth | (site == "b"), answer, site, margin=0.05)
     assert none.reason.startswith("b: 300 positives and 0 negatives")
 
 
@@ -294,9 +310,9 @@ def test_aurocs_of_two_views_of_the_same_patients_move_together():
     truth, own = np.arange(120) < 50, random.normal(size=120)
     answer = np.concatenate([truth + own + 0.1 * random.normal(size=120) for _ in range(2)])
     view, both = ["AP"] * 120 + ["PA"] * 120, np.tile(truth, 2)
-    (paired,) = contrast_aurocs(both, answer, view, [*range(120), *range(120)], margin=0.05)
-    (apart,) = contrast_aurocs(both, answer, view, margin=0.05)
-    assert (paired.word, apart.word) == ("equivalent", "undecided")
+    (paired,) = compare_level_aurocs(both, answer, view, [*range(120), *range(120)], margin=0.05)
+    (apart,) = compare_level_aurocs(both, answer, view, margin=0.05)
+    assert (paired.conclusion, apart.conclusion) == ("equivalent", "undecided")
     assert paired.difference.mean == apart.difference.mean
 
 
@@ -307,10 +323,10 @@ def test_a_side_of_which_one_patient_has_half_of_the_images_is_as_uncertain_as_i
     random, covered, unequal = np.random.default_rng(4), 0, 0
     for _ in range(200):
         values = random.normal(size=40)[patients] + random.normal(size=len(patients))
-        (found,) = contrast(values, site, patients.tolist(), margin=0.1, replicates=20)
+        (found,) = compare_level_means(values, site, patients.tolist(), margin=0.1, n_resamples=20)
         covered += found.difference.low <= 0 <= found.difference.high
-        unequal += found.word == "different"
-        assert (found.difference.p < 0.05) == (not found.difference.low <= 0 <= found.difference.high)
+        unequal += found.conclusion == "different"
+        assert (found.difference.p_value < 0.05) == (not found.difference.low <= 0 <= found.difference.high)
     assert covered / 200 >= 0.93  # by what patients differ, with one degree less than patients: 0.8
     assert unequal <= 10
 
@@ -320,39 +336,39 @@ def test_one_patient_with_most_of_the_images_leaves_all_open():
     patients, site = np.r_[mine, theirs].tolist(), ["a"] * 200 + ["b"] * 80
     random = np.random.default_rng(1)
     values, truth = random.normal(size=280), np.r_[np.ones(200), np.zeros(80)].astype(bool)
-    (found,) = contrast(values, site, patients, margin=0.1, replicates=50)
-    assert (found.word, found.difference.p) == ("undecided", None)
+    (found,) = compare_level_means(values, site, patients, margin=0.1, n_resamples=50)
+    assert (found.conclusion, found.difference.p_value) == ("undecided", None)
     assert "a: one patient has 80 % of the images" in found.reason
-    area = auroc(truth, values, patients, replicates=50)
-    assert np.isnan([area.low, area.high, average_precision(truth, values, patients, replicates=50).low]).all()
-    assert "one group has 80 % of the images of one class" in area.dominance()
-    assert number(area, 0.5, "chance").reason.startswith("one patient has 80 %")
-    assert number(area, 0.5, "chance").low is None
+    area = auroc(truth, values, patients, n_resamples=50)
+    assert np.isnan([area.low, area.high, average_precision(truth, values, patients, n_resamples=50).low]).all()
+    assert "one group has 80 % of the images of one class" in area.describe_dominance()
+    assert summarize_estimate(area, 0.5, "chance").reason.startswith("one patient has 80 %")
+    assert summarize_estimate(area, 0.5, "chance").low is None
     half = random.random(280) < 0.5
-    (areas,) = contrast_aurocs(half, values, site, patients, margin=0.1, replicates=50)
-    assert (areas.word, areas.difference.p) == ("undecided", None)
-    judged = calibration(half[:200], random.random(200), patients[:200], replicates=200)
-    assert np.isnan([judged.error.low, judged.brier.low]).all()
-    assert judged.error.is_dominated
+    (areas,) = compare_level_aurocs(half, values, site, patients, margin=0.1, n_resamples=50)
+    assert (areas.conclusion, areas.difference.p_value) == ("undecided", None)
+    judged = compute_calibration(half[:200], random.random(200), patients[:200], n_resamples=200)
+    assert np.isnan([judged.calibration_error.low, judged.brier.low]).all()
+    assert judged.calibration_error.is_dominated_by_few_groups
     assert judged.slope is None or np.isnan(judged.slope.low)
 
 
 def test_values_that_are_all_equal_are_taken_to_vary_as_the_others_do():
     random = np.random.default_rng(13)
     site = np.repeat(["a", "b"], [12, 200])
-    (found,) = contrast(np.r_[np.ones(12), random.random(200) < 0.97], site, margin=0.1)
-    assert found.word == "undecided"
+    (found,) = compare_level_means(np.r_[np.ones(12), random.random(200) < 0.97], site, margin=0.1)
+    assert found.conclusion == "undecided"
     assert found.reason == "all values of a are equal"
     spread = 0.17 / np.sqrt(12)
     assert found.difference.high - found.difference.low == pytest.approx(2 * 2.2 * spread, rel=0.35)
-    (far,) = contrast(np.r_[np.ones(12), random.random(200) < 0.3], site, margin=0.1)
-    assert far.word == "different"
-    (both,) = contrast(np.r_[np.ones(12), np.ones(200)], site, margin=0.1)
-    assert (both.word, both.reason) == ("undecided", "all values of a and of b are equal")
+    (far,) = compare_level_means(np.r_[np.ones(12), random.random(200) < 0.3], site, margin=0.1)
+    assert far.conclusion == "different"
+    (both,) = compare_level_means(np.r_[np.ones(12), np.ones(200)], site, margin=0.1)
+    assert (both.conclusion, both.reason) == ("undecided", "all values of a and of b are equal")
 
 
 def test_one_level_is_none():
     with pytest.raises(UndefinedError, match="all rows are of one level, 'a'"):
-        contrast([1.0, 2.0], ["a", None], margin=0.1)
+        compare_level_means([1.0, 2.0], ["a", None], margin=0.1)
     with pytest.raises(UndefinedError, match="no row has a level"):
-        contrast([1.0, 2.0], [None, ""], margin=0.1)
+        compare_level_means([1.0, 2.0], [None, ""], margin=0.1)

@@ -18,15 +18,15 @@ import pyarrow.parquet as parquet
 from PIL import Image, ImageOps
 
 from camscope import audit
-from camscope.audit.comparability import expect_alike
+from camscope.audit.comparability import check_comparable
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import Subject
-from camscope.audit.demo import phantom_audit
+from camscope.audit.core.context import AuditContext
+from camscope.audit.demo import write_demo_study
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.digests import of_bytes, of_images, of_masks, of_source
-from camscope.audit.provenance.provenance import self_test
-from camscope.audit.runner import expect_images
-from camscope.audit.verification.verify import verified
+from camscope.audit.provenance.digests import digest_file, digest_images, digest_masks, digest_model_source
+from camscope.audit.provenance.provenance import run_self_test
+from camscope.audit.runner import check_images_unchanged
+from camscope.audit.verification.verify import verify_audit
 from camscope.errors import InputError, OutputError
 from camscope.metrics import METRICS
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def case(tmp_path_factory, one_thread):
     """A study with a net in a file of its own, the plain config with places relative to the study, and its audit."""
     folder = tmp_path_factory.mktemp("provenance")
-    plain = phantom_audit(folder, 0.95, images=48).model_dump()
+    plain = write_demo_study(folder, 0.95, n_images=48).model_dump()
     (folder / "quiverleaf.py").write_text(CODE)
     plain["skip"] = SKIP
     plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
@@ -52,7 +52,7 @@ def case(tmp_path_factory, one_thread):
     plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        made = audit.run(plain, "audit")
+        made = audit.run_audit(plain, "audit")
     return folder, plain, folder / made.folder
 
 
@@ -69,8 +69,8 @@ def known(folder="audit"):
 
 
 def failed(plain=None, rows=0):
-    config = None if plain is None else Config.of(plain)
-    return {one.name for one in verified("audit", config, rows=rows).checks if not one.holds}
+    config = None if plain is None else Config.from_source(plain)
+    return {one.name for one in verify_audit("audit", config, n_rows=rows).checks if not one.is_intact}
 
 
 # Files
@@ -87,12 +87,12 @@ def test_a_flipped_bit_anywhere_in_any_file_is_seen_and_nothing_raises(copied):
         changed = bytearray(kept)
         changed[drawn.randrange(len(changed))] ^= 1 << drawn.randrange(8)
         path.write_bytes(bytes(changed))
-        found = verified("audit")
+        found = verify_audit("audit")
         assert any(
-            one.name in (path.name, path.relative_to("audit").as_posix()) for one in found.checks if not one.holds
+            one.name in (path.name, path.relative_to("audit").as_posix()) for one in found.checks if not one.is_intact
         ), path
         path.write_bytes(kept)
-    assert verified("audit").holds
+    assert verify_audit("audit").is_intact
 
 
 def test_a_number_that_is_written_otherwise_and_a_provenance_that_is_none_are_seen(copied):
@@ -100,7 +100,7 @@ def test_a_number_that_is_written_otherwise_and_a_provenance_that_is_none_are_se
     kept = place.read_bytes()
     for other in (kept.replace(b"\n", b"\r\n"), kept[: len(kept) // 2], b"[]", b"\xff", b'{"bytes": 1, "seal": NaN}'):
         place.write_bytes(other)
-        assert not verified("audit").holds
+        assert not verify_audit("audit").is_intact
         assert failed(copied)
 
 
@@ -124,7 +124,7 @@ def test_everything_that_is_required_is_there(case):
     assert said["completeness"] == 1
     assert (
         {"masks", "bytes", "declarations", "commit", "preprocessing", "self_test"}
-        <= set(provenance.REQUIRED)
+        <= set(provenance.REQUIRED_FIELDS)
         <= set(said)
     )
     assert said["preprocessing"].keys() == said["rows"].keys()
@@ -137,7 +137,7 @@ def test_what_produced_it_names_kinds_of_numbers_and_that_metrics_were_tried(cas
     assert said["model"]["loaded"].startswith("strictly")
     assert said["self_test"] == "passed"
     monkeypatch.setitem(METRICS, "enrichment", lambda heat, mask: 2.0)
-    assert self_test.__wrapped__() == "enrichment is 2.0 and not 1.0; enrichment is 2.0 and not 4.0"
+    assert run_self_test.__wrapped__() == "enrichment is 2.0 and not 1.0; enrichment is 2.0 and not 4.0"
 
 
 def invert(count, folder="images"):
@@ -148,9 +148,13 @@ def invert(count, folder="images"):
 
 def resealed(**facts):
     """The provenance as a forger would leave it: it holds for the files as they are now."""
-    said = known() | {"bytes": provenance.files(Path("audit")), "outputs": provenance.outputs(Path("audit"))} | facts
-    said["seal"] = provenance.seal(said)
-    Path("audit/provenance.json").write_bytes(provenance.as_written(said))
+    said = (
+        known()
+        | {"bytes": provenance.digest_files(Path("audit")), "outputs": provenance.digest_outputs(Path("audit"))}
+        | facts
+    )
+    said["seal"] = provenance.compute_seal(said)
+    Path("audit/provenance.json").write_bytes(provenance.serialize_record(said))
 
 
 def rewritten(name, column, change):
@@ -248,8 +252,8 @@ def test_a_file_that_was_added_is_seen_wherever_it_is(copied):
 
 
 def test_a_declaration_that_is_not_counted_is_seen(copied):
-    provenance.note(Path("audit"), {"event": "begun", "config": "another"})
-    provenance.note(Path("audit"), {"event": "begun", "config": known()["config_digest"]})
+    provenance.append_event(Path("audit"), {"event": "begun", "config": "another"})
+    provenance.append_event(Path("audit"), {"event": "begun", "config": known()["config_digest"]})
     resealed()
     assert failed() == {"declarations"}
 
@@ -259,8 +263,8 @@ def test_a_declaration_that_is_not_counted_is_seen(copied):
 
 def test_images_that_are_other_ones_are_counted(copied):
     invert(4)
-    (found,) = (one for one in verified("audit", Config.of(copied), rows=0).checks if not one.holds)
-    assert (found.name, found.said[:43]) == ("images", "not the same bytes, 4 of 48: 00000, 00001, ")
+    (found,) = (one for one in verify_audit("audit", Config.from_source(copied), n_rows=0).checks if not one.is_intact)
+    assert (found.name, found.message[:43]) == ("images", "not the same bytes, 4 of 48: 00000, 00001, ")
     Path("images/00000.png").unlink()
     assert failed(copied) == {"images"}
 
@@ -272,23 +276,25 @@ def test_an_audit_does_not_go_on_with_other_images(copied, undone):
     for stage in undone:
         Path(f"audit/stages/{stage}.json").unlink()
     with pytest.raises(OutputError, match="4 of 48 images differ from those that its stages have seen"):
-        audit.run(copied, "audit")
+        audit.run_audit(copied, "audit")
     assert Path("audit/report.html").read_bytes() == before
 
 
 def test_images_that_change_while_it_runs_are_seen_at_its_end(copied):
-    subject = Subject(Config.of(copied), Path("audit"))
-    expect_images(subject, provenance.seen(subject))
+    subject = AuditContext(Config.from_source(copied), Path("audit"))
+    check_images_unchanged(subject, provenance.current_image_digests(subject))
     invert(2)
-    other = Subject(Config.of(copied), Path("audit"))  # whose maps are of the images as they were
+    other = AuditContext(Config.from_source(copied), Path("audit"))  # whose maps are of the images as they were
     with pytest.raises(OutputError, match="2 of 48 images"):
-        expect_images(other, provenance.seen(other))
+        check_images_unchanged(other, provenance.current_image_digests(other))
 
 
 def test_the_digest_of_an_image_is_that_of_its_map_and_of_what_cannot_be_read_there_is_none(copied):
     told = []
     Path("images/00003.png").unlink()
-    found = of_images(Subject(Config.of(copied), Path("audit")), lambda done, total: told.append((done, total)))
+    found = digest_images(
+        AuditContext(Config.from_source(copied), Path("audit")), lambda done, total: told.append((done, total))
+    )
     assert found == {**known()["rows"], "00003": None}
     assert told == [(32, 48), (48, 48)]
 
@@ -304,7 +310,7 @@ def settings(name, value):
     for one in above:
         place = place[one]
     place[last] = value
-    Path("other/provenance.json").write_bytes(provenance.as_written(said))
+    Path("other/provenance.json").write_bytes(provenance.serialize_record(said))
 
 
 @pytest.mark.parametrize(
@@ -323,29 +329,29 @@ def test_audits_that_were_made_otherwise_are_not_compared(copied, name, value):
     shutil.copytree("audit", "other")
     settings(name, value)
     with pytest.raises(InputError, match=f"made otherwise: {name} is "):
-        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     settings("model.source", "another.py:architecture")
     if name in ("explain.layer", "model.outputs"):  # which are the other model's own
-        assert expect_alike(audit.AuditRun("audit"), audit.AuditRun("other")) == ()
+        assert check_comparable(audit.AuditRun("audit"), audit.AuditRun("other")) == ()
 
 
 def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(copied):
     shutil.copytree("audit", "other")
     settings("margins.effect", 0.2)
-    (found,) = expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+    (found,) = check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     assert found.startswith("margins.effect is 0.1 in the first and 0.2 in the second")
     settings("sizes.gallery", 4)
-    assert len(expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))) == 1
+    assert len(check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))) == 1
     summary = json.loads(Path("other/summary.json").read_bytes())
     summary["resolve"]["tools"][0]["settings"]["mode"] = "train"
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="mode of gradcam is eval in the first and train in the second"):
-        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     summary = json.loads(Path("audit/summary.json").read_bytes())
     summary["resolve"]["findings"] = ["1"]
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="the findings are lesion in the first and 1 in the second"):
-        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
 @pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images differ"), ("masks", "other masks")])
@@ -353,12 +359,12 @@ def test_audits_of_other_images_or_masks_are_not_compared(copied, part, words):
     shutil.copytree("audit", "other")
     said = known("other")
     other = {"rows": said["rows"] | {"00000": "another", "00001": None}, "masks": "another"}
-    Path("other/provenance.json").write_bytes(provenance.as_written(said | {part: other[part]}))
+    Path("other/provenance.json").write_bytes(provenance.serialize_record(said | {part: other[part]}))
     with pytest.raises(InputError, match=words):
-        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     Path("other/provenance.json").unlink()
     with pytest.raises(InputError, match="is missing"):
-        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
 # What it was made of
@@ -366,25 +372,25 @@ def test_audits_of_other_images_or_masks_are_not_compared(copied, part, words):
 
 def test_the_commit_is_that_of_the_checkout_or_there_is_none(monkeypatch, tmp_path):
     root = Path(provenance.__file__).parents[3]
-    provenance.commit.cache_clear()
+    provenance.describe_commit.cache_clear()
     if (root / ".git").exists():
         head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        assert provenance.commit().removesuffix("-dirty") == head.stdout.strip()
+        assert provenance.describe_commit().removesuffix("-dirty") == head.stdout.strip()
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "site-packages/camscope/audit/provenance/provenance.py"))
-    provenance.commit.cache_clear()
-    assert provenance.commit() == "not from a checkout"
-    provenance.commit.cache_clear()
+    provenance.describe_commit.cache_clear()
+    assert provenance.describe_commit() == "not from a checkout"
+    provenance.describe_commit.cache_clear()
 
 
 def test_the_same_config_holds_from_another_folder(copied, tmp_path, monkeypatch):
     assert failed(copied, rows=2) == set()
-    text = json.loads(Config.of(copied).model_dump_json())
+    text = json.loads(Config.from_source(copied).model_dump_json())
     text["data"]["manifest"] = "study/manifest.csv"
     text["model"] |= {"source": "study/quiverleaf.py:net", "weights": f"study/{text['model']['weights']}"}
     text["data"]["evidence"] = "study/mask"
     monkeypatch.chdir(tmp_path)
-    found = verified("study/audit", Config.of(text), rows=1)
-    assert {one.name for one in found.checks if not one.holds} == set()
+    found = verify_audit("study/audit", Config.from_source(text), n_rows=1)
+    assert {one.name for one in found.checks if not one.is_intact} == set()
 
 
 @pytest.mark.parametrize("part", ["mask", "region_lungs", "region_token"])
@@ -395,7 +401,7 @@ def test_a_mask_that_is_changed_or_gone_is_seen(copied, part):
     file.write_bytes(bytes(data))
     assert failed(copied) == {"masks"}
     file.unlink()
-    assert of_masks(Subject(Config.of(copied), Path("audit"))) not in ("none", known()["masks"])
+    assert digest_masks(AuditContext(Config.from_source(copied), Path("audit"))) not in ("none", known()["masks"])
 
 
 def test_a_column_says_the_same_as_the_folder_and_a_coco_file_is_digested_with_what_it_names(copied):
@@ -415,23 +421,23 @@ def test_a_column_says_the_same_as_the_folder_and_a_coco_file_is_digested_with_w
 
 def masks(plain, evidence):
     data = {**plain["data"], "evidence": evidence}
-    return of_masks(Subject(Config.of({**plain, "data": data, "regions": {}}), Path("audit")))
+    return digest_masks(AuditContext(Config.from_source({**plain, "data": data, "regions": {}}), Path("audit")))
 
 
 def test_another_source_of_the_model_is_seen_and_begins_another_audit(copied):
     Path("quiverleaf.py").write_text(CODE + "# another\n")
     assert failed(copied) == {"source"}
     with pytest.raises(OutputError, match="another source"):
-        audit.run(copied, "audit")
+        audit.run_audit(copied, "audit")
 
 
 def test_the_source_of_a_module_is_its_file():
     import camscope.phantom.shortcut_study as module
 
-    assert of_source("camscope.phantom.shortcut_study:shortcut_net") == of_bytes(module.__file__)
-    assert {of_source(one) for one in ("phantom", "resnet18", "timm:net", "no.such.module:net", "nowhere.py:net")} == {
-        "none"
-    }
+    assert digest_model_source("camscope.phantom.shortcut_study:shortcut_net") == digest_file(module.__file__)
+    assert {
+        digest_model_source(one) for one in ("phantom", "resnet18", "timm:net", "no.such.module:net", "nowhere.py:net")
+    } == {"none"}
 
 
 # What was declared, and what is not named
@@ -442,15 +448,15 @@ def test_what_was_declared_before_stays_in_the_log(copied):
     assert (said["declarations"], said["declared_before_looking"]) == (1, True)
     first = said["config_digest"]
     light = {**copied, "skip": (*SKIP, "shortcut")}
-    made = audit.run({**light, "margins": {"effect": 0.2}}, "audit", overwrite=True)
+    made = audit.run_audit({**light, "margins": {"effect": 0.2}}, "audit", overwrite=True)
     said = known()
     assert (said["declarations"], said["declared_before_looking"]) == (2, False)
-    assert provenance.declared(Path("audit")) == [first, said["config_digest"]]
+    assert provenance.list_config_digests(Path("audit")) == [first, said["config_digest"]]
     assert "check" in said["stages"]
     assert made.interventions().num_rows == 0
-    assert verified("audit").holds
+    assert verify_audit("audit").is_intact
     log = Path("audit/log.jsonl").read_bytes()
-    audit.run({**light, "margins": {"effect": 0.2}}, "audit")
+    audit.run_audit({**light, "margins": {"effect": 0.2}}, "audit")
     assert Path("audit/log.jsonl").read_bytes() == log
 
 
@@ -462,7 +468,7 @@ def test_the_profile_research_names_no_file_though_it_has_no_folder(case):
     assert said["model"]["source"] == "net"
     assert said["model"]["weights"] == said["data"]["manifest"] == "a file"
     clinical = {**plain, "report": {"profile": "clinical"}}
-    shown = provenance._discreet(Subject(Config.of(clinical), folder))
+    shown = provenance._redact_config(AuditContext(Config.from_source(clinical), folder))
     assert shown["model"]["source"] == "quiverleaf.py:net"
 
 
@@ -471,7 +477,7 @@ def test_the_profile_research_names_no_file_though_it_has_no_folder(case):
 
 def test_failures_are_counted_by_record_and_interventions_are_a_table(copied):
     made = audit.AuditRun("audit")
-    assert made.failures == 0
+    assert made.n_failures == 0
     Path("audit/failures.csv").write_bytes('\ufeffid,stage,reason\r\n1,predict,"two\nlines"\r\n'.encode())
-    assert made.failures == 1
+    assert made.n_failures == 1
     assert made.interventions().num_rows > 0

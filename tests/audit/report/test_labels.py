@@ -9,16 +9,16 @@ pytest.importorskip("jinja2")
 pytest.importorskip("pyarrow")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.report import page
-from camscope.audit.report.verdict_labels import QUANTITY, SUBJECTS, blocks
-from camscope.audit.verdicts import verdicts
+from camscope.audit.report import render_page
+from camscope.audit.report.verdict_labels import EFFECT_QUANTITIES, VERDICT_TOPICS, group_overlapping_verdicts
+from camscope.audit.verdicts import derive_verdicts
 from tests.audit_summary import full, nothing, num, verdict
 
 
 def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
     judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "against", num(-0.2, 0.1), 0.0,
                      "faithfulness", "gradcam")  # fmt: skip
-    html = page(nothing().model_copy(update={"verdicts": (judged,)}))
+    html = render_page(nothing().model_copy(update={"verdicts": (judged,)}))
     tally = [
         " ".join(re.sub(r"<[^>]*>", " ", row).split())
         for row in re.findall(r'<tr><th scope="row">The (?:.*?)</tr>', html, re.S)
@@ -30,11 +30,11 @@ def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
 
 
 def test_every_question_is_about_something():
-    asked = {one.question for one in verdicts(full())}
-    known = [question for one in SUBJECTS.values() for question in one.questions]
+    asked = {one.question for one in derive_verdicts(full())}
+    known = [question for one in VERDICT_TOPICS.values() for question in one.questions]
     assert sorted(known) == sorted(set(known))
     assert asked == set(known)
-    assert all(one in QUANTITY for one in asked)
+    assert all(one in EFFECT_QUANTITIES for one in asked)
 
 
 def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
@@ -42,8 +42,8 @@ def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
         verdict("shortcut", name, "f", word, "against", num(1.0, 0.1), 0.1, "shortcut", name)
         for name, word in (("a", "supported"), ("b", "supported"), ("c", "supported"), ("d", "not supported"), ("e", "supported"))
     ]  # fmt: skip
-    made = blocks(rows, {"f": [["a", "d"], ["b", "e"]]})
-    assert [("".join(row.claim for row in one.rows), one.overlap) for one in made] == [
+    made = group_overlapping_verdicts(rows, {"f": [["a", "d"], ["b", "e"]]})
+    assert [("".join(row.claim for row in one.verdicts), one.regions_overlap) for one in made] == [
         ("a", True), ("be", True), ("cd", False),
     ]  # fmt: skip
-    assert [len(one.rows) for one in blocks(rows, {})] == [5]
+    assert [len(one.verdicts) for one in group_overlapping_verdicts(rows, {})] == [5]

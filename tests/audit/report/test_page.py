@@ -22,23 +22,59 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.audit.core.schema import Cluster, Group, Number, Predict, Reading, Shortcut, Stage, Strategies, plain
-from camscope.audit.report import Case, gallery, norms_csv, numbers_in, page, unknown
-from camscope.audit.report.charts import WIDTH, Row, forest, spelt, stability
-from camscope.audit.report.figures import figures
-from camscope.audit.report.gallery import extremes
-from camscope.audit.report.number_format import between, chance, estimate, like, numeral, written
-from camscope.audit.report.page import SECTIONS
-from camscope.audit.report.svg import drawing
-from camscope.audit.report.thumbnails import LARGEST, STRONGEST, VEILED, encoded, heat_of
-from camscope.audit.report.verdict_labels import MEANS
-from camscope.audit.verdicts.limitations import ALWAYS, warnings
-from camscope.batch import Run, run_batch
+from camscope.audit.core.schema import (
+    ClusterAnalysis,
+    EstimateSummary,
+    MapCluster,
+    PredictResult,
+    ReviewCase,
+    ShortcutResult,
+    StageResult,
+    SubgroupPerformance,
+    to_json_dict,
+)
+from camscope.audit.report import (
+    PredictedImage,
+    build_gallery,
+    extract_numbers,
+    find_unsupported_claims,
+    read_norms_csv,
+    render_page,
+)
+from camscope.audit.report.charts import (
+    CHART_WIDTH,
+    ForestRow,
+    draw_cluster_stability,
+    draw_forest_svg,
+    format_estimate_text,
+)
+from camscope.audit.report.figures import draw_figures
+from camscope.audit.report.gallery import select_extreme_images
+from camscope.audit.report.number_format import (
+    format_estimate,
+    format_interval,
+    format_number,
+    format_number_like,
+    format_p_value,
+    number_to_text,
+)
+from camscope.audit.report.page import PAGE_SECTIONS
+from camscope.audit.report.svg import default_style_scope
+from camscope.audit.report.thumbnails import (
+    MAX_IMAGE_BYTES,
+    MAX_MAP_OPACITY,
+    UNCOVERED_OPACITY,
+    encode_data_uri,
+    render_map_rgba,
+)
+from camscope.audit.report.verdict_labels import CONCLUSION_MEANINGS
+from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS, list_warnings
+from camscope.batch import BatchRun, run_batch
 from camscope.errors import InputError
 from camscope.explainers import METHODS
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 
 EVIL = "<script>alert(1)</script>"
@@ -87,46 +123,46 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     lines = ["path,id"]
     for n in range(COUNT):
-        Image.fromarray(draw(n, ("nodule", "no finding")[n % 2]).image).save(folder / f"{n}.png")
+        Image.fromarray(draw_radiograph(n, ("nodule", "no finding")[n % 2]).image).save(folder / f"{n}.png")
         lines.append(f"{n}.png,{IDS[n]}")
     (folder / "list.csv").write_text("\n".join(lines), encoding="utf-8")
     model = load_model("phantom")
     tools = [GradCAM(model), METHODS["inputxgradient"](model)]
     run_batch(tools, folder / "list.csv", folder / "run", ["nodule"])
     (folder / "0.png").unlink()
-    return Run(folder / "run")
+    return BatchRun(folder / "run")
 
 
 def known(odds=(-3.0, 1.5, 2.0, -0.1, -0.5, 0.2, 4.0, -5.0)):
     """Rows 0, 2, 4, 6 have a nodule; 0 and 4 are missed, 1 and 5 are false alarms."""
-    return [Case(n, IDS[n], {"nodule": one}, {"nodule": n % 2 == 0}) for n, one in enumerate(odds)]
+    return [PredictedImage(n, IDS[n], {"nodule": one}, {"nodule": n % 2 == 0}) for n, one in enumerate(odds)]
 
 
 @pytest.fixture(scope="module")
 def pictures(run):
-    return gallery(run, full(findings=FINDINGS[:1]), known(), {"nodule": "nodule"}, count=8, height=96)
+    return build_gallery(run, full(findings=FINDINGS[:1]), known(), {"nodule": "nodule"}, n_random_images=8, height=96)
 
 
 @pytest.fixture(scope="module")
 def whole(pictures):
     """The page of an audit of two findings, with pictures."""
-    return page(full(), pictures, PROVENANCE)
+    return render_page(full(), pictures, PROVENANCE)
 
 
 @pytest.fixture(scope="module")
 def bare():
     """The page of an audit in which everything was skipped."""
-    return page(nothing())
+    return render_page(nothing())
 
 
 def files(pictures):
-    return plain(full()), PROVENANCE, pictures.plain
+    return to_json_dict(full()), PROVENANCE, pictures.plain
 
 
 def test_every_number_comes_from_the_files(whole, bare, pictures):
-    assert unknown(whole, *files(pictures)) == []
-    assert unknown(bare, plain(nothing())) == []
-    shown = numbers_in(whole)
+    assert find_unsupported_claims(whole, *files(pictures)) == []
+    assert find_unsupported_claims(bare, to_json_dict(nothing())) == []
+    shown = extract_numbers(whole)
     assert len(shown) > 800
     assert {0.9412371, 0.962602, 1214, 187, 11176512, 0.5613, 12.4} <= set(shown)
     values = {shot.odds for shelf in pictures.shelves for shot in shelf.shots}
@@ -146,20 +182,20 @@ def test_every_number_comes_from_the_files(whole, bare, pictures):
 )
 def test_a_number_of_the_pages_own_is_found(bare, planted, found):
     html = bare.replace("<h3>Declared", f"{planted}<h3>Declared")
-    assert unknown(html, plain(nothing()), {"known": 0.9412371}) == [found]
+    assert find_unsupported_claims(html, to_json_dict(nothing()), {"known": 0.9412371}) == [found]
 
 
 def test_what_a_metric_is_stands_beside_its_numbers(whole):
-    for stage in (full().localise, full().faithfulness):
-        assert set(stage.formulas) == {one.metric for one in stage.lines}
+    for stage in (full().localization, full().faithfulness):
+        assert set(stage.formulas) == {one.metric for one in stage.metric_summaries}
         for words in stage.formulas.values():
             assert f'<small class="formula"><bdi>{escape(words)}</bdi></small>' in whole
 
 
 def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
     silent = {name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localise", "faithfulness")}
-    html = page(full().model_copy(update=silent))
-    assert full().localise.lines[0].metric in html
+    html = render_page(full().model_copy(update=silent))
+    assert full().localization.metric_summaries[0].metric in html
     assert 'class="formula"' not in html
 
 
@@ -168,9 +204,11 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}
     monkeypatch.setattr(page_module, "_own", lambda name: planted.get(name) or own(name))
     with pytest.raises(InputError, match="numbers go through a filter"):
-        page(nothing())
+        render_page(nothing())
     planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"
-    assert unknown(page(nothing()), plain(nothing())) == ["the text 'It fell by 12 of 40.'"]
+    assert find_unsupported_claims(render_page(nothing()), to_json_dict(nothing())) == [
+        "the text 'It fell by 12 of 40.'"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -183,30 +221,30 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     ],
 )  # fmt: skip
 def test_numbers_are_written_with_sensible_digits(value, decimals, text):
-    assert written(value, decimals) == text
+    assert number_to_text(value, decimals) == text
 
 
 def test_an_estimate_shows_two_digits_of_its_interval():
-    assert re.sub("<[^>]*>", "", estimate(num(0.9412371, 0.0213649))) == "0.941 [0.920, 0.963]"
-    assert re.sub("<[^>]*>", "", estimate(num(5.8213, 0.9))) == "5.8 [4.9, 6.7]"
-    assert re.sub("<[^>]*>", "", estimate(num(48.213, 12.9))) == "48 [35, 61]"
-    assert re.sub("<[^>]*>", "", estimate(num(0.25))) == "0.25"
-    assert re.sub("<[^>]*>", "", estimate(num(1.0))) == "1.0"
-    assert re.sub("<[^>]*>", "", estimate(num(0.5, 2.0))) == "0.50 [−1.50, 2.50]"
-    assert re.sub("<[^>]*>", "", estimate(num(1.0, 0.0))) == "1.0 [no width]"
-    assert re.sub("<[^>]*>", "", estimate(num(0.0, 0.0))) == "0.0 [no width]"
-    assert re.sub("<[^>]*>", "", estimate(num(0.81234, 0.000002))) == "0.812 [hardly any width]"
-    assert re.sub("<[^>]*>", "", between(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
-    assert re.sub("<[^>]*>", "", between(1.0)) == "1.0"
-    assert re.sub("<[^>]*>", "", like(1.0, num(0.9412371, 0.0213649))) == "1.000"
-    assert spelt(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
-    assert "–" in estimate(Number(reason="why"))
-    assert numeral(0.9412371) == '<data value="0.9412371">0.941</data>'
-    assert chance(0.0004) == '<data value="0.0004">&lt; 0.001</data>'
-    assert chance(0.0312) == '<data value="0.0312">0.031</data>'
+    assert re.sub("<[^>]*>", "", format_estimate(num(0.9412371, 0.0213649))) == "0.941 [0.920, 0.963]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(5.8213, 0.9))) == "5.8 [4.9, 6.7]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(48.213, 12.9))) == "48 [35, 61]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(0.25))) == "0.25"
+    assert re.sub("<[^>]*>", "", format_estimate(num(1.0))) == "1.0"
+    assert re.sub("<[^>]*>", "", format_estimate(num(0.5, 2.0))) == "0.50 [−1.50, 2.50]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(1.0, 0.0))) == "1.0 [no width]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(0.0, 0.0))) == "0.0 [no width]"
+    assert re.sub("<[^>]*>", "", format_estimate(num(0.81234, 0.000002))) == "0.812 [hardly any width]"
+    assert re.sub("<[^>]*>", "", format_interval(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
+    assert re.sub("<[^>]*>", "", format_interval(1.0)) == "1.0"
+    assert re.sub("<[^>]*>", "", format_number_like(1.0, num(0.9412371, 0.0213649))) == "1.000"
+    assert format_estimate_text(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
+    assert "–" in format_estimate(EstimateSummary(reason="why"))
+    assert format_number(0.9412371) == '<data value="0.9412371">0.941</data>'
+    assert format_p_value(0.0004) == '<data value="0.0004">&lt; 0.001</data>'
+    assert format_p_value(0.0312) == '<data value="0.0312">0.031</data>'
     for wrong in (True, float("nan")):
         with pytest.raises(InputError):
-            written(wrong)
+            number_to_text(wrong)
 
 
 def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whole):
@@ -242,7 +280,7 @@ def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole
     signs = re.findall(r'<symbol id="mark-([\w-]+)"[^>]*>(.*?)</symbol>', whole)
     assert len({sign for _, sign in signs}) == len(signs) == 3
     legend = whole.partition('class="legend"')[2].partition("</p>")[0]
-    assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in MEANS.items())
+    assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in CONCLUSION_MEANINGS.items())
 
 
 def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
@@ -255,8 +293,8 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
         assert claims == [f"The answer for {finding} relies on the region {name}." for name in ("marker", "the frame")]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
-    assert 'class="overlap"' not in page(nothing().model_copy(update={"verdicts": full().verdicts}))
-    warned = [one for one in warnings(full()) if "overlap" in one]
+    assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
+    warned = [one for one in list_warnings(full()) if "overlap" in one]
     assert warned == [
         f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
         for finding in FINDINGS
@@ -265,23 +303,23 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
 
 def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     stripped = nothing().model_copy(update={"localise": full().robustness, "config": "limits = false"})
-    made = [whole, bare, page(stripped)]
+    made = [whole, bare, render_page(stripped)]
     for html in made:
         text = Reader(html).text
-        assert all(one in text for one in ALWAYS)
+        assert all(one in text for one in GENERAL_LIMITATIONS)
         assert "Deviations and missing tests" in text
         assert "does not confer compliance" in text
         assert f"robustness : {SKIPPED}" in text
-    assert full().limits[0] in Reader(whole).text
+    assert full().limitations[0] in Reader(whole).text
     text = Reader(bare).text
-    stages = [name for name, part in nothing() if isinstance(part, Stage)]
+    stages = [name for name, part in nothing() if isinstance(part, StageResult)]
     assert len(stages) == 9
     assert all(f"{name} : {SKIPPED}" in text for name in stages)
     assert "Nothing odd" not in text
     assert "Nothing that could be tested" not in text
     assert "Not tested at all: check , resolve" in text
     assert "No question was asked." in text
-    untested = [one for one in full().verdicts if one.word == "not testable"]
+    untested = [one for one in full().verdicts if one.conclusion == "not testable"]
     missing = " ".join(whole.partition('<section id="missing"')[2].partition("</section>")[0].split())
     assert untested
     assert all(one.claim in missing and one.reason in missing for one in untested)
@@ -295,18 +333,18 @@ def test_nothing_from_outside_is_code_or_steers():
         limits=(words,), verdicts=(judged,),
         margins={**MARGINS, words: 0.5}, config=words, data=words,
     )  # fmt: skip
-    few = found.shortcut.model_copy(update={"blanked": (), "leaks": (), "masses": found.shortcut.masses[:2]})
-    lines = found.localise.model_copy(update={"lines": found.localise.lines[:2], "levels": ()})
+    few = found.shortcut.model_copy(update={"blanked": (), "leaks": (), "masses": found.shortcut.attribution_mass[:2]})
+    lines = found.localization.model_copy(update={"lines": found.localization.metric_summaries[:2], "levels": ()})
     tests = found.sanity.model_copy(update={"tests": ()})
     small = {"localise": lines, "faithfulness": found.robustness, "sanity": tests, "shortcut": few}
-    html = page(found.model_copy(update=small), None, {words: [words, {words: 3}]})
+    html = render_page(found.model_copy(update=small), None, {words: [words, {words: 3}]})
     read = Reader(html)
     assert len(read.all("script")) == 1
     assert EVIL not in html
     assert "\u202e" not in html
     assert "\x00" not in html
     assert "{{ 7 * 7 }}" in read.text
-    assert unknown(html, plain(found), {words: [words, {words: 3}]}) == []
+    assert find_unsupported_claims(html, to_json_dict(found), {words: [words, {words: 3}]}) == []
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing_else(whole):
@@ -335,7 +373,7 @@ def test_links_lead_somewhere_and_everything_has_words(request, name):
     assert all(own.get("alt") for own in read.all("img"))
     assert all(own.get("aria-label") for own in read.all("svg", "plot"))
     assert all(own.get("scope") for own in read.all("th"))
-    assert [own["id"] for own in read.all("section", "section")] == [one.id for one in SECTIONS]
+    assert [own["id"] for own in read.all("section", "section")] == [one.id for one in PAGE_SECTIONS]
     assert [own.get("lang") for own in read.all("html")] == ["en"]
 
 
@@ -373,13 +411,15 @@ def test_words_stand_out_in_the_light_and_in_the_dark(theme):
 
 def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
     rows = [
-        Row("gradcam", num(0.8312, 0.02)),
-        Row("edges", num(0.5, 0.03, baseline=0.4), "control"),
-        Row("none", Number()),
+        ForestRow("gradcam", num(0.8312, 0.02)),
+        ForestRow("edges", num(0.5, 0.03, baseline=0.4), "control"),
+        ForestRow("none", EstimateSummary()),
     ]
-    with drawing():
+    with default_style_scope():
         one, other = (
-            forest("f", "AUROC & more", rows, axis="AUROC", band=(0.4, 0.6), margin=0.7, baselines=True)
+            draw_forest_svg(
+                "f", "AUROC & more", rows, axis_label="AUROC", shaded_range=(0.4, 0.6), margin=0.7, show_baselines=True
+            )
             for _ in range(2)
         )
     assert one == other
@@ -390,31 +430,33 @@ def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
 
 
 def test_the_longest_value_stays_in_its_figure():
-    longest = Number(value=-0.9935, low=-0.9947, high=-0.9923)
-    with drawing():
-        svg = forest("f", "x", [Row("gradcam", longest), Row("other", num(0.8, 0.1))], axis="rank correlation")
-    assert len(spelt(longest)[0]) == 26
+    longest = EstimateSummary(value=-0.9935, low=-0.9947, high=-0.9923)
+    with default_style_scope():
+        svg = draw_forest_svg(
+            "f", "x", [ForestRow("gradcam", longest), ForestRow("other", num(0.8, 0.1))], axis_label="rank correlation"
+        )
+    assert len(format_estimate_text(longest)[0]) == 26
     starts = [float(one) for one in re.findall(r"translate\((\d+(?:\.\d+)?) [^>]*><tspan", svg)] or [
         float(one) for one in re.findall(r'<text[^>]* x="(\d+(?:\.\d+)?)"[^>]*><tspan', svg)
     ]
     assert len(starts) == 2
-    assert max(starts) + 26 * 6 <= WIDTH
+    assert max(starts) + 26 * 6 <= CHART_WIDTH
 
 
 def test_both_sides_of_a_contrast_are_drawn():
-    one = full().predict.findings[0]
+    one = full().predict.performance[0]
     value = num(0.87, 0.04, baseline=0.95, name="B")
-    alone = one.levels[0].model_copy(update={"level": "A against B", "value": value})
+    alone = one.subgroup_differences[0].model_copy(update={"level": "A against B", "value": value})
     assert drawn_of(one, alone) == (["site: A", "site: B"], [0.87, 0.83, 0.91, 0.95])
-    group = Group(column="site", level="B", positives=9, negatives=9, auroc=num(0.95, 0.02))
+    group = SubgroupPerformance(column="site", level="B", n_positives=9, n_negatives=9, auroc=num(0.95, 0.02))
     assert drawn_of(one, alone, group)[1][3:] == [0.95, 0.93, 0.97]
 
 
 def drawn_of(one, level, *groups):
     """The sites in the figure of AUROCs, and their numbers."""
     answers = one.model_copy(update={"levels": (level,), "groups": groups})
-    drawn = figures(nothing().model_copy(update={"predict": Predict(findings=(answers,))}))
-    svg = next(each.svg for each in drawn["performance"] if each.parts[0] == "AUROC by subgroup")
+    drawn = draw_figures(nothing().model_copy(update={"predict": PredictResult(performance=(answers,))}))
+    svg = next(each.svg for each in drawn["performance"] if each.title_parts[0] == "AUROC by subgroup")
     return re.findall(r">(site: [^<]*)<", svg), [float(value) for value in re.findall(r'data-value="([^"]*)"', svg)][3:]
 
 
@@ -429,17 +471,27 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
 def test_figures_are_of_what_was_tested():
     no = nothing()
     few = full().sanity.model_copy(update={"tests": full().sanity.tests[-1:]})
-    drawn = figures(
-        full(findings=FINDINGS[:1], predict=no.predict, localise=no.localise, faithfulness=no.localise, sanity=few)
+    drawn = draw_figures(
+        full(
+            findings=FINDINGS[:1],
+            predict=no.predict,
+            localise=no.localization,
+            faithfulness=no.localization,
+            sanity=few,
+        )
     )
     assert drawn["performance"] == drawn["localisation"] == drawn["robustness"] == drawn["blanked"] == []
-    assert [one.parts for one in drawn["leaks"]] == [("What can be read off the features",)]
-    assert {one.parts[1] for one in drawn["interventions"]} == {FINDINGS[0]}
-    assert [one.parts[2] for one in drawn["sanity"]] == ["control"] * 2
+    assert [one.title_parts for one in drawn["leaks"]] == [("What can be read off the features",)]
+    assert {one.title_parts[1] for one in drawn["interventions"]} == {FINDINGS[0]}
+    assert [one.title_parts[2] for one in drawn["sanity"]] == ["control"] * 2
     assert "no value" not in drawn["interventions"][0].svg
-    with drawing():
-        trials = full().shortcut.strategies[0].model_copy(update={"trials": full().shortcut.strategies[0].trials[:1]})
-        assert "<svg" in stability("s", "one", trials)
+    with default_style_scope():
+        trials = (
+            full()
+            .shortcut.cluster_analyses[0]
+            .model_copy(update={"trials": full().shortcut.cluster_analyses[0].stability_by_n_clusters[:1]})
+        )
+        assert "<svg" in draw_cluster_stability("s", "one", trials)
 
 
 def test_the_gallery_begins_with_what_the_seed_draws(run, pictures):
@@ -448,49 +500,53 @@ def test_the_gallery_begins_with_what_the_seed_draws(run, pictures):
     assert sorted(shot.id for shot in first.shots) == sorted(IDS[:COUNT])
     drawn = {}
     for seed in (7, 8):
-        summary = full(findings=FINDINGS[:1], seed=seed, shortcut=Shortcut())
-        made = gallery(run, summary, known(), {"nodule": "nodule"}, count=4, height=32)
-        drawn[seed] = [shot.id for shot in made.shelves[0].shots]
+        summary = full(findings=FINDINGS[:1], seed=seed, shortcut=ShortcutResult())
+        made = build_gallery(run, summary, known(), {"nodule": "nodule"}, n_random_images=4, height=32)
+        drawn[seed] = [shot.id for shot in made.sections[0].images]
     assert drawn[7] == [shot.id for shot in first.shots][:4]
     assert drawn[7] != drawn[8]
 
 
 def test_the_worst_come_first(pictures):
     chosen = {
-        kind: [one.row for one in extremes(kind, "nodule", known(), 2)]
+        kind: [one.row for one in select_extreme_images(kind, "nodule", known(), 2)]
         for kind in ("missed", "alarms", "borderline", "clearest")
     }
     assert chosen == {"missed": [0, 4], "alarms": [1, 5], "borderline": [3, 5], "clearest": [6, 2]}
-    unlabelled = [Case(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
-    assert extremes("missed", "nodule", unlabelled, 2) == extremes("alarms", "nodule", unlabelled, 2) == []
+    unlabelled = [PredictedImage(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
+    assert (
+        select_extreme_images("missed", "nodule", unlabelled, 2)
+        == select_extreme_images("alarms", "nodule", unlabelled, 2)
+        == []
+    )
     kinds = [shelf.kind for shelf in pictures.shelves]
     assert kinds == ["random", "missed", "alarms", "borderline", "clearest", "reading", "prototypes"]
     by_kind = {shelf.kind: shelf.shots for shelf in pictures.shelves}
-    assert [shot.why for shot in by_kind["reading"]] == [one.why for one in full().shortcut.reading]
+    assert [shot.why for shot in by_kind["reading"]] == [one.reason for one in full().shortcut.review_cases]
     assert [(shot.id, shot.cluster) for shot in by_kind["prototypes"]] == [(IDS[n], 1 + n // 3) for n in range(6)]
     assert [shot.truth for shot in by_kind["missed"]] == ["present"] * 2
     assert [shot.odds for shot in by_kind["missed"]] == [-3.0, -0.5]
 
 
 def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
-    shortcut = Shortcut(
-        reading=(Reading(id="not there", finding="nodule", why="so"),),
-        strategies=(
-            Strategies(finding="nodule", method="gradcam", claimed=1, maps=1, left_out=0,
-                       clusters=(Cluster(number=1, images=1, prototypes=("not there",)),)),
+    shortcut = ShortcutResult(
+        review_cases=(ReviewCase(id="not there", finding="nodule", reason="so"),),
+        cluster_analyses=(
+            ClusterAnalysis(finding="nodule", method="gradcam", n_clusters=1, n_maps=1, n_excluded=0,
+                       clusters=(MapCluster(number=1, n_images=1, prototypes=("not there",)),)),
         ),
     )  # fmt: skip
-    made = gallery(
-        run, full(findings=FINDINGS[:1], shortcut=shortcut), known(), {"nodule": "nodule"}, count=4, height=32
+    made = build_gallery(
+        run, full(findings=FINDINGS[:1], shortcut=shortcut), known(), {"nodule": "nodule"}, n_random_images=4, height=32
     )
-    assert [shelf.kind for shelf in made.shelves] == ["random", "missed", "alarms", "borderline", "clearest"]
+    assert [shelf.kind for shelf in made.sections] == ["random", "missed", "alarms", "borderline", "clearest"]
 
 
 def image_of(uri):
     head, data = uri.split(",", 1)
     assert head == "data:image/webp;base64"
     raw = base64.b64decode(data)
-    assert len(raw) <= LARGEST
+    assert len(raw) <= MAX_IMAGE_BYTES
     return np.asarray(Image.open(io.BytesIO(raw)).convert("RGBA"))
 
 
@@ -501,7 +557,7 @@ def test_an_image_and_its_map_lie_apart_and_one_without_image_says_so(pictures, 
     assert [layer.signed for layer in there.layers] == [False, True]
     photo, heat = image_of(there.photo), image_of(there.layers[0].picture)
     assert photo.shape == heat.shape == (96, 96, 4)
-    original = np.asarray(Image.fromarray(draw(2, "nodule").image).resize((96, 96)), float)
+    original = np.asarray(Image.fromarray(draw_radiograph(2, "nodule").image).resize((96, 96)), float)
     assert abs(photo[..., 0] - original).mean() < 6
     assert heat[..., 3].min() == 0
     assert heat[..., 3].max() > 200
@@ -528,24 +584,24 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
     facts |= {"method": "m", "target": 0, "label": "l", "score": 0.0, "probability": None, "name": "n", "model": "d"}
     facts |= {"input_size": (64, 64), "status": "ok", "seen": None, "world": None, "steps": ()}
     made = functools.partial(Explanation, **facts)
-    alone = heat_of(made(heat=heat, placement=shown), 64)
+    alone = render_map_rgba(made(heat=heat, placement=shown), 64)
     assert alone.shape == (64, 64, 4)
-    assert alone[4, 4, 3] == round(255 * STRONGEST)
+    assert alone[4, 4, 3] == round(255 * MAX_MAP_OPACITY)
     assert alone[40, 40, 3] == 0
-    signed = heat_of(made(heat=heat - 1.0 * (heat == 0), placement=shown), 64)
+    signed = render_map_rgba(made(heat=heat - 1.0 * (heat == 0), placement=shown), 64)
     assert signed[40, 40, 2] > signed[40, 40, 0]
     assert signed[4, 4, 0] > signed[4, 4, 2]
-    outside = heat_of(made(heat=heat, placement=part), 80)
-    assert (outside[:16, :, 3] == round(255 * VEILED)).all()
+    outside = render_map_rgba(made(heat=heat, placement=part), 80)
+    assert (outside[:16, :, 3] == round(255 * UNCOVERED_OPACITY)).all()
     assert np.ptp(outside[:15, :, :3].astype(int), axis=2).max() == 0
-    assert outside[20, 4, 3] == round(255 * STRONGEST)
+    assert outside[20, 4, 3] == round(255 * MAX_MAP_OPACITY)
     assert (outside[40:, :, 3] == 0).all()
 
 
 def test_a_picture_is_never_too_large():
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
-    assert image_of(encoded(noise)).shape[0] < 300
-    assert len(base64.b64decode(encoded(noise, 3000).partition(",")[2])) <= 3000
+    assert image_of(encode_data_uri(noise)).shape[0] < 300
+    assert len(base64.b64decode(encode_data_uri(noise, 3000).partition(",")[2])) <= 3000
 
 
 def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
@@ -553,30 +609,32 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     from tests.scan_files import dicom
     from tests.scan_files import written as as_file
 
-    scan = dicom(draw(1, "nodule").image.astype(np.uint16), BurnedInAnnotation="YES", Modality="DX")
+    scan = dicom(draw_radiograph(1, "nodule").image.astype(np.uint16), BurnedInAnnotation="YES", Modality="DX")
     (tmp_path / "a.dcm").write_bytes(as_file(scan))
     (tmp_path / "list.csv").write_text("path,id\na.dcm,case 000", encoding="utf-8")
     run_batch([GradCAM(load_model("phantom"))], tmp_path / "list.csv", tmp_path / "run", ["nodule"])
-    summary, own = full(findings=FINDINGS[:1], shortcut=Shortcut()), known()[:1]
+    summary, own = full(findings=FINDINGS[:1], shortcut=ShortcutResult()), known()[:1]
     for allowed in (False, True):
-        found = Run(tmp_path / "run", tmp_path / "list.csv")
-        shot = gallery(found, summary, own, {"nodule": "nodule"}, allow_pixels=allowed).shelves[0].shots[0]
-        assert (shot.photo is not None) is allowed
-        assert ("text may be part" in shot.missing) is not allowed
+        found = BatchRun(tmp_path / "run", tmp_path / "list.csv")
+        shot = (
+            build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
+        )
+        assert (shot.image_data_uri is not None) is allowed
+        assert ("text may be part" in shot.missing_reason) is not allowed
 
 
 def test_norms_are_mapped_to_sections_that_there_are():
-    rows = list(csv.DictReader(io.StringIO(norms_csv())))
+    rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
     assert {"norm", "item", "asks", "section", "part", "checked"} == set(rows[0])
     claim = {row["item"] for row in rows if row["norm"] == "CLAIM 2024"}
     assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
-    assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in SECTIONS} | {"front"}
+    assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in PAGE_SECTIONS} | {"front"}
     assert {"TRIPOD+AI", "EU AI Act", "IHE AIR"} <= {row["norm"] for row in rows}
     assert all(all(row[name] for name in ("norm", "item", "asks", "part", "checked")) for row in rows)
 
 
 def test_the_page_says_which_items_nobody_has_checked(whole):
-    rows = list(csv.DictReader(io.StringIO(norms_csv())))
+    rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
     own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
     assert own.count("<strong>not checked</strong>") == sum(row["checked"] == "not checked" for row in rows) > 0
     assert "still to be held against the text" in own

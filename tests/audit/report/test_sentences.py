@@ -12,32 +12,41 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.core.schema import Check, Held, Intervention, Leak, Number, Strategies, Summary, plain
-from camscope.audit.core.summary_values import number
-from camscope.audit.performance.auc import auroc, average_precision
-from camscope.audit.performance.leakage import leak
-from camscope.audit.performance.subgroups import contrast, contrast_aurocs
-from camscope.audit.report import page, unknown
-from camscope.audit.report.number_format import written
-from camscope.audit.report.sentences import (
-    Count,
-    Name,
-    declared,
-    groups_of_maps,
-    held,
-    intervals,
-    localised,
-    measured,
-    no_objection,
-    numbers_of,
-    patients,
-    scores,
+from camscope.audit.core.schema import (
+    ClusterAnalysis,
+    ColumnLeakage,
+    DataCheckResult,
+    EstimateSummary,
+    InterventionEffect,
+    StablePredictionShare,
+    Summary,
+    to_json_dict,
 )
-from camscope.audit.report.verdict_labels import SUBJECTS, subject_of
-from camscope.audit.shortcuts.effect_sizes import insertion
-from camscope.audit.verdicts import verdicts
-from camscope.audit.verdicts.limitations import warnings
-from camscope.metrics.statistics import difference, estimated
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.performance.auc import auroc, average_precision
+from camscope.audit.performance.leakage import probe_leakage
+from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
+from camscope.audit.report import find_unsupported_claims, render_page
+from camscope.audit.report.number_format import number_to_text
+from camscope.audit.report.sentences import (
+    ExternalText,
+    ItemCount,
+    describe_absent_objections,
+    describe_clusters,
+    describe_config_declarations,
+    describe_image_count,
+    describe_localization_images,
+    describe_patient_grouping,
+    describe_stable_predictions,
+    describe_target,
+    iter_estimates,
+    list_interval_methods,
+)
+from camscope.audit.report.verdict_labels import VERDICT_TOPICS, find_topic_id
+from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.limitations import list_warnings
+from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
 
 ROUNDS = 80
@@ -59,16 +68,16 @@ def text(sentence):
     made = []
     for part in sentence:
         match part:
-            case Name(words):
+            case ExternalText(words):
                 made.append(words)
-            case Count():
-                made.append(written(part.value))
-            case Number():
-                made.append(written(part.value))
+            case ItemCount():
+                made.append(number_to_text(part.value))
+            case EstimateSummary():
+                made.append(number_to_text(part.value))
             case str():
                 made.append(part)
             case _:
-                made.append(written(part))
+                made.append(number_to_text(part))
     return "".join(made)
 
 
@@ -81,7 +90,7 @@ def on_page(html):
 
 def some_verdicts(random):
     """Any number of verdicts, also none: of one word alone, or of any."""
-    questions = [(name, question) for name, subject in SUBJECTS.items() for question in subject.questions]
+    questions = [(name, question) for name, subject in VERDICT_TOPICS.items() for question in subject.questions]
     only = random.choice([*WORDS, "any"])
     made = []
     for n in range(random.choice([0, 1, 3, 16])):
@@ -97,10 +106,10 @@ def some_verdicts(random):
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_nothing_speaks_against_only_what_could_be_tested(seed):
     made = nothing().model_copy(update={"verdicts": some_verdicts(np.random.default_rng(seed))})
-    for name, subject in SUBJECTS.items():
-        said = text(no_objection(made, subject.name, subject.questions))
-        about = [one for one in made.verdicts if subject_of(one.question) == name]
-        tested = [one for one in about if one.word != "not testable"]
+    for name, subject in VERDICT_TOPICS.items():
+        said = text(describe_absent_objections(made, subject.name_in_sentence, subject.questions))
+        about = [one for one in made.verdicts if find_topic_id(one.question) == name]
+        tested = [one for one in about if one.conclusion != "not testable"]
         if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) (questions?) could be tested", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
@@ -121,14 +130,14 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
         verdict("shortcut", f"claim {n}", FINDING, "not testable", "neither", num(1.0), 0.1, "shortcut", str(n), "few")
         for n in range(10)
     )
-    html = page(nothing().model_copy(update={"verdicts": open_ones}))
+    html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
     said = on_page(html)
     assert "None of the 10 questions about the model could be tested. This says nothing for the model." in said
     assert "No question about the maps was asked" in said
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
     )
-    assert unknown(html, plain(nothing().model_copy(update={"verdicts": open_ones}))) == []
+    assert find_unsupported_claims(html, to_json_dict(nothing().model_copy(update={"verdicts": open_ones}))) == []
 
 
 # --- removal and insertion
@@ -140,15 +149,15 @@ def effect(random, kind, fill=None):
     value = round(float(random.choice([-0.6, -0.3, 0.0, 0.3, 0.6])), 3)
     spread = float(random.choice([0.05, 0.25, 0.5]))
     if not size:
-        return Intervention(
-            region=REGION, finding=FINDING, kind=kind, fill=fill, effect=Number(reason="no image has it")
+        return InterventionEffect(
+            region=REGION, finding=FINDING, kind=kind, imputation=fill, effect=EstimateSummary(reason="no image has it")
         )
     made = num(value, spread if size >= 6 else None, n=size, groups=size)
     if kind == "insert":
         made = made.model_copy(
             update={"n": 3 * size, "unit": "insertions", "roles": (("receivers", 3 * size), ("donors", size))}
         )
-    return Intervention(region=REGION, finding=FINDING, kind=kind, fill=fill, effect=made)
+    return InterventionEffect(region=REGION, finding=FINDING, kind=kind, imputation=fill, effect=made)
 
 
 def counts(one):
@@ -165,7 +174,7 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
         update={"regions": {REGION: 80}, "markers": {FINDING: (REGION,) if marker else ()}, "interventions": every,
                 "levels": ()}
     )  # fmt: skip
-    (one,) = [v for v in verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
+    (one,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
     ways = {
         "insertion": [each for each in every if each.kind == "insert"],
         "removal": [each for each in every if each.kind == "remove"],
@@ -191,25 +200,27 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
         assert all(each.effect.low > -0.1 and each.effect.high < 0.1 for each in counted)
     if "no image has it" in one.reason:
         assert any(each.effect.value is None for each in every)
-    if one.word != "not testable":
-        assert one.effect.groups >= 10
-    assert one.reason or one.word != "not testable"
+    if one.conclusion != "not testable":
+        assert one.effect.n_groups >= 10
+    assert one.reason or one.conclusion != "not testable"
 
 
 def test_a_removal_that_is_shown_was_tested():
     # every image has the region: its removal is measured, stands in the table, and decides nothing
     shown = [
-        Intervention(region="border", finding=FINDING, kind="remove", fill=fill, effect=num(0.5, 0.1, n=80, groups=80))
+        InterventionEffect(
+            region="border", finding=FINDING, kind="remove", imputation=fill, effect=num(0.5, 0.1, n=80, groups=80)
+        )
         for fill in ("mean", "blur")
     ]
-    given = Intervention(
-        region="border", finding=FINDING, kind="insert", fill=None, effect=num(0.0, 0.05, n=80, groups=80)
+    given = InterventionEffect(
+        region="border", finding=FINDING, kind="insert", imputation=None, effect=num(0.0, 0.05, n=80, groups=80)
     )
     shortcut = full().shortcut.model_copy(
         update={"regions": {"border": 80}, "markers": {}, "interventions": (*shown, given), "levels": ()}
     )
     summary = full(shortcut=shortcut)
-    (one,) = [v for v in verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
+    (one,) = [v for v in derive_verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
     assert one.reason == (
         "every effect that counts lies within the margin; removal was measured but does not count, because every image has "
         "this region; a reliance in fewer than 3.7 % of patients could have been missed"
@@ -225,7 +236,7 @@ def any_number(random, low, high):
     """None at all, of few patients, or with an interval."""
     size = int(random.choice([0, 4, 8, 40]))
     if not size:
-        return Number(reason="no map has a value")
+        return EstimateSummary(reason="no map has a value")
     spread = float(random.choice([0.02, 0.4])) if size >= 6 else None
     return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="centre")
 
@@ -234,17 +245,23 @@ def any_number(random, low, high):
 def test_what_is_said_of_maps_is_so(seed):
     random = np.random.default_rng(seed)
     whole = full(findings=(FINDING,))
-    line = next(one for one in whole.localise.lines if (one.metric, one.control) == ("enrichment", False))
+    line = next(
+        one for one in whole.localization.metric_summaries if (one.metric, one.control) == ("enrichment", False)
+    )
     over = any_number(random, -1, 1) if random.integers(4) else None
     line = line.model_copy(update={"value": any_number(random, 1.0, 3.0), "over": over})
-    mass = next(one for one in whole.shortcut.masses if one.resolved and one.region not in ("the finding", "the organ"))
+    mass = next(
+        one
+        for one in whole.shortcut.attribution_mass
+        if one.is_resolvable and one.region not in ("the finding", "the organ")
+    )
     mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "most": None})
     summary = full(
         findings=(FINDING,),
-        localise=whole.localise.model_copy(update={"lines": (line,), "levels": ()}),
+        localise=whole.localization.model_copy(update={"lines": (line,), "levels": ()}),
         shortcut=whole.shortcut.model_copy(update={"masses": (mass,)}),
     )
-    made = verdicts(summary)
+    made = derive_verdicts(summary)
     (on_finding,) = [one for one in made if one.question == "localisation"]
     (on_region,) = [one for one in made if one.question == "where the maps lie"]
     assert_the_interval_is_as_told(on_finding, line.value)
@@ -258,7 +275,7 @@ def test_what_is_said_of_maps_is_so(seed):
     if "what maps of other patients have" in on_region.reason:
         assert mass.enrichment.low <= mass.enrichment.baseline
     for one in (on_finding, on_region):
-        assert one.reason or one.word != "not testable"
+        assert one.reason or one.conclusion != "not testable"
 
 
 def assert_the_interval_is_as_told(one, value):
@@ -277,31 +294,33 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     # 92 pairs of 92 receivers, with the regions of 20 patients, and the pixels of 31 others
     random = np.random.default_rng(0)
     pairs = np.arange(92)
-    made = insertion(
+    made = estimate_insertion_effect(
         "token",
         np.zeros(92),
         random.normal(1, 0.1, 92),
         1.0,
         list(pairs),
         donors=list(pairs % 20),
-        others=list(pairs % 31),
+        controls=list(pairs % 31),
     )
-    found = number(made.estimate)
-    assert (found.n, found.unit, found.groups) == (92, "insertions", 20)
-    assert found.roles == (("receivers", 92), ("donors", 20), ("third patients", 31))
-    one = Intervention(region="marker", finding=FINDING, kind="insert", fill=None, effect=found)
+    found = summarize_estimate(made.estimate)
+    assert (found.n_values, found.unit, found.n_groups) == (92, "insertions", 20)
+    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("third patients", 31))
+    one = InterventionEffect(region="marker", finding=FINDING, kind="insert", imputation=None, effect=found)
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)
-    html = page(summary)
+    html = render_page(summary)
     assert "92 insertions 92 receivers, 20 donors, 31 third patients" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
-    assert unknown(html, plain(summary)) == []
-    few = insertion("token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], others=range(9))
-    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in number(few.estimate).reason
+    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    few = estimate_insertion_effect(
+        "token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9)
+    )
+    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in summarize_estimate(few.estimate).reason
 
 
 def test_no_count_of_patients_exceeds_that_of_images():
-    said = on_page(page(full()))
+    said = on_page(render_page(full()))
     known = re.findall(r"(\d[\d,]*) of (\d[\d,]*) patients?", said)
     assert known
     assert all(int(people.replace(",", "")) <= int(images.replace(",", "")) for images, people in known)
@@ -310,13 +329,15 @@ def test_no_count_of_patients_exceeds_that_of_images():
 @pytest.mark.parametrize("grouped", [True, False])
 def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
     check = full().check.model_copy(update={"grouped": grouped, "patients": 12})
-    said = text(patients(check))
+    said = text(describe_patient_grouping(check))
     assert said.startswith(
         "The images are of 12 patients." if grouped else "No column says which images are of one patient"
     )
-    (few,) = [one for one in warnings(full(check=check)) if "are only" in one]
+    (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
-    assert not any("only 0" in one for one in warnings(full(check=Check(tested=False, reason="skipped"))))
+    assert not any(
+        "only 0" in one for one in list_warnings(full(check=DataCheckResult(tested=False, reason="skipped")))
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -328,9 +349,9 @@ def test_warnings_count_what_they_say(seed):
         "flat": int(random.integers(5)),
         "no_spatial_resolution": int(random.integers(5)),
     }
-    maps = whole.explain.maps[0].model_copy(update={"statuses": statuses, "maps": sum(statuses.values())})
+    maps = whole.explain.map_counts[0].model_copy(update={"statuses": statuses, "maps": sum(statuses.values())})
     steps = tuple(whole.explain.failures[0].model_copy(update={"rows": int(n)}) for n in random.integers(0, 3, 2))
-    told = list(warnings(full(explain=whole.explain.model_copy(update={"maps": (maps,), "failures": steps}))))
+    told = list(list_warnings(full(explain=whole.explain.model_copy(update={"maps": (maps,), "failures": steps}))))
     flagged = [one for one in told if "with a flag" in one]
     odd = statuses["flat"] + statuses["no_spatial_resolution"]
     assert bool(flagged) == (odd > 0.1 * sum(statuses.values()))
@@ -339,7 +360,7 @@ def test_warnings_count_what_they_say(seed):
         assert f": {odd} of {sum(statuses.values())} {maps} (" in one
         assert f"flat: {statuses['flat']}" in one
         assert f"no spatial resolution: {statuses['no_spatial_resolution']}" in one
-    lost = sum(one.rows for one in steps)
+    lost = sum(one.n_rows for one in steps)
     assert any(re.match(rf"{lost} images? lacks? a map", one) for one in told) == (lost > 0)
 
 
@@ -353,40 +374,52 @@ def test_an_estimate_says_how_its_interval_was_made():
     level = np.arange(60) % 4 < 2
     made = {
         "bootstrap": [
-            estimated(answer),
+            estimate_mean(answer),
             average_precision(truth, answer),
         ],
-        "korn-graubard": [estimated(truth, bounds=(0, 1))],
-        "student": [contrast(answer, level, margin=0.1)[0].difference, difference(answer, answer[::-1])],
-        "newcombe": [auroc(truth, answer), leak(random.normal(0, 1, (60, 3)), level.tolist(), permutations=2).auroc],
-        "square-and-add": [contrast_aurocs(truth, answer, level, margin=0.1)[0].difference],
-        "clustered": [insertion("a", np.zeros(60), answer, 1.0, range(60), donors=list(range(30)) * 2).estimate],
+        "korn-graubard": [estimate_mean(truth, bounds=(0, 1))],
+        "student": [
+            compare_level_means(answer, level, margin=0.1)[0].difference,
+            estimate_difference(answer, answer[::-1]),
+        ],
+        "newcombe": [
+            auroc(truth, answer),
+            probe_leakage(random.normal(0, 1, (60, 3)), level.tolist(), n_permutations=2).auroc,
+        ],
+        "square-and-add": [compare_level_aurocs(truth, answer, level, margin=0.1)[0].difference],
+        "clustered": [
+            estimate_insertion_effect("a", np.zeros(60), answer, 1.0, range(60), donors=list(range(30)) * 2).estimate
+        ],
     }
     for method, own in made.items():
         for one in own:
             assert one.method == method
-            assert number(one).interval == method
-    assert number(estimated([0.1, 0.2, 0.3])).interval == "", "of three patients there is no interval"
+            assert summarize_estimate(one).interval_method == method
+    assert summarize_estimate(estimate_mean([0.1, 0.2, 0.3])).interval_method == "", (
+        "of three patients there is no interval"
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
     random = np.random.default_rng(seed)
     methods = ("", "bootstrap", "newcombe", "clustered", "square-and-add", "a new one")
-    summary = Summary.model_validate(marked_at_random(plain(full()), methods, random))
-    found = intervals(summary)
+    summary = Summary.model_validate(marked_at_random(to_json_dict(full()), methods, random))
+    found = list_interval_methods(summary)
     by_name: dict[str, set[str]] = {}
-    for label, one in numbers_of(summary):
-        by_name.setdefault(label, set()).update({one.interval} - {""})
+    for label, one in iter_estimates(summary):
+        by_name.setdefault(label, set()).update({one.interval_method} - {""})
     for label, kinds in by_name.items():
-        assert sum(label in one.used_for for one in found) == len(kinds)
-    assert any("Newcombe" in text(one.text) for one in found) == any("newcombe" in kinds for kinds in by_name.values())
-    assert any("bootstrap over patients" in text(one.text) for one in found) == any(
+        assert sum(label in one.estimate_labels for one in found) == len(kinds)
+    assert any("Newcombe" in text(one.description) for one in found) == any(
+        "newcombe" in kinds for kinds in by_name.values()
+    )
+    assert any("bootstrap over patients" in text(one.description) for one in found) == any(
         "bootstrap" in k for k in by_name.values()
     )
     if seed == 0:
-        html = page(summary)
-        assert unknown(html, plain(summary)) == []
+        html = render_page(summary)
+        assert find_unsupported_claims(html, to_json_dict(summary)) == []
         assert "draws of patients" not in on_page(html)
 
 
@@ -407,15 +440,15 @@ def marked_at_random(node, methods, random):
 def test_why_a_column_cannot_be_told_is_so(seed):
     random = np.random.default_rng(seed)
     value, spread = round(float(random.uniform(0.4, 0.9)), 3), float(random.choice([0.02, 0.1, 0.2]))
-    one = Leak(
-        column="site", auroc=num(value, spread, 60, 60), null_high=float(random.uniform(0.5, 0.9)), readable=False
+    one = ColumnLeakage(
+        column="site", auroc=num(value, spread, 60, 60), null_max=float(random.uniform(0.5, 0.9)), is_decodable=False
     )
     shortcut = full().shortcut.model_copy(update={"leaks": (one,)})
-    (found,) = [v for v in verdicts(full(shortcut=shortcut)) if v.question == "leak"]
+    (found,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "leak"]
     if "includes 0.5" in found.reason:
         assert one.auroc.low <= 0.5
     if "gave as much" in found.reason:
-        assert value <= one.null_high
+        assert value <= one.null_max
     if "not wholly below the margin" in found.reason:
         assert one.auroc.high >= 0.6
     assert "holds the margin" not in found.reason or one.auroc.low <= 0.6 <= one.auroc.high
@@ -437,14 +470,14 @@ def test_why_a_column_cannot_be_told_is_so(seed):
     ],
 )
 def test_margins_are_said_to_be_declared_first_only_where_they_were(provenance, said):
-    assert said in text(declared(provenance))
-    assert ("declared before the model was asked" in text(declared(provenance))) == bool(
+    assert said in text(describe_config_declarations(provenance))
+    assert ("declared before the model was asked" in text(describe_config_declarations(provenance))) == bool(
         provenance.get("declared_before_looking")
     )
 
 
 def test_a_page_of_a_second_config_does_not_call_it_declared_first():
-    said = on_page(page(nothing(), None, {"declarations": 2, "declared_before_looking": False}))
+    said = on_page(render_page(nothing(), None, {"declarations": 2, "declared_before_looking": False}))
     assert said.count("declared after results of another one could be seen") == 2
     assert "declared before" not in said.lower()
 
@@ -452,10 +485,16 @@ def test_a_page_of_a_second_config_does_not_call_it_declared_first():
 @pytest.mark.parametrize(("claimed", "reason"), [(1, ""), (2, ""), (1, "fewer than 20 maps")])
 @pytest.mark.parametrize("left_out", [0, 3])
 def test_groups_of_maps(claimed, reason, left_out):
-    one = Strategies(
-        finding=FINDING, method="gradcam", claimed=claimed, maps=18, left_out=left_out, patients=17, reason=reason
+    one = ClusterAnalysis(
+        finding=FINDING,
+        method="gradcam",
+        n_clusters=claimed,
+        n_maps=18,
+        n_excluded=left_out,
+        n_patients=17,
+        reason=reason,
     )
-    said = text(groups_of_maps(one))
+    said = text(describe_clusters(one))
     assert said.startswith(
         "Not tested" if reason else "2 groups are claimed" if claimed == 2 else "No grouping is claimed"
     )
@@ -465,48 +504,56 @@ def test_groups_of_maps(claimed, reason, left_out):
 
 
 def test_a_share_that_there_is_none_of_is_not_written_as_one():
-    said = text(held(Held(metric="stability", finding=FINDING, share=Number(reason="no image"))))
+    said = text(
+        describe_stable_predictions(
+            StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
+        )
+    )
     assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
-    assert "0.9" in text(held(Held(metric="stability", finding=FINDING, share=num(0.9, 0.1))))
+    assert "0.9" in text(
+        describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
+    )
 
 
 def test_what_images_were_used_is_told_finding_by_finding():
     first, second = FINDINGS
     lines = tuple(
         line.model_copy(update={"value": line.value.model_copy(update={"n": 148 if line.finding == first else 7})})
-        for line in full().localise.lines
+        for line in full().localization.metric_summaries
     )
-    said = [text(one) for one in localised(full().localise.model_copy(update={"lines": lines}))]
+    said = [text(one) for one in describe_localization_images(full().localization.model_copy(update={"lines": lines}))]
     assert said == [
         f"Images with {name} whose place is marked and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
-    assert list(measured(full().robustness)) == []
+    assert list(describe_image_count(full().robustness)) == []
 
 
 def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"probabilities": True}))
-    assert "before a softmax or sigmoid" in scores(plain_ones)
-    assert "end where these round to 0 or 1" in scores(ended)
+    assert "before a softmax or sigmoid" in describe_target(plain_ones)
+    assert "end where these round to 0 or 1" in describe_target(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
-    from camscope.audit.core.schema import Cluster
+    from camscope.audit.core.schema import MapCluster
 
-    cluster = Cluster(number=1, images=9, prototypes=(), mass={"marker": 0.2}, missed=0.4375)
-    one = full().shortcut.strategies[0].model_copy(update={"clusters": (cluster,)})
+    cluster = MapCluster(number=1, n_images=9, prototypes=(), attribution_mass={"marker": 0.2}, missed_share=0.4375)
+    one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
     summary = full(shortcut=full().shortcut.model_copy(update={"strategies": (one,)}))
-    html = page(summary)
+    html = render_page(summary)
     assert "Probability below a half" in on_page(html)
-    assert unknown(html, plain(summary)) == []
+    assert find_unsupported_claims(html, to_json_dict(summary)) == []
 
 
 def test_the_report_says_which_category_counted():
-    from camscope.audit.core.schema import Marked
+    from camscope.audit.core.schema import AnnotationSource
 
-    marks = Marked(name=FINDING, source="a COCO file", categories=("WBC",), left_out=("RBC", "Platelets"))
-    html = page(full(check=full().check.model_copy(update={"marked": (marks,)})))
+    marks = AnnotationSource(
+        name=FINDING, source="a COCO file", categories=("WBC",), excluded_categories=("RBC", "Platelets")
+    )
+    html = render_page(full(check=full().check.model_copy(update={"marked": (marks,)})))
     said = on_page(html)
     assert said.count("Marked places of nodule : WBC of a COCO file . Not counted: RBC , Platelets .") == 2
 
@@ -514,15 +561,17 @@ def test_the_report_says_which_category_counted():
 def test_the_console_says_which_category_counted(capsys):
     from types import SimpleNamespace
 
-    from camscope.audit.core.schema import Marked
-    from camscope.cli.audit import tell
+    from camscope.audit.core.schema import AnnotationSource
+    from camscope.cli.audit import print_audit_result
 
     marks = (
-        Marked(name=FINDING, source="a COCO file", categories=("WBC",), left_out=("RBC", "Platelets")),
-        Marked(name="the organ", source="the column 'lungs'"),
+        AnnotationSource(
+            name=FINDING, source="a COCO file", categories=("WBC",), excluded_categories=("RBC", "Platelets")
+        ),
+        AnnotationSource(name="the organ", source="the column 'lungs'"),
     )
     summary = full(check=full().check.model_copy(update={"marked": marks}))
-    tell(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
+    print_audit_result(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
     said = capsys.readouterr().out
     assert f"marked  {FINDING}: WBC of a COCO file; not counted: RBC, Platelets" in said
     assert "marked  the organ: the column 'lungs'" in said

@@ -12,15 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.audit.core.summary_values import number
-from camscope.audit.performance.model_outputs import LogOdds, asked
-from camscope.audit.shortcuts.effect_sizes import Effect, insertion, removal, spread, untested
-from camscope.audit.shortcuts.image_edits import exchanged, inserted, kept, removed
-from camscope.audit.shortcuts.reliance import evidence, reliance
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.performance.model_outputs import LogOdds, compute_target_scores
+from camscope.audit.shortcuts.effect_sizes import (
+    StandardizedEffect,
+    build_untested_effect,
+    compute_log_odds_std,
+    estimate_insertion_effect,
+    estimate_removal_effect,
+)
+from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.reliance import judge_finding_reliance, judge_reliance
 from camscope.errors import GeometryError, InputError, TargetError, UndefinedError
-from camscope.metrics.clustered_mean import multiway
+from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import Estimate
-from camscope.phantom.shortcut_study import draw_study, train_shortcut_net
+from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 from camscope.targets import Score
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed
@@ -61,8 +67,8 @@ def test_log_odds_do_not_saturate_and_keep_their_precision():
 
 def test_log_odds_of_probabilities_are_of_their_logarithms():
     net, x = nn.Sequential(nn.Flatten(), nn.Softmax(1)), torch.tensor([[[0.0, 2.0]], [[0.0, -400.0]]])
-    plain = asked(nn.Flatten(), x, LogOdds(1))
-    found = asked(net, x, LogOdds(1))
+    plain = compute_target_scores(nn.Flatten(), x, LogOdds(1))
+    found = compute_target_scores(net, x, LogOdds(1))
     assert found[0] == pytest.approx(plain[0], rel=1e-5)
     assert np.isfinite(found).all()  # e^-400 is 0 in float32: its logarithm ends where the type does
 
@@ -71,9 +77,9 @@ def test_a_question_can_be_pickled_shown_and_explained():
     question = LogOdds(1, "sigmoid")
     assert pickle.loads(pickle.dumps(question)) == question  # our own bytes
     assert repr(question) == "LogOdds(index=1, kind='sigmoid')"
-    score = Score(nn.Identity(), LogOdds(1), categories=["clear", "lesion"])
+    score = Score(nn.Identity(), LogOdds(1), class_names=["clear", "lesion"])
     assert score(torch.tensor([[1.0, 3.0]])).tolist() == [2.0]
-    assert score.label_of(0) == "log odds of lesion"
+    assert score.describe(0) == "log odds of lesion"
     with pytest.raises(InputError, match="kind"):
         LogOdds(0, "tanh")
     with pytest.raises(TargetError, match='LogOdds\\(0, "sigmoid"\\)'):
@@ -86,10 +92,10 @@ def test_a_question_can_be_pickled_shown_and_explained():
 def test_asking_gives_each_image_its_own_answer_and_leaves_the_model_alone(batch_size):
     net = Sum(torch.ones(4, 4)).train()
     x = torch.arange(23.0)[:, None, None, None].expand(23, 1, 4, 4)
-    assert asked(net, x, LogOdds(1), batch_size=batch_size) == pytest.approx(16 * np.arange(23.0))
+    assert compute_target_scores(net, x, LogOdds(1), batch_size=batch_size) == pytest.approx(16 * np.arange(23.0))
     assert net.training
     assert net.weights.grad is None
-    assert asked(net, x[:0], LogOdds(1)).shape == (0,)
+    assert compute_target_scores(net, x[:0], LogOdds(1)).shape == (0,)
 
 
 # Changing images
@@ -101,28 +107,28 @@ def test_removing_keeping_and_inserting_change_the_region_and_nothing_else():
     masks[0, :2, :3], masks[1, 5, 5] = True, True
     before = x.clone()
     for fill in ("mean", "blur", "noise", "zero", "inpainting"):
-        without, alone = removed(x, masks, fill), kept(x, masks, fill)
+        without, alone = remove_region(x, masks, fill), keep_region(x, masks, fill)
         assert torch.equal(without[~masks[:, None].expand_as(x)], x[~masks[:, None].expand_as(x)])
         assert torch.equal(alone[masks[:, None].expand_as(x)], x[masks[:, None].expand_as(x)])
         assert not torch.equal(without[0], x[0])
         assert torch.equal(without[2], x[2])
-    assert torch.allclose(removed(x, masks)[1, :, 5, 5], x[1].mean((1, 2)))
-    assert (removed(x, masks, "zero")[0, :, :2, :3] == 0).all()
+    assert torch.allclose(remove_region(x, masks)[1, :, 5, 5], x[1].mean((1, 2)))
+    assert (remove_region(x, masks, "zero")[0, :, :2, :3] == 0).all()
     donors = torch.rand_like(x)
-    pasted = inserted(x, masks, donors)
+    pasted = insert_region(x, masks, donors)
     assert torch.equal(pasted, torch.where(masks[:, None], donors, x))
     assert torch.equal(x, before)
     with pytest.raises(GeometryError, match="one for each input"):
-        removed(x, masks[:2])
+        remove_region(x, masks[:2])
     with pytest.raises(GeometryError, match="one donor for each image"):
-        inserted(x, masks, donors[:1])
+        insert_region(x, masks, donors[:1])
 
 
 def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it():
     random = np.random.default_rng(0)
     truth, carried = random.random(80) < 0.5, random.random(80) < 0.5
     people = (np.arange(80) // 2).tolist()
-    rows, donors, others = exchanged(truth, carried, people, seed=3)
+    rows, donors, others = match_insertion_triples(truth, carried, people, seed=3)
     assert (~truth[rows] & ~carried[rows]).all()
     assert (truth[donors] & carried[donors]).all()
     assert (~truth[others] & ~carried[others]).all()
@@ -131,29 +137,30 @@ def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it()
     counts = np.bincount(donors)[np.flatnonzero(truth & carried)]
     assert counts.max() <= counts.min() + 2
     assert all(
-        (a == b).all() for a, b in zip(exchanged(truth, carried, people, seed=3), (rows, donors, others), strict=True)
+        (a == b).all()
+        for a, b in zip(match_insertion_triples(truth, carried, people, seed=3), (rows, donors, others), strict=True)
     )
-    assert (exchanged(truth, carried, people, seed=4).donors != donors).any()
+    assert (match_insertion_triples(truth, carried, people, seed=4).donors != donors).any()
 
 
 def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
     truth = np.arange(20) % 2 == 0
-    everywhere = exchanged(truth, np.ones(20, bool))  # a border: of positives, into negatives
-    assert not truth[everywhere.rows].any()
+    everywhere = match_insertion_triples(truth, np.ones(20, bool))  # a border: of positives, into negatives
+    assert not truth[everywhere.receivers].any()
     assert truth[everywhere.donors].all()
-    negative_only = exchanged(truth, ~truth)  # its donors are negatives, and only positives lack it
-    assert truth[negative_only.rows].all()
+    negative_only = match_insertion_triples(truth, ~truth)  # its donors are negatives, and only positives lack it
+    assert truth[negative_only.receivers].all()
     assert not truth[negative_only.donors].any()
     for carried, positive, reason in (
         (np.zeros(20, bool), truth, "no image carries"),
         (np.ones(20, bool), np.ones(20, bool), "none is negative"),
     ):
         with pytest.raises(UndefinedError, match=reason):
-            exchanged(positive, carried)
+            match_insertion_triples(positive, carried)
     with pytest.raises(UndefinedError, match="three patients"):
-        exchanged(truth, ~truth, ["one"] * 20)
+        match_insertion_triples(truth, ~truth, ["one"] * 20)
     with pytest.raises(InputError, match="of both"):
-        exchanged(truth, truth[:3])
+        match_insertion_triples(truth, truth[:3])
 
 
 # Effects
@@ -168,34 +175,47 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
     x[:20, 0, 0, 0] = 1.0
     masks = torch.zeros(40, 8, 8, dtype=torch.bool)
     masks[:20, 0, 0] = True
-    clean = asked(net, x, LogOdds(1))
-    unit = spread(clean)
+    clean = compute_target_scores(net, x, LogOdds(1))
+    unit = compute_log_odds_std(clean)
     assert unit == pytest.approx(clean.std(ddof=1))
-    gone = removal("token", "zero", clean[:20], asked(net, removed(x[:20], masks[:20], "zero"), LogOdds(1)), unit)
-    assert (gone.estimate.mean, gone.n, gone.spread) == (pytest.approx(3 / unit), 20, unit)
-    given = inserted(x[20:], masks[:20], x[:20])
-    added = insertion("token", clean[20:], asked(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2)
-    assert (added.estimate.mean, added.estimate.groups) == (pytest.approx(3 / unit), 10)
+    gone = estimate_removal_effect(
+        "token",
+        "zero",
+        clean[:20],
+        compute_target_scores(net, remove_region(x[:20], masks[:20], "zero"), LogOdds(1)),
+        unit,
+    )
+    assert (gone.estimate.mean, gone.n_values, gone.log_odds_std) == (pytest.approx(3 / unit), 20, unit)
+    given = insert_region(x[20:], masks[:20], x[:20])
+    added = estimate_insertion_effect(
+        "token", clean[20:], compute_target_scores(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2
+    )
+    assert (added.estimate.mean, added.estimate.n_groups) == (pytest.approx(3 / unit), 10)
     assert added.estimate.low == added.estimate.high == added.estimate.mean  # the same for all
-    assert (gone.name, gone.fill, added.name, added.fill) == ("remove token", "zero", "insert token", None)
+    assert (gone.name, gone.imputation, added.name, added.imputation) == ("remove token", "zero", "insert token", None)
 
 
 def test_effects_that_are_not_there_say_why():
-    assert removal("token", "mean", [], [], 1.0).undefined == "no image has the region, or lacks it"
-    assert removal("token", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined == "an answer is not finite"
-    few = removal("token", "mean", np.arange(5.0), np.zeros(5), 1.0)
-    assert (few.effect.value, few.effect.low, few.effect.groups) == (2.0, None, 5)
+    assert (
+        estimate_removal_effect("token", "mean", [], [], 1.0).undefined_reason == "no image has the region, or lacks it"
+    )
+    assert (
+        estimate_removal_effect("token", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined_reason
+        == "an answer is not finite"
+    )
+    few = estimate_removal_effect("token", "mean", np.arange(5.0), np.zeros(5), 1.0)
+    assert (few.effect.value, few.effect.low, few.effect.n_groups) == (2.0, None, 5)
     with pytest.raises(UndefinedError, match="do not differ"):
-        spread([2.0, 2.0])
+        compute_log_odds_std([2.0, 2.0])
     with pytest.raises(InputError, match="above 0"):
-        removal("token", "mean", [1.0], [0.0], 0.0)
+        estimate_removal_effect("token", "mean", [1.0], [0.0], 0.0)
 
 
 # The verdict
 
 
 def effect(low, high, fill="mean", groups=60):
-    return Effect("", fill, Estimate((low + high) / 2, low, high, groups, groups), 1.0, groups)
+    return StandardizedEffect("", fill, Estimate((low + high) / 2, low, high, groups, groups), 1.0, groups)
 
 
 FOR, AGAINST, NOTHING, WIDE = (0.3, 0.5), (-0.5, -0.3), (-0.05, 0.05), (-0.02, 0.3)
@@ -226,7 +246,9 @@ RULE = {
 def test_the_rule_of_reliance(case):
     insert, remove, word, reason = RULE[case]
     fills = ("mean", "blur")
-    found = reliance([effect(*one, None) for one in insert], [effect(*one, fills[i]) for i, one in enumerate(remove)])
+    found = judge_reliance(
+        [effect(*one, None) for one in insert], [effect(*one, fills[i]) for i, one in enumerate(remove)]
+    )
     assert found[0] == word
     assert reason in found[1]
 
@@ -234,22 +256,27 @@ def test_the_rule_of_reliance(case):
 def test_reliance_needs_patients_and_a_margin():
     few = [effect(*FOR, None, groups=9)]
     why = "fewer than 10 patients are given the region, have it, or lack it: 9"
-    assert reliance(few, []) == ("not testable", why)
+    assert judge_reliance(few, []) == ("not testable", why)
     why = "there are fewer than 10 patients with the region: 9"
-    assert reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
-    assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
+    assert judge_reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
+    assert judge_reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     with pytest.raises(InputError, match="prevalence=5: expected a share"):
-        reliance(few, [], prevalence=5)
-    assert reliance([], [untested("remove token", "mean", "no image has it")]) == ("not testable", "no image has it")
-    assert reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
-    assert reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
+        judge_reliance(few, [], prevalence=5)
+    assert judge_reliance([], [build_untested_effect("remove token", "mean", "no image has it")]) == (
+        "not testable",
+        "no image has it",
+    )
+    assert judge_reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
+    assert judge_reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
     with pytest.raises(InputError, match="positive"):
-        reliance([], [], margin=0.0)
+        judge_reliance([], [], margin=0.0)
 
 
 def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared():
     def found(groups, prevalence=0.05, insert=()):
-        return reliance(insert, [effect(*NOTHING, fill, groups) for fill in ("mean", "blur")], prevalence=prevalence)
+        return judge_reliance(
+            insert, [effect(*NOTHING, fill, groups) for fill in ("mean", "blur")], prevalence=prevalence
+        )
 
     assert 0.95**58 > 0.05 > 0.95**59  # with 58 patients one in twenty is met with less than 95 % certainty
     word, reason = found(58)
@@ -260,7 +287,7 @@ def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared
     assert found(59)[0] == found(29, 0.1)[0] == "not supported"
     assert found(28, 0.1)[0] == "not testable"
     assert found(20, insert=[effect(*NOTHING, None, 59)])[0] == "not supported"  # the same question, by another way
-    assert evidence([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")])[0] == "not testable"
+    assert judge_finding_reliance([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")])[0] == "not testable"
 
 
 @pytest.mark.parametrize(
@@ -273,10 +300,10 @@ def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most)
         met, clean = random.random(patients) < share, random.normal(size=patients)
         gone = [clean - size * met - 0.02 * random.normal(size=patients) for _ in range(2)]
         shown = [
-            removal("token", fill, clean, each, 1.0, list(range(patients)), replicates=200, seed=seed)
+            estimate_removal_effect("token", fill, clean, each, 1.0, list(range(patients)), n_resamples=200, seed=seed)
             for fill, each in zip(("mean", "blur"), gone, strict=True)
         ]
-        absent += reliance([], shown)[0] == "not supported"
+        absent += judge_reliance([], shown)[0] == "not supported"
     assert absent <= most * 60
 
 
@@ -287,15 +314,20 @@ def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most)
 def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(receivers, donors, others, lacking):
     n = np.arange(16)
     kinds = {"donors": (n % donors).tolist(), "others": (n % others).tolist()}
-    made = insertion("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
+    made = estimate_insertion_effect("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
     why = f"10 patients of each kind are needed, and there are {lacking}"
-    assert reliance([made], []) == ("not testable", why)
-    assert insertion("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).few == ""
+    assert judge_reliance([made], []) == ("not testable", why)
+    assert (
+        estimate_insertion_effect(
+            "border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())
+        ).too_few_reason
+        == ""
+    )
 
 
 def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_again():
     for seed in range(100):
-        rows, _, others = exchanged(np.arange(27) < 16, np.ones(27, bool), seed=seed)
+        rows, _, others = match_insertion_triples(np.arange(27) < 16, np.ones(27, bool), seed=seed)
         assert len(rows) == 11
         assert len(set(others.tolist())) >= 10
         assert (rows != others).all()
@@ -304,23 +336,23 @@ def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_aga
 @pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])
 def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
     truth, carried = np.arange(70) < 30, np.arange(70) < donors
-    rows, givers, _ = exchanged(truth, carried)
+    rows, givers, _ = match_insertion_triples(truth, carried)
     gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
-    made = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
-    assert (made.estimate.n, made.estimate.groups) == (len(rows), donors)
+    made = estimate_insertion_effect("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
+    assert (made.estimate.n_values, made.estimate.n_groups) == (len(rows), donors)
     assert np.isnan(made.estimate.low) if donors < 6 else made.estimate.low > 2
-    assert reliance([made], [])[0] == word
+    assert judge_reliance([made], [])[0] == word
 
 
 def test_the_interval_of_an_insertion_is_of_other_donors_too():
     def held(draw: int) -> tuple[bool, bool]:
         random = np.random.default_rng(draw)
-        rows, givers, others = exchanged(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
+        rows, givers, others = match_insertion_triples(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
         patients = random.normal(0, 0.2, 110) + np.where(np.arange(110) < 10, random.normal(0, 0.4, 110), 0)
         gain = patients[givers] + patients[rows] - patients[others]
-        plain = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), replicates=200)
-        whole = insertion(
-            "token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), others=others.tolist()
+        plain = estimate_insertion_effect("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), n_resamples=200)
+        whole = estimate_insertion_effect(
+            "token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), controls=others.tolist()
         )
         return whole.estimate.low <= 0 <= whole.estimate.high, plain.estimate.low <= 0 <= plain.estimate.high
 
@@ -332,7 +364,7 @@ def test_the_interval_of_an_insertion_is_of_other_donors_too():
 def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
     rows, columns = np.divmod(np.arange(42), 7)  # 6 x 7, each pair once
     values = np.array([0.0, 1, 2, 9, 4, 5, 6])[columns] + np.array([0.0, 3, 9, 1, 2, 5])[rows]
-    made = multiway(values, rows.tolist(), columns.tolist())
+    made = estimate_clustered_mean(values, rows.tolist(), columns.tolist())
     off = values - values.mean()
     by_row, by_column = (
         sum(off[kind == one].sum() ** 2 for one in range(n)) / 42**2 * n / (n - 1)
@@ -340,42 +372,50 @@ def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
     )
     variance = by_row + by_column - (off**2).sum() / 42**2 * 42 / 41
     assert made.mean == values.mean()
-    assert (made.n, made.groups) == (42, 6)
+    assert (made.n_values, made.n_groups) == (42, 6)
     assert made.high - made.mean == pytest.approx(2.5705818366147395 * variance**0.5)  # Student's t of 5 degrees
-    assert multiway(values, columns.tolist()).high == pytest.approx(values.mean() + 2.4469118511449692 * by_column**0.5)
-    assert np.isnan(multiway(values, ["one"] * 42, columns.tolist()).low)
-    assert np.isnan(multiway(values[:35], rows[:35].tolist()).low)  # five rows
+    assert estimate_clustered_mean(values, columns.tolist()).high == pytest.approx(
+        values.mean() + 2.4469118511449692 * by_column**0.5
+    )
+    assert np.isnan(estimate_clustered_mean(values, ["one"] * 42, columns.tolist()).low)
+    assert np.isnan(estimate_clustered_mean(values[:35], rows[:35].tolist()).low)  # five rows
     with pytest.raises(InputError, match="finite"):
-        multiway([1.0, np.nan])
+        estimate_clustered_mean([1.0, np.nan])
 
 
 def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
     random, patients = np.random.default_rng(2), np.r_[np.zeros(160, np.int64), 1 + np.arange(40) % 19]
     clean = random.normal(size=200)
     gone = [
-        removal("token", fill, clean, clean - 3, 1.0, patients.tolist(), replicates=200) for fill in ("mean", "blur")
+        estimate_removal_effect("token", fill, clean, clean - 3, 1.0, patients.tolist(), n_resamples=200)
+        for fill in ("mean", "blur")
     ]
     for one in gone:  # 3 in every image: without most of one patient that has an interval, which is a point
         assert (one.effect.value, one.effect.low, one.effect.high) == (pytest.approx(3.0), None, None)
         assert "one patient has 80 % of the images: they weigh as 1.6 patients" in one.effect.reason
-    assert reliance([], gone)[0] == "not testable"
-    pasted = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
+    assert judge_reliance([], gone)[0] == "not testable"
+    pasted = estimate_insertion_effect("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
     assert (pasted.effect.low, pasted.effect.high) == (None, None)
     assert "one of the donors has 80 % of the insertions" in pasted.effect.reason
-    assert reliance([pasted], []) == ("not testable", pasted.effect.reason)
-    shown = number(pasted.estimate, reason=pasted.few)
-    assert (shown.low, shown.interval, shown.reason) == (None, "", pasted.few)
-    even = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist())
-    assert reliance([even], [])[0] == "supported"
+    assert judge_reliance([pasted], []) == ("not testable", pasted.effect.reason)
+    shown = summarize_estimate(pasted.estimate, reason=pasted.too_few_reason)
+    assert (shown.low, shown.interval_method, shown.reason) == (None, "", pasted.too_few_reason)
+    even = estimate_insertion_effect(
+        "token", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist()
+    )
+    assert judge_reliance([even], [])[0] == "supported"
 
 
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
-    assert insertion("token", [], [], 1.0, [], donors=[]).undefined == "no image has the region, or lacks it"
+    assert (
+        estimate_insertion_effect("token", [], [], 1.0, [], donors=[]).undefined_reason
+        == "no image has the region, or lacks it"
+    )
     for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
-        made = insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
-        assert (made.effect.value, made.effect.low, made.effect.groups) == (1.0, None, 1)
+        made = estimate_insertion_effect("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
+        assert (made.effect.value, made.effect.low, made.effect.n_groups) == (1.0, None, 1)
     with pytest.raises(InputError, match="2 rows and 1 group"):
-        insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
+        estimate_insertion_effect("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 
 
 # What it finds
@@ -392,7 +432,7 @@ class Case:
 def cases():
     made = {}
     for p in (0.5, 0.8, 0.95):
-        made[p] = Case(p, train_shortcut_net(draw_study(1000, 31, p), 2), draw_study(200, 32, p))
+        made[p] = Case(p, train_shortcut_model(draw_study(1000, 31, p), 2), draw_study(200, 32, p))
     return made
 
 

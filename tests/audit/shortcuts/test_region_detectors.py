@@ -5,8 +5,8 @@ import pydicom
 import pytest
 import skimage.data
 
-from camscope.audit.shortcuts.region_base import equivalent_diameter, on_input
-from camscope.audit.shortcuts.region_detectors import PRESETS, REGIONS, region
+from camscope.audit.shortcuts.region_base import equivalent_diameter, project_region_to_input
+from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS, get_region
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.images.scans.dicom import read_dicom
@@ -54,7 +54,7 @@ def test_padding_is_every_constant_row_and_column_from_the_edges_on():
 
 def test_saturated_is_the_token_and_neither_an_organ_nor_a_speck():
     study = draw_study(12, 3, 1.0)
-    for image, token in zip(study.images, study.token_masks, strict=True):
+    for image, token in zip(study.images, study.marker_masks, strict=True):
         if token.any():
             assert (REGIONS["saturated"](image) == token).all()
         else:
@@ -209,40 +209,43 @@ def test_every_image_has_a_region_or_a_reason(name, kind):
 
 
 def test_names_are_known_and_others_are_refused():
-    assert {name for names in PRESETS.values() for name in names} == set(REGIONS)
-    assert set(PRESETS) == {"xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"}
-    assert region("border") is REGIONS["border"]
+    assert {name for names in REGION_PRESETS.values() for name in names} == set(REGIONS)
+    assert set(REGION_PRESETS) == {"xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"}
+    assert get_region("border") is REGIONS["border"]
     with pytest.raises(InputError, match="no region 'edge'; expected one of border, "):
-        region("edge")
+        get_region("edge")
     with pytest.raises(InputError, match=r"an image of shape \(4,\)"):
         REGIONS["border"](np.zeros(4))
 
 
 def test_a_mask_is_carried_to_where_the_model_sees_it():
     mask = box((8, 6), (2, 4), (0, 3))
-    assert (on_input(mask, None) == mask).all()
-    assert (on_input(mask, Placement.identity((8, 6))) == mask).all()
-    larger = on_input(mask, Placement.identity((8, 6)).resized((16, 12)))
+    assert (project_region_to_input(mask, None) == mask).all()
+    assert (project_region_to_input(mask, Placement.identity((8, 6))) == mask).all()
+    larger = project_region_to_input(mask, Placement.identity((8, 6)).resized((16, 12)))
     assert (larger == box((16, 12), (4, 8), (0, 6))).all()
-    cropped = on_input(mask, Placement.identity((8, 6)).cropped((3, -2), (4, 4)))  # two columns of padding on the left
+    cropped = project_region_to_input(
+        mask, Placement.identity((8, 6)).cropped((3, -2), (4, 4))
+    )  # two columns of padding on the left
     assert (cropped == box((4, 4), (0, 1), (2, 4))).all()
-    turned = on_input(mask, Placement.identity((8, 6)).transposed((1, 0)).flipped(0))
+    turned = project_region_to_input(mask, Placement.identity((8, 6)).transposed((1, 0)).flipped(0))
     assert (turned == mask.T[::-1]).all()
     volume = box((4, 6, 8), (0, 2), (3, 6), (2, 4))
     assert (
-        on_input(volume, Placement.identity((4, 6, 8)).resized((2, 2, 2))) == box((2, 2, 2), (0, 1), (1, 2), (0, 1))
+        project_region_to_input(volume, Placement.identity((4, 6, 8)).resized((2, 2, 2)))
+        == box((2, 2, 2), (0, 1), (1, 2), (0, 1))
     ).all()
     with pytest.raises(GeometryError, match="expected one size"):
-        on_input(mask, Placement.identity((9, 6)))
+        project_region_to_input(mask, Placement.identity((9, 6)))
     with pytest.raises(InputError, match="expected bool"):
-        on_input(mask.astype(float), None)
+        project_region_to_input(mask.astype(float), None)
 
 
 def test_a_thin_mask_is_not_lost_on_a_coarse_input():
     thin = box((90, 90), (29, 30), (10, 50))
     coarse = Placement.identity((90, 90)).resized((10, 10))
-    assert not on_input(thin, coarse).any()  # no pixel's centre lies on it
-    assert (on_input(thin, coarse, touching=True) == box((10, 10), (3, 4), (1, 6))).all()
+    assert not project_region_to_input(thin, coarse).any()  # no pixel's centre lies on it
+    assert (project_region_to_input(thin, coarse, include_touched=True) == box((10, 10), (3, 4), (1, 6))).all()
 
 
 def test_the_equivalent_diameter_is_that_of_a_disc_or_ball():

@@ -10,12 +10,12 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 from camscope.audit.core.context import Finding
-from camscope.audit.core.schema import Explain, Maps, Overlap, Step
-from camscope.audit.performance.model_outputs import odds_of
-from camscope.audit.shortcuts.region_attribution import overlaps, together
-from camscope.audit.shortcuts.region_samples import FINDING, ORGAN, Scene, Scenes
-from camscope.audit.verdicts import verdicts
-from camscope.audit.verdicts.limitations import warnings
+from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts, RegionOverlap
+from camscope.audit.performance.model_outputs import compute_log_odds
+from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, merge_overlapping_regions
+from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.limitations import list_warnings
 from camscope.errors import InputError
 from tests.audit_summary import full
 
@@ -26,25 +26,30 @@ def scene(row, **boxes):
     for name, (start, wide) in boxes.items():
         regions[name] = np.zeros((8, 8), np.bool_)
         regions[name][:, start : start + wide] = True
-    return Scene(row, torch.zeros(1, 8, 8), None, regions)
+    return RegionSample(row, torch.zeros(1, 8, 8), None, regions)
 
 
 def test_an_overlap_is_the_mean_share_of_a_regions_pixels():
-    seen = Scenes(
+    seen = RegionSamples(
         [scene(0, frame=(0, 4), token=(0, 1), far=(7, 1)), scene(1, frame=(0, 4)), scene(2, token=(3, 2), frame=(0, 4))]
     )
-    found = {(one.region, one.within): (one.share, one.images) for one in overlaps(seen, "nodule")}
+    found = {
+        (one.region, one.other_region): (one.share, one.n_images) for one in compute_region_overlaps(seen, "nodule")
+    }
     assert found == {
         ("token", "frame"): ((1 + 0.5) / 2, 2),
         ("frame", "token"): (pytest.approx((0.25 + 0 + 0.25) / 3), 3),
     }
-    assert {one.finding for one in overlaps(seen, "nodule")} == {"nodule"}
+    assert {one.finding for one in compute_region_overlaps(seen, "nodule")} == {"nodule"}
 
 
 def test_the_finding_and_the_organ_are_no_shortcuts_that_could_overlap():
     one = scene(0, a=(0, 4), b=(0, 4))
-    one.regions[FINDING] = one.regions[ORGAN] = one.regions["a"]
-    assert {(each.region, each.within) for each in overlaps(Scenes([one]), "f")} == {("a", "b"), ("b", "a")}
+    one.regions[FINDING_REGION] = one.regions[ORGAN_REGION] = one.regions["a"]
+    assert {(each.region, each.other_region) for each in compute_region_overlaps(RegionSamples([one]), "f")} == {
+        ("a", "b"),
+        ("b", "a"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,28 +64,33 @@ def test_the_finding_and_the_organ_are_no_shortcuts_that_could_overlap():
     ],
 )
 def test_regions_hang_together_where_most_of_one_lies_in_another(pairs, groups):
-    known = [Overlap(finding="f", region=one, within=other, share=share, images=9) for one, other, share in pairs]
-    assert together(["a", "b", "c", "d"], known) == groups
+    known = [
+        RegionOverlap(finding="f", region=one, other_region=other, share=share, n_images=9)
+        for one, other, share in pairs
+    ]
+    assert merge_overlapping_regions(["a", "b", "c", "d"], known) == groups
 
 
 @pytest.mark.parametrize(("many", "words"), [(1, "There is only 1 patient: "), (2, "There are only 2 patients: ")])
 def test_one_patient_is_one(many, words):
     summary = full(
         check=full().check.model_copy(update={"patients": many}),
-        explain=Explain(
-            maps=(Maps(method="gradcam", finding="nodule", maps=9, failures=0, statuses={"ok": 9}),),
-            failures=(Step(name="no map", rows=many, reason="of another method"),),
+        explain=ExplainResult(
+            map_counts=(
+                MapCounts(method="gradcam", finding="nodule", n_maps=9, n_failures=0, status_counts={"ok": 9}),
+            ),
+            failures=(FlowStep(name="no map", n_rows=many, reason="of another method"),),
         ),
     )
-    told = list(warnings(summary))
+    told = list(list_warnings(summary))
     assert any(one.startswith(words) for one in told)
     assert any(one.startswith("1 image lacks a map" if many == 1 else "2 images lack a map") for one in told)
 
 
 def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_for_many():
-    mass = next(one for one in full().shortcut.masses if not one.resolved)
+    mass = next(one for one in full().shortcut.attribution_mass if not one.is_resolvable)
     shortcut = full().shortcut.model_copy(update={"masses": (mass.model_copy(update={"region": "saturated"}),)})
-    found = next(one for one in verdicts(full(shortcut=shortcut)) if one.question == "where the maps lie")
+    found = next(one for one in derive_verdicts(full(shortcut=shortcut)) if one.question == "where the maps lie")
     assert "lie on small saturated parts" in found.claim
     assert found.reason == "below the resolution of the maps: what a map does not show says nothing of the region"
 
@@ -88,4 +98,4 @@ def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_f
 def test_a_model_with_one_output_is_told_what_to_write_into_the_config():
     subject = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(outputs="softmax")))
     with pytest.raises(InputError, match=r'set outputs = "sigmoid" under \[model\]'):
-        odds_of(subject, torch.zeros(3, 1), [Finding(0, "lesion")], probabilities=False)
+        compute_log_odds(subject, torch.zeros(3, 1), [Finding(0, "lesion")], outputs_are_probabilities=False)

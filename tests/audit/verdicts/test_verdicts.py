@@ -12,11 +12,22 @@ pytest.importorskip("pyarrow")
 
 import pyarrow
 
-from camscope.audit.core.schema import Blanked, Intervention, Number, Randomised, Similarity, Summary
-from camscope.audit.core.summary_values import PATIENT, summed_up
-from camscope.audit.shortcuts.region_attribution import _number, sensitivity, share
-from camscope.audit.verdicts import verdicts
-from camscope.audit.verdicts.rules import beyond
+from camscope.audit.core.schema import (
+    EstimateSummary,
+    InterventionEffect,
+    MaskedAuroc,
+    RandomizationSimilarity,
+    RandomizationTest,
+    Summary,
+)
+from camscope.audit.core.summary_values import PATIENT_COLUMN, summarize_metrics
+from camscope.audit.shortcuts.region_attribution import (
+    _summarize_values,
+    compute_confounder_sensitivity,
+    compute_mass_share,
+)
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.rules import decide_above_margin
 from tests.audit_summary import full, levels, num
 
 
@@ -25,17 +36,17 @@ from tests.audit_summary import full, levels, num
     [(0.71, 0.9, "supported"), (0.5, 0.69, "not supported"), (0.6, 0.8, "not testable"), (None, None, "not testable")],
 )
 def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word):
-    assert beyond(Number(value=0.7, low=low, high=high, n=10, groups=10), 0.7)[0] == word
+    assert decide_above_margin(EstimateSummary(value=0.7, low=low, high=high, n_values=10, n_groups=10), 0.7)[0] == word
 
 
 def test_what_is_the_margin_throughout_is_not_for_more_images_to_tell():
-    flat = Number(value=0.0, low=0.0, high=0.0, n=10, groups=10)
-    assert beyond(flat, 0.0) == ("not testable", "every image has the same value, which is the margin")
-    assert "more images" in beyond(flat.model_copy(update={"high": 0.1}), 0.0)[1]
+    flat = EstimateSummary(value=0.0, low=0.0, high=0.0, n_values=10, n_groups=10)
+    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, which is the margin")
+    assert "more images" in decide_above_margin(flat.model_copy(update={"high": 0.1}), 0.0)[1]
 
 
 def told(summary: Summary, question: str, **which: str):
-    found = [one for one in verdicts(summary) if one.question == question]
+    found = [one for one in derive_verdicts(summary) if one.question == question]
     return [one for one in found if all(getattr(one, name) == value for name, value in which.items())]
 
 
@@ -44,16 +55,18 @@ def with_shortcut(**parts: object) -> Summary:
     return made.model_copy(update={"shortcut": made.shortcut.model_copy(update=parts)})
 
 
-def pushed(region: str, kind: str, value: float, spread: float, fill: str | None = None) -> Intervention:
-    return Intervention(region=region, finding="nodule", kind=kind, fill=fill, effect=num(value, spread, 80, 60))
+def pushed(region: str, kind: str, value: float, spread: float, fill: str | None = None) -> InterventionEffect:
+    return InterventionEffect(
+        region=region, finding="nodule", kind=kind, imputation=fill, effect=num(value, spread, 80, 60)
+    )
 
 
 def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does():
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in ("mean", "blur")]
     calm = with_shortcut(regions={"border": 80}, interventions=(*filled, pushed("border", "insert", 0.0, 0.05)))
-    assert [one.word for one in told(calm, "shortcut", subject="border")] == ["not supported"]
+    assert [one.conclusion for one in told(calm, "shortcut", subject="border")] == ["not supported"]
     marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers": {"nodule": ("border",)}})})
-    assert [one.word for one in told(marker, "shortcut", subject="border")] == ["supported"]
+    assert [one.conclusion for one in told(marker, "shortcut", subject="border")] == ["supported"]
 
 
 def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
@@ -62,29 +75,29 @@ def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
         markers={"nodule": ("token", "the finding")},
         interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
     )
-    assert told(made, "shortcut", subject="token")[0].speaks == "against"
-    assert told(made, "evidence")[0].speaks == "for"
+    assert told(made, "shortcut", subject="token")[0].direction == "against"
+    assert told(made, "evidence")[0].direction == "for"
 
 
 def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
-    effect = Number(reason="no image to change")
-    one = Intervention(region="token", finding="nodule", kind="insert", fill=None, effect=effect)
+    effect = EstimateSummary(reason="no image to change")
+    one = InterventionEffect(region="token", finding="nodule", kind="insert", imputation=None, effect=effect)
     made = told(with_shortcut(regions={"token": 1}, markers={"nodule": ("token",)}, interventions=(one,)), "shortcut")[
         0
     ]
-    assert (made.word, made.speaks, made.reason) == ("not testable", "neither", "no image to change")
+    assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
 
 
 def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
-    def blank(fill: str, area: float) -> Blanked:
-        return Blanked(region="the organ", finding="nodule", kind="blank", fill=fill, auroc=num(area, 0.05))
+    def blank(fill: str, area: float) -> MaskedAuroc:
+        return MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, 0.05))
 
     both = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.9))), "blanked organ")[0]
-    assert (both.word, both.speaks) == ("supported", "against")
+    assert (both.conclusion, both.direction) == ("supported", "against")
     one = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.5))), "blanked organ")[0]
-    assert (one.word, one.reason) == ("not testable", "the fills disagree")
+    assert (one.conclusion, one.reason) == ("not testable", "the fills disagree")
     none = told(with_shortcut(blanked=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
-    assert (none.word, none.speaks) == ("not supported", "for")
+    assert (none.conclusion, none.direction) == ("not supported", "for")
     assert none.effect.value == 0.55  # the fill under which most is left
 
 
@@ -101,25 +114,27 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
 )
 def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, shown):
     each = [
-        Blanked(region="the organ", finding="nodule", kind="blank", fill=fill, auroc=num(area, spread))
+        MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, spread))
         for fill, area in zip(("mean", "blur"), areas, strict=True)
     ]
     found = told(with_shortcut(blanked=tuple(each)), "blanked organ")[0]
-    assert found.word == word
+    assert found.conclusion == word
     assert (found.effect.value, found.effect.low, found.effect.high) == pytest.approx(shown)
     assert ("inverted" in found.reason) == (areas[0] < 0.5)
 
 
 def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
-    area = Number(value=0.52, low=0.25, high=0.68, n=40, groups=40)
-    one = Blanked(region="the organ", finding="nodule", kind="blank", fill="mean", auroc=area)
-    assert told(with_shortcut(blanked=(one,)), "blanked organ")[0].word == "not testable"
+    area = EstimateSummary(value=0.52, low=0.25, high=0.68, n_values=40, n_groups=40)
+    one = MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=area)
+    assert told(with_shortcut(blanked=(one,)), "blanked organ")[0].conclusion == "not testable"
 
 
 def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
-    none = Blanked(region="the organ", finding="nodule", kind="blank", fill="mean", auroc=Number(reason="one class"))
+    none = MaskedAuroc(
+        region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=EstimateSummary(reason="one class")
+    )
     found = told(with_shortcut(blanked=(none,)), "blanked organ")[0]
-    assert (found.word, found.reason, found.effect.value) == ("not testable", "one class", None)
+    assert (found.conclusion, found.reason, found.effect.value) == ("not testable", "one class", None)
     some = none.model_copy(update={"fill": "blur", "auroc": num(0.5, 0.1)})
     assert told(with_shortcut(blanked=(none, some)), "blanked organ")[0].effect.value == 0.5
 
@@ -130,7 +145,7 @@ def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
 FILLS = ("mean", "blur")
 
 
-def shown(region: str, *effects: Intervention):
+def shown(region: str, *effects: InterventionEffect):
     made = with_shortcut(regions={region: 80}, markers={"nodule": (region,)}, interventions=effects)
     return told(made, "evidence" if region == "the finding" else "shortcut")[0]
 
@@ -138,11 +153,11 @@ def shown(region: str, *effects: Intervention):
 def test_the_effect_is_that_of_the_way_that_decided():
     gone = [pushed("token", "remove", value, 0.1, fill) for fill, value in zip(FILLS, (0.4, 0.6), strict=True)]
     found = shown("token", *gone, pushed("token", "insert", 0.0, 0.05))
-    assert (found.word, found.effect.value) == ("supported", 0.6)
+    assert (found.conclusion, found.effect.value) == ("supported", 0.6)
     found = shown("token", *gone, pushed("token", "insert", -0.3, 0.05))
-    assert (found.word, found.effect.value) == ("supported", -0.3)  # it decides, and the removal is larger
+    assert (found.conclusion, found.effect.value) == ("supported", -0.3)  # it decides, and the removal is larger
     found = shown("token", *gone, pushed("token", "insert", 0.2, 0.15))
-    assert (found.word, found.effect.value) == ("supported", 0.6)
+    assert (found.conclusion, found.effect.value) == ("supported", 0.6)
 
 
 def test_no_effect_beyond_the_margin_is_shown_beside_not_supported_nor_one_within_beside_not_testable():
@@ -150,35 +165,35 @@ def test_no_effect_beyond_the_margin_is_shown_beside_not_supported_nor_one_withi
     few = pushed("token", "insert", 3.0, 0.1)
     few = few.model_copy(update={"effect": few.effect.model_copy(update={"groups": 9})})
     found = shown("token", *calm, few)
-    assert (found.word, found.effect.value) == ("not supported", -0.02)
+    assert (found.conclusion, found.effect.value) == ("not supported", -0.02)
     found = shown("token", *calm[:1], pushed("token", "remove", 0.5, 0.1, "blur"), pushed("token", "insert", 0.0, 0.05))
-    assert (found.word, found.effect.value) == ("not testable", 0.5)
+    assert (found.conclusion, found.effect.value) == ("not testable", 0.5)
     assert shown("token", few).effect.value == 3.0
-    assert shown("token", few).word == "not testable"
+    assert shown("token", few).conclusion == "not testable"
 
 
 def test_the_pixels_of_the_finding_have_to_speak_for_it():
     against = [pushed("the finding", "remove", -0.4, 0.1, fill) for fill in FILLS]
     for effects in (against, [pushed("the finding", "insert", -0.4, 0.1)]):
         found = shown("the finding", *effects)
-        assert (found.word, found.speaks, found.effect.value) == ("not supported", "against", -0.4)
+        assert (found.conclusion, found.direction, found.effect.value) == ("not supported", "against", -0.4)
         assert "speak against it" in found.reason
     found = shown("the finding", *against, pushed("the finding", "insert", 0.4, 0.1))
-    assert found.word == "not testable"
+    assert found.conclusion == "not testable"
     assert "contradict" in found.reason
     assert (
-        shown("token", pushed("token", "insert", -0.4, 0.1)).word == "supported"
+        shown("token", pushed("token", "insert", -0.4, 0.1)).conclusion == "supported"
     )  # of a marker either side is reliance
 
 
 def test_a_region_that_all_have_says_why_nothing_was_inserted():
-    none = Intervention(
-        region="border", finding="nodule", kind="insert", fill=None, effect=Number(reason="nobody gives")
+    none = InterventionEffect(
+        region="border", finding="nodule", kind="insert", imputation=None, effect=EstimateSummary(reason="nobody gives")
     )
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
     made = with_shortcut(regions={"border": 80}, interventions=(*filled, none))
     found = told(made, "shortcut", subject="border")[0]
-    assert (found.word, found.effect.value) == ("not testable", 5.0)
+    assert (found.conclusion, found.effect.value) == ("not testable", 5.0)
     assert found.reason == (
         "nobody gives; removal was measured but does not count, because every image has this region"
     )
@@ -200,24 +215,31 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):
     made = full(findings=("nodule",))
-    lines = [one for one in made.localise.lines if one.metric == "enrichment" and not one.control][:1]
+    lines = [one for one in made.localization.metric_summaries if one.metric == "enrichment" and not one.control][:1]
     strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "over": over})
-    summary = made.model_copy(update={"localise": made.localise.model_copy(update={"lines": (strong,)})})
+    summary = made.model_copy(update={"localise": made.localization.model_copy(update={"lines": (strong,)})})
     found = told(summary, "localisation")[0]
-    assert found.word == word
+    assert found.conclusion == word
     assert reason in found.reason
     weak = strong.model_copy(update={"value": num(1.0, 0.2, name="centre"), "over": num(0.2, 0.5)})
-    summary = made.model_copy(update={"localise": made.localise.model_copy(update={"lines": (weak,)})})
-    assert told(summary, "localisation")[0].word == "not supported"
+    summary = made.model_copy(update={"localise": made.localization.model_copy(update={"lines": (weak,)})})
+    assert told(summary, "localisation")[0].conclusion == "not supported"
 
 
 def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
-    def test(method: str, passes: bool, control: bool) -> Randomised:
-        similar = Similarity(
-            name="ssim", curve=(1.0, 0.1), low=0.1, null=0.2, high=0.3, passes=passes, reason="", end=num(0.1, 0.05)
+    def test(method: str, passes: bool, control: bool) -> RandomizationTest:
+        similar = RandomizationSimilarity(
+            name="ssim",
+            curve=(1.0, 0.1),
+            null_low=0.1,
+            null_mean=0.2,
+            null_high=0.3,
+            passes=passes,
+            reason="",
+            final_similarity=num(0.1, 0.05),
         )
-        return Randomised(
-            method=method, finding="nodule", steps=("fc",), seeds=(0,), similarities=(similar,), passes=passes, reason="",
+        return RandomizationTest(
+            method=method, finding="nodule", part_names=("fc",), seeds=(0,), similarities=(similar,), passes=passes, reason="",
             control=control,
         )  # fmt: skip
 
@@ -226,30 +248,32 @@ def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
         tests = (test("gradcam", True, False), test("edges", edges, True))
         return told(made.model_copy(update={"sanity": made.sanity.model_copy(update={"tests": tests})}), "sanity")[
             0
-        ].word
+        ].conclusion
 
     assert word(edges=False) == "supported"
     assert word(edges=True) == "not testable"
 
 
 def test_where_a_map_lies_accuses_nobody():
-    assert {one.speaks for one in told(full(), "where the maps lie")} == {"neither"}
+    assert {one.direction for one in told(full(), "where the maps lie")} == {"neither"}
 
 
 def test_a_share_is_of_what_is_positive_and_of_nothing_there_is_none():
     heat, mask = np.array([[1.0, 3.0], [-8.0, 0.0]]), np.array([[True, False], [True, False]])
-    assert share(heat, mask) == 0.25
-    assert np.isnan(share(-np.abs(heat), mask))
+    assert compute_mass_share(heat, mask) == 0.25
+    assert np.isnan(compute_mass_share(-np.abs(heat), mask))
 
 
 def test_of_maps_that_show_nothing_it_is_said_that_they_do_not():
     subject = SimpleNamespace(how={})
-    assert "no map shows anything" in _number(np.array([np.nan, np.nan]), [1, 2], 0.1, "chance", subject).reason
-    assert "no image has it" in _number(np.array([]), [], 0.1, "chance", subject).reason
+    assert (
+        "no map shows anything" in _summarize_values(np.array([np.nan, np.nan]), [1, 2], 0.1, "chance", subject).reason
+    )
+    assert "no image has it" in _summarize_values(np.array([]), [], 0.1, "chance", subject).reason
     dark = {"method": "gradcam", "layer": "a", "metric": "enrichment", "value": None, "control": False, "row": 0}
-    nothing = {"fill": None, "parameters": None, "target": None, PATIENT: 0}
+    nothing = {"fill": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
     rows = [{**dark, **nothing, "row": n, "reason": why} for n, why in enumerate(("dark", "dark", "gone"))]
-    (line,) = summed_up(pyarrow.Table.from_pylist(rows), "nodule", replicates=200, seed=0)
+    (line,) = summarize_metrics(pyarrow.Table.from_pylist(rows), "nodule", n_resamples=200, seed=0)
     assert line.value.reason == "no map has a value: dark"
 
 
@@ -257,10 +281,14 @@ def test_the_hottest_tenth_is_counted_and_ties_in_expectation():
     heat, mask = np.zeros((10, 10)), np.zeros((10, 10), bool)
     heat[0] = 1.0
     mask[0, :4] = mask[5, :4] = True
-    assert sensitivity(heat, mask) == 0.5  # the row is the tenth; four of the region's eight pixels lie in it
+    assert (
+        compute_confounder_sensitivity(heat, mask) == 0.5
+    )  # the row is the tenth; four of the region's eight pixels lie in it
     heat[0, 5:] = 0
-    assert sensitivity(heat, mask) == pytest.approx((4 + 4 * 5 / 95) / 8)  # five of the tenth are any of 95 equal ones
-    assert np.isnan(sensitivity(np.ones((10, 10)), mask))
+    assert compute_confounder_sensitivity(heat, mask) == pytest.approx(
+        (4 + 4 * 5 / 95) / 8
+    )  # five of the tenth are any of 95 equal ones
+    assert np.isnan(compute_confounder_sensitivity(np.ones((10, 10)), mask))
 
 
 def test_the_published_schema_is_that_of_the_summary():
@@ -277,7 +305,7 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
     )
     summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": (level,)})})
     (found,) = told(summary, "shortcut by subgroup")
-    assert found.word == word
+    assert found.conclusion == word
     assert ("59 patients are needed for 5 %" in found.reason) == (word == "not testable")
 
 
@@ -285,12 +313,12 @@ def test_how_rare_a_reliance_may_be_is_declared():
     calm = [pushed("token", "remove", 0.0, 0.05, fill) for fill in FILLS]
     few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"groups": 29})}) for one in calm)
     made = with_shortcut(regions={"token": 80}, markers={"nodule": ("token",)}, interventions=few)
-    assert told(made, "shortcut")[0].word == "not testable"
+    assert told(made, "shortcut")[0].conclusion == "not testable"
     declared = made.model_copy(update={"margins": {**made.margins, "prevalence": 0.1}})
-    assert told(declared, "shortcut")[0].word == "not supported"
+    assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
     own = with_shortcut(regions={"the finding": 80}, markers={"nodule": ("the finding",)}, interventions=finding)
-    assert told(own, "evidence")[0].word == "not testable"  # nor is the model accused by so few
+    assert told(own, "evidence")[0].conclusion == "not testable"  # nor is the model accused by so few
 
 
 def test_subgroups_are_judged_finding_by_finding():
@@ -310,7 +338,7 @@ def test_subgroups_are_judged_finding_by_finding():
         for level in levels(finding, values, 0.1)
     ]
     summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": tuple(effects)})})
-    found = [(one.finding, one.subject, one.word) for one in told(summary, "shortcut by subgroup")]
+    found = [(one.finding, one.qualifier, one.conclusion) for one in told(summary, "shortcut by subgroup")]
     assert found == [
         (both[0], "site, effect of marker", "supported"),
         (both[0], "site, effect of border", "not supported"),

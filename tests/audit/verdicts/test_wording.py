@@ -8,25 +8,38 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from camscope.audit.config_template import MARGINS
-from camscope.audit.core.schema import Leak, Line, Number, Randomised, Similarity, Summary, Verdict, plain
-from camscope.audit.core.subgroup_levels import FOR_A_WORD, FOR_AN_INTERVAL, FOR_ONE_WAY
-from camscope.audit.core.summary_values import number
-from camscope.audit.shortcuts.interventions import Trying
-from camscope.audit.shortcuts.reliance import FILLS, patients_for, reliance
-from camscope.audit.verdicts import verdicts
-from camscope.audit.verdicts.limitations import warnings
-from camscope.audit.verdicts.maps import RANKING
-from camscope.audit.verdicts.rules import beyond, made
-from camscope.metrics import Randomised as Curves
-from camscope.metrics import estimated
-from camscope.metrics.randomization_result import UNCHANGED
-from camscope.metrics.statistics import smallest_prevalence
+from camscope.audit.config_template import MARGIN_COMMENTS
+from camscope.audit.core.schema import (
+    ColumnLeakage,
+    EstimateSummary,
+    MetricSummary,
+    RandomizationSimilarity,
+    RandomizationTest,
+    Summary,
+    Verdict,
+    to_json_dict,
+)
+from camscope.audit.core.subgroup_levels import (
+    MIN_PATIENTS_FOR_INTERVAL,
+    MIN_PATIENTS_FOR_SINGLE_CLUSTER,
+    MIN_PATIENTS_FOR_VERDICT,
+)
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.shortcuts.interventions import InterventionRunner
+from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_for_absence, judge_reliance
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.limitations import list_warnings
+from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
+from camscope.audit.verdicts.rules import build_verdict, decide_above_margin
+from camscope.metrics import RandomizationResult as Curves
+from camscope.metrics import estimate_mean
+from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
+from camscope.metrics.statistics import compute_min_detectable_prevalence
 from tests.audit_summary import full, levels, nothing, num
 
 
 def told(summary: Summary, question: str, **which: str) -> list[Verdict]:
-    found = [one for one in verdicts(summary) if one.question == question]
+    found = [one for one in derive_verdicts(summary) if one.question == question]
     return [one for one in found if all(getattr(one, name) == value for name, value in which.items())]
 
 
@@ -45,18 +58,21 @@ def with_part(stage: str, **parts: object) -> Summary:
 
 def test_few_patients_bear_no_interval_and_fewer_than_ten_no_word():
     values = [0.8, 0.9, 0.85, 0.95, 0.9, 0.8]
-    five, six = (number(estimated(values[:n])) for n in (FOR_AN_INTERVAL - 1, FOR_AN_INTERVAL))
+    five, six = (
+        summarize_estimate(estimate_mean(values[:n]))
+        for n in (MIN_PATIENTS_FOR_INTERVAL - 1, MIN_PATIENTS_FOR_INTERVAL)
+    )
     assert (five.low, five.high, five.value) == (None, None, pytest.approx(0.88))
     assert five.reason == "too few patients for an interval: 5, and 6 are needed"
     assert six.low is not None
     assert six.reason == ""
-    assert beyond(six, 0.5) == ("not testable", "too few patients to tell: 6, and 10 are needed")
-    assert beyond(six.model_copy(update={"groups": FOR_A_WORD}), 0.5) == ("supported", "")
+    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients to tell: 6, and 10 are needed")
+    assert decide_above_margin(six.model_copy(update={"groups": MIN_PATIENTS_FOR_VERDICT}), 0.5) == ("supported", "")
 
 
 def test_no_p_is_told_of_few_patients():
-    gap = estimated([1.0, 2.0, 3.0])
-    assert number(gap.__class__(gap.mean, gap.low, gap.high, 3, 3, p=0.01)).p is None
+    gap = estimate_mean([1.0, 2.0, 3.0])
+    assert summarize_estimate(gap.__class__(gap.mean, gap.low, gap.high, 3, 3, p_value=0.01)).p_value is None
 
 
 def fewer(node: Any, patients: int) -> Any:
@@ -70,15 +86,15 @@ def fewer(node: Any, patients: int) -> Any:
 
 
 def test_of_eight_patients_nothing_is_said_but_why():
-    whole = plain(full())
+    whole = to_json_dict(full())
     for level in [
         *whole["localise"]["levels"],
         *(one for part in whole["predict"]["findings"] for one in part["levels"]),
     ]:
         level["word"] = "different"
-    found = verdicts(Summary.model_validate(fewer(whole, 8)))
-    assert {one.word for one in verdicts(full())} == {"supported", "not supported", "not testable"}
-    assert {one.word for one in found} == {"not testable"}
+    found = derive_verdicts(Summary.model_validate(fewer(whole, 8)))
+    assert {one.conclusion for one in derive_verdicts(full())} == {"supported", "not supported", "not testable"}
+    assert {one.conclusion for one in found} == {"not testable"}
     assert all(one.reason for one in found)
 
 
@@ -86,41 +102,64 @@ def test_of_eight_patients_nothing_is_said_but_why():
 
 
 def test_no_word_stands_beside_no_value():
-    found = made(
-        "leak", "It can.", "nodule", ("not supported", ""), Number(reason="no map"), "shortcut", "a rule", good=True
+    found = build_verdict(
+        "leak",
+        "It can.",
+        "nodule",
+        ("not supported", ""),
+        EstimateSummary(reason="no map"),
+        "shortcut",
+        "a rule",
+        supported_is_good=True,
     )
-    assert (found.word, found.speaks, found.reason) == ("not testable", "neither", "no map")
-    found = made("leak", "It can.", "nodule", ("not testable", ""), Number(), "shortcut", "a rule", good=True)
+    assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "no map")
+    found = build_verdict(
+        "leak",
+        "It can.",
+        "nodule",
+        ("not testable", ""),
+        EstimateSummary(),
+        "shortcut",
+        "a rule",
+        supported_is_good=True,
+    )
     assert found.reason
 
 
 def test_every_open_verdict_says_why():
     silent = full(
-        localise=full().localise.model_copy(update={"lines": (), "levels": ()}),
+        localise=full().localization.model_copy(update={"lines": (), "levels": ()}),
         faithfulness=full().faithfulness.model_copy(update={"lines": ()}),
         sanity=full().sanity.model_copy(update={"tests": ()}),
     )
     for summary in (full(), nothing(), silent):
-        for one in verdicts(summary):
-            assert one.reason or one.word != "not testable", one
-            assert one.effect.value is not None or one.word == "not testable", one
+        for one in derive_verdicts(summary):
+            assert one.reason or one.conclusion != "not testable", one
+            assert one.effect.value is not None or one.conclusion == "not testable", one
     assert one_of(silent, "localisation", finding="nodule").reason == "no masks, boxes or points say where nodule is"
 
 
 # Sanity
 
 
-def randomised(method: str, passes: bool | None, finding: str = "nodule", patients: int = 12) -> Randomised:
+def randomised(method: str, passes: bool | None, finding: str = "nodule", patients: int = 12) -> RandomizationTest:
     end = (
-        Number(reason="no map has a number")
+        EstimateSummary(reason="no map has a number")
         if passes is None
         else num(0.1 if passes else 1.0, 0.05, patients, patients)
     )
-    similar = Similarity(
-        name="ssim", curve=(1.0, end.value), low=0.1, null=0.2, high=0.3, passes=passes, reason="", end=end
+    similar = RandomizationSimilarity(
+        name="ssim",
+        curve=(1.0, end.value),
+        null_low=0.1,
+        null_mean=0.2,
+        null_high=0.3,
+        passes=passes,
+        reason="",
+        final_similarity=end,
     )
-    return Randomised(
-        method=method, finding=finding, steps=("fc",), seeds=(0,), similarities=(similar,), passes=passes,
+    return RandomizationTest(
+        method=method, finding=finding, part_names=("fc",), seeds=(0,), similarities=(similar,), passes=passes,
         reason="nothing to compare" if passes is None else "", control=method == "edges",
     )  # fmt: skip
 
@@ -128,7 +167,7 @@ def randomised(method: str, passes: bool | None, finding: str = "nodule", patien
 def test_maps_of_zeros_are_not_accused_of_ignoring_the_training():
     tests = (randomised("gradcam", None), randomised("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
-    assert (found.word, found.speaks, found.reason) == ("not testable", "neither", "nothing to compare")
+    assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "nothing to compare")
 
 
 def test_each_finding_has_its_own_edge_detector_and_its_own_images():
@@ -139,7 +178,7 @@ def test_each_finding_has_its_own_edge_detector_and_its_own_images():
     )
     whole = full()
     both = whole.model_copy(update={"sanity": whole.sanity.model_copy(update={"tests": tests})})
-    assert [(one.finding, one.word, one.effect.n) for one in told(both, "sanity")] == [
+    assert [(one.finding, one.conclusion, one.effect.n_values) for one in told(both, "sanity")] == [
         ("nodule", "supported", 12),
         ("effusion", "not testable", 11),
     ]
@@ -152,23 +191,26 @@ def test_the_similarity_that_failed_is_the_one_that_is_shown():
     fine = one.similarities[0].model_copy(update={"name": "hog", "passes": True, "end": num(0.05, 0.01)})
     tests = (one.model_copy(update={"similarities": (fine, *one.similarities)}), randomised("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
-    assert (found.word, found.effect.value, found.effect.low) == ("not supported", 1.0, 0.95)
+    assert (found.conclusion, found.effect.value, found.effect.low) == ("not supported", 1.0, 0.95)
     assert "ssim" in found.effect.reason
 
 
 def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
-    from camscope.audit.stages.map_quality import _end
+    from camscope.audit.stages.map_quality import _summarize_final_similarity
 
     last = np.array([[0.1, 0.3, 0.2, 0.4, np.nan, 0.6, 0.5], [0.3, 0.1, 0.2, 0.4, np.nan, np.nan, 0.5]])
     curves = Curves("m", "cascading", ("fc",), (0, 1), {"ssim": last[:, None]}, {}, False, np.zeros((2, 4, 4)))
-    found = _end(curves, "ssim", [1, 2, 3, 4, 5, 6, 7], {})
-    assert (found.n, found.groups, found.undefined) == (6, 6, 1)
+    found = _summarize_final_similarity(curves, "ssim", [1, 2, 3, 4, 5, 6, 7], {})
+    assert (found.n_values, found.n_groups, found.n_undefined) == (6, 6, 1)
     assert found.value == pytest.approx(np.nanmean(last))
     assert found.low is not None
     assert found.low < found.value < found.high
-    assert _end(curves, "ssim", [1, 1, 1, 1, 1, 2, 2], {}).low is None
-    curves.values["ssim"][:] = np.nan
-    assert (_end(curves, "ssim", [1] * 7, {}).value, _end(curves, "ssim", [1] * 7, {}).reason[:6]) == (None, "no map")
+    assert _summarize_final_similarity(curves, "ssim", [1, 1, 1, 1, 1, 2, 2], {}).low is None
+    curves.similarities["ssim"][:] = np.nan
+    assert (
+        _summarize_final_similarity(curves, "ssim", [1] * 7, {}).value,
+        _summarize_final_similarity(curves, "ssim", [1] * 7, {}).reason[:6],
+    ) == (None, "no map")
 
 
 # Leaks
@@ -185,18 +227,18 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
     ],
 )
 def test_a_small_study_clears_no_leak(value, spread, readable, word):
-    one = Leak(column="site", auroc=num(value, spread, 24, 24), null_high=0.9, readable=readable)
+    one = ColumnLeakage(column="site", auroc=num(value, spread, 24, 24), null_max=0.9, is_decodable=readable)
     found = one_of(with_part("shortcut", leaks=(one,)), "leak")
-    assert (found.word, found.margin) == (word, 0.6)
+    assert (found.conclusion, found.margin) == (word, 0.6)
 
 
 # Enrichment
 
 
-def enrichment(value: Number, over: Number | None, most: float | None = None) -> Summary:
-    whole = full(findings=("nodule",)).localise
-    (line,) = [one for one in whole.lines if (one.metric, one.method) == ("enrichment", "gradcam")]
-    inside = [one for one in whole.lines if (one.metric, one.method) == ("energy-inside", "gradcam")]
+def enrichment(value: EstimateSummary, over: EstimateSummary | None, most: float | None = None) -> Summary:
+    whole = full(findings=("nodule",)).localization
+    (line,) = [one for one in whole.metric_summaries if (one.metric, one.method) == ("enrichment", "gradcam")]
+    inside = [one for one in whole.metric_summaries if (one.metric, one.method) == ("energy-inside", "gradcam")]
     one = line.model_copy(update={"value": value, "over": over, "most": most})
     return with_part("localise", lines=(one, *inside))
 
@@ -204,32 +246,32 @@ def enrichment(value: Number, over: Number | None, most: float | None = None) ->
 def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_the_margin():
     # the rule: not supported where the interval is nowhere above that map, also where it holds the margin
     found = one_of(enrichment(num(1.6, 0.2, name="centre"), num(-1.0, 0.2)), "localisation")
-    assert (found.word, found.reason) == (
+    assert (found.conclusion, found.reason) == (
         "not supported",
         "centre, which knows nothing of the model, does as well; 0.41 of their heat lies inside",
     )
-    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localisation").word == "not testable"
+    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localisation").conclusion == "not testable"
 
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
     found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localisation")
     assert found.claim == "The maps of gradcam lie on nodule more than chance would have it."
-    assert (found.word, found.reason) == ("supported", "0.41 of their heat lies inside")
+    assert (found.conclusion, found.reason) == ("supported", "0.41 of their heat lies inside")
 
 
 def test_a_margin_out_of_reach_accuses_nobody():
     weak = num(1.2, 0.05)
-    assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localisation").word == "not supported"
+    assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localisation").conclusion == "not supported"
     found = one_of(enrichment(weak, num(0.1, 0.05), most=1.3), "localisation")
-    assert found.word == "not testable"
+    assert found.conclusion == "not testable"
     assert "an enrichment of 1.30, within the margin" in found.reason
-    masses = [one for one in full().shortcut.masses if one.region == "outside the organ" and one.method == "gradcam"][
-        :1
-    ]
+    masses = [
+        one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
+    ][:1]
     weak_mass = masses[0].model_copy(update={"finding": "nodule", "enrichment": weak})
-    assert one_of(with_part("shortcut", masses=(weak_mass,)), "where the maps lie").word == "not supported"
+    assert one_of(with_part("shortcut", masses=(weak_mass,)), "where the maps lie").conclusion == "not supported"
     large = weak_mass.model_copy(update={"most": 1.5})
-    assert one_of(with_part("shortcut", masses=(large,)), "where the maps lie").word == "not testable"
+    assert one_of(with_part("shortcut", masses=(large,)), "where the maps lie").conclusion == "not testable"
 
 
 # Subgroups
@@ -237,12 +279,12 @@ def test_a_margin_out_of_reach_accuses_nobody():
 
 def test_what_is_open_by_subgroup_says_which_level_and_why():
     alike = levels("nodule", {("site", "A"): (0.9, 0.0, "equivalent")}, 0.05)[0]
-    few = Number(reason="C: 3 groups; expected 10, so few patients say nothing of others")
+    few = EstimateSummary(reason="C: 3 groups; expected 10, so few patients say nothing of others")
     small = alike.model_copy(update={"level": "C", "word": "not testable", "value": few, "difference": few})
     assert one_of(with_part("localise", levels=(alike, small)), "localisation by subgroup").reason == few.reason
     apart = alike.model_copy(update={"level": "B", "word": "different", "difference": num(0.05, 0.04)})
     found = one_of(with_part("localise", levels=(apart, alike)), "localisation by subgroup")
-    assert found.word == "not testable"
+    assert found.conclusion == "not testable"
     assert found.reason == "B differs, but perhaps by less than the margin: more images are needed to tell"
     wide = alike.model_copy(update={"level": "B", "word": "undecided", "difference": num(0.0, 0.2)})
     reason = one_of(with_part("localise", levels=(wide, small)), "localisation by subgroup").reason
@@ -255,9 +297,9 @@ def test_what_is_open_by_subgroup_says_which_level_and_why():
 def ranking(**over: tuple[float, ...]) -> Summary:
     """Of each metric, fill by fill, by how much it is better than the best map that knows nothing, ± 0.1."""
     lines = [
-        Line(
-            metric=metric.replace("_", "-"), method="gradcam", layer=None, finding="nodule", control=False, better="more",
-            fill=fill, value=num(0.5, 0.1), over=num(gap, 0.1),
+        MetricSummary(
+            metric=metric.replace("_", "-"), method="gradcam", layer=None, finding="nodule", control=False, better_direction="more",
+            imputation=fill, value=num(0.5, 0.1), difference_to_control=num(gap, 0.1),
         )
         for metric, gaps in over.items()
         for gap, fill in zip(gaps, ("mean", "blur") if len(gaps) > 1 else (None,), strict=False)
@@ -288,7 +330,7 @@ def ranking(**over: tuple[float, ...]) -> Summary:
 )  # fmt: skip
 def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, shown, reason):
     found = one_of(ranking(**over), "faithfulness")
-    assert (found.word, found.effect.value) == (word, shown)
+    assert (found.conclusion, found.effect.value) == (word, shown)
     assert reason in found.reason
 
 
@@ -315,9 +357,9 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
     ],
 )
 def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients, word, reason):
-    ways = full().shortcut.strategies[0].model_copy(update={"claimed": claimed, "patients": patients})
+    ways = full().shortcut.cluster_analyses[0].model_copy(update={"claimed": claimed, "patients": patients})
     found = one_of(with_part("shortcut", strategies=(ways,)), "strategies")
-    assert (found.word, found.reason, found.effect.groups) == (word, reason, patients)
+    assert (found.conclusion, found.reason, found.effect.n_groups) == (word, reason, patients)
     assert "no interval" in found.effect.reason
 
 
@@ -326,30 +368,34 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
-    from camscope.audit.report import page, unknown
+    from camscope.audit.report import find_unsupported_claims, render_page
 
     whole = full(findings=("nodule",))
-    few = number(estimated([0.1, 0.2, 0.3]))
-    found = whole.predict.findings[0].model_copy(update={"brier": few})
+    few = summarize_estimate(estimate_mean([0.1, 0.2, 0.3]))
+    found = whole.predict.performance[0].model_copy(update={"brier": few})
     summary = whole.model_copy(update={"predict": whole.predict.model_copy(update={"findings": (found,)})})
-    html = page(summary)
+    html = render_page(summary)
     assert "too few patients for an interval: 3, and 6 are needed" in html
     assert "different <small>but perhaps by less than the margin</small>" in html
-    assert unknown(html, plain(summary)) == []
+    assert find_unsupported_claims(html, to_json_dict(summary)) == []
 
 
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
-    rules = {one.question: one.rule for one in verdicts(full())}
-    assert all(f"not testable with fewer than {FOR_A_WORD} patients" in rule for rule in rules.values())
-    assert f"less alike than {UNCHANGED}" in rules["sanity"]
-    assert all(f"under {FILLS} fills" in rules[name] for name in ("shortcut", "evidence"))
-    assert f"among {FOR_ONE_WAY} patients" in rules["strategies"]
-    assert all(name in rules["faithfulness"] for name in RANKING)
+    rules = {one.question: one.rule for one in derive_verdicts(full())}
+    assert all(f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients" in rule for rule in rules.values())
+    assert f"less alike than {SAME_MAP_SIMILARITY}" in rules["sanity"]
+    assert all(f"under {MIN_IMPUTATIONS} fills" in rules[name] for name in ("shortcut", "evidence"))
+    assert f"among {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["strategies"]
+    assert all(name in rules["faithfulness"] for name in FAITHFULNESS_VERDICT_METRICS)
     assert all("rule of three" in rules[name] for name in ("shortcut", "evidence", "shortcut by subgroup"))
     assert "rule of three" not in rules["performance by subgroup"]
     for share in (0.05, 0.1):
-        assert smallest_prevalence(patients_for(share)) <= share < smallest_prevalence(patients_for(share) - 1)
-        assert f"{share} takes {patients_for(share)} patients" in MARGINS["prevalence"]
+        assert (
+            compute_min_detectable_prevalence(compute_min_patients_for_absence(share))
+            <= share
+            < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
+        )
+        assert f"{share} takes {compute_min_patients_for_absence(share)} patients" in MARGIN_COMMENTS["prevalence"]
 
 
 @pytest.mark.parametrize(
@@ -358,9 +404,9 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
 )
 def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
     # "the interval of an insertion lies wholly beyond the margin"; "every interval that counts lies within the margin"
-    effect = Number(value=(low + high) / 2, low=low, high=high, n=80, groups=80)
+    effect = EstimateSummary(value=(low + high) / 2, low=low, high=high, n_values=80, n_groups=80)
     shown = SimpleNamespace(fill=None, effect=effect)
-    assert reliance([shown], [], 0.1)[0] == word
+    assert judge_reliance([shown], [], 0.1)[0] == word
 
 
 def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
@@ -369,12 +415,14 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     subject = SimpleNamespace(truths=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
-    trying = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0)
-    effect = trying._inserted("border").effect
+    trying = InterventionRunner(
+        subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
+    )
+    effect = trying._run_insertion("border").effect
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
-    flat = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
-    assert flat._inserted("border").effect.reason == "the model gives every image the same answer"
+    flat = InterventionRunner(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
+    assert flat._run_insertion("border").effect.reason == "the model gives every image the same answer"
 
 
 @pytest.mark.parametrize(
@@ -388,4 +436,4 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
 def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):
     whole = full()
     few = whole.model_copy(update={"check": whole.check.model_copy(update={"patients": patients, "grouped": True})})
-    assert text in list(warnings(few))
+    assert text in list(list_warnings(few))

@@ -24,10 +24,10 @@ from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGLosslessSV1, generate_uid
 
 from camscope.batch import inspect_images
-from camscope.batch.inspection import CODES
-from camscope.batch.inspection.distributions import association
-from camscope.batch.inspection.image_metadata import Facts, digest_of_pixels
-from camscope.batch.inspection.inspection_table import Coded, crossing, repeated
+from camscope.batch.inspection import ISSUES
+from camscope.batch.inspection.distributions import cramers_v
+from camscope.batch.inspection.image_metadata import ImageMetadata, hash_pixels
+from camscope.batch.inspection.inspection_table import EncodedColumn, repeated_rows, rows_in_mixed_groups
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.images.scans.scan_reader import read_scan
@@ -100,7 +100,7 @@ class Planted:
     def found(self, **settings):
         """code -> the ids concerned"""
         made = inspect_images(self.list(), **settings)
-        return {one.code: made.names(one.rows) for one in made.findings}
+        return {one.code: made.row_ids(one.rows) for one in made.issues}
 
 
 @pytest.fixture
@@ -109,15 +109,15 @@ def planted(tmp_path):
 
 
 def test_of_a_clean_set_nothing_is_found(planted):
-    made = inspect_images(planted.list(), classes=["0", "1"])
-    assert made.findings == ()
-    assert (len(made), made.readable, made.not_checked) == (4, 4, ())
-    assert made.mix["size"] == {"12 x 10": 4}
-    assert made.mix["codec"] == {"Explicit VR Little Endian": 4}
-    assert made.mix["spacing"] == {"0.661 x 0.661 mm": 4}
-    assert made.mix["mask"] == {"ok": 4}
-    assert made.ranges == {"values": [float(PIXELS[:4].min()), float(PIXELS[:4].max())], "sides": [10, 12]}
-    row = made.table().to_pylist()[1]
+    made = inspect_images(planted.list(), class_names=["0", "1"])
+    assert made.issues == ()
+    assert (len(made), made.n_readable, made.missing_roles) == (4, 4, ())
+    assert made.value_counts["size"] == {"12 x 10": 4}
+    assert made.value_counts["codec"] == {"Explicit VR Little Endian": 4}
+    assert made.value_counts["spacing"] == {"0.661 x 0.661 mm": 4}
+    assert made.value_counts["mask"] == {"ok": 4}
+    assert made.value_ranges == {"values": [float(PIXELS[:4].min()), float(PIXELS[:4].max())], "sides": [10, 12]}
+    row = made.to_table().to_pylist()[1]
     assert (row["stored"], row["unit"], row["window"]) == ("16 of 16 bits, signed", "HU", [40, 400])
     assert (row["minimum"], row["maximum"]) == (PIXELS[1].min(), PIXELS[1].max())
 
@@ -257,15 +257,17 @@ def test_of_what_cannot_be_read_the_reason_is_told(planted):
     without_codec(planted)
     cut_off_file = planted.file(2)
     cut_off_file.write_bytes(b"no image")
-    reasons = [words for one in inspect_images(planted.list()).findings for words in one.details]
+    reasons = [words for one in inspect_images(planted.list()).issues for words in one.row_counts]
     assert any("the codec for it is not installed" in words and "camscope[codecs-gpl]" in words for words in reasons)
     assert any("this is not a DICOM file" in words for words in reasons)
     assert not any("scan-" in words for words in reasons)
 
 
 def test_columns_in_the_way_of_a_result_are_named(planted):
-    made = inspect_images(planted.list(("id", "path", "patient", "split", "label", "site", "mask")), target="label")
-    assert [(one.code, dict(one.details)) for one in made.findings] == [("columns", {"label": 4})]
+    made = inspect_images(
+        planted.list(("id", "path", "patient", "split", "label", "site", "mask")), target_column="label"
+    )
+    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("columns", {"label": 4})]
 
 
 def test_all_negative_is_no_mix(planted):
@@ -300,24 +302,24 @@ def slices(folder, depths, series="1.2.3"):
 def test_gaps_are_found_in_a_folder_and_among_rows(tmp_path):
     folder = slices(tmp_path / "series", (0, 3, 6, 12, 15))
     (tmp_path / "list.csv").write_text("id,path\nall,series\n")
-    one, thick = inspect_images(tmp_path / "list.csv").findings
-    assert (one.code, list(one.details)) == ("gap", ["a gap of 6 mm after slice 2; usual 3"])
+    one, thick = inspect_images(tmp_path / "list.csv").issues
+    assert (one.code, list(one.row_counts)) == ("gap", ["a gap of 6 mm after slice 2; usual 3"])
     assert thick.code == "anisotropic"
     made = inspect_images(folder)
-    (one,) = made.findings
+    (one,) = made.issues
     assert one.code == "gap"
     positions = [pydicom.dcmread(folder / f"{n}.dcm").ImagePositionPatient[2] for n in one.rows]
     assert sorted(positions) == [6, 12]
-    assert inspect_images(slices(tmp_path / "even", (0, 3, 6, 9, 12))).findings == ()
+    assert inspect_images(slices(tmp_path / "even", (0, 3, 6, 9, 12))).issues == ()
 
 
 def test_slices_at_one_place_are_found_unless_they_are_copies(tmp_path):
     made = inspect_images(slices(tmp_path / "phases", (0, 3, 3, 6, 9)))
-    assert [(one.code, one.count, len(one.groups)) for one in made.findings] == [("same-place", 2, 1)]
+    assert [(one.code, one.n_rows, len(one.row_groups)) for one in made.issues] == [("same-place", 2, 1)]
     again = tmp_path / "copies"
     slices(again, (0, 3, 6, 9, 12))
     shutil.copy(again / "0.dcm", again / "x.dcm")
-    assert [one.code for one in inspect_images(again).findings] == ["duplicates"]
+    assert [one.code for one in inspect_images(again).issues] == ["duplicates"]
 
 
 def test_a_folder_is_one_row_and_none_of_its_slices_is_compared_with_those_of_others(tmp_path):
@@ -331,8 +333,8 @@ def test_a_folder_is_one_row_and_none_of_its_slices_is_compared_with_those_of_ot
             dicom(folder / f"{n}.dcm", PIXELS[3 * phase + n], StudyInstanceUID="1.2", SliceThickness=1, **place)
     (tmp_path / "list.csv").write_text("\n".join(rows) + "\n")
     made = inspect_images(tmp_path / "list.csv")
-    assert (made.readable, made.mix["size"]) == (2, {"3 x 12 x 10": 2})
-    assert made.findings == ()
+    assert (made.n_readable, made.value_counts["size"]) == (2, {"3 x 12 x 10": 2})
+    assert made.issues == ()
 
 
 def test_images_of_one_value_are_no_copies_of_each_other(planted):
@@ -364,7 +366,7 @@ def test_slices_and_patches(tmp_path):
         with table.open("w", newline="") as file:
             csv.writer(file).writerows([("id", "path", "mask"), *rows])
         made = inspect_images(table)
-        return {one.code: made.names(one.rows) for one in made.findings}
+        return {one.code: made.row_ids(one.rows) for one in made.issues}
 
     assert found() == {}
     moved = np.diag([2.0, 2, 2, 1])
@@ -377,7 +379,7 @@ def test_slices_and_patches(tmp_path):
     values[1, 2, 2, 2] = np.nan
     nifti(tmp_path / "1.nii.gz", values[1])
     assert found() == {"not-finite": ["v1"]}
-    assert inspect_images(table).table().to_pylist()[1]["not_finite"] == 1
+    assert inspect_images(table).to_table().to_pylist()[1]["not_finite"] == 1
     nifti(tmp_path / "1.nii.gz", np.stack([values[0]] * 2, -1))
     assert found() == {"ambiguous": ["v1"]}
     nifti(tmp_path / "1.nii.gz", values[3], np.diag([-2.0, 2, 2, 1]))
@@ -394,7 +396,7 @@ def test_photographs(tmp_path):
     pictures = [Image.fromarray(rng.integers(0, 255, (9, 7, 3), dtype=np.uint8)) for _ in range(6)]
     for n in range(3):
         pictures[n].save(tmp_path / f"{n}.jpg")
-    assert inspect_images(tmp_path).findings == ()
+    assert inspect_images(tmp_path).issues == ()
     assert inspect_images(tmp_path).profile == "all"
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -403,7 +405,7 @@ def test_photographs(tmp_path):
     pictures[5].save(tmp_path / "several.gif", save_all=True, append_images=pictures[:2])
     Image.fromarray(rng.random((9, 7)).astype(np.float32)).save(tmp_path / "float.tif")
     made = inspect_images(tmp_path)
-    found = {one.code: [Path(name).name for name in made.names(one.rows)] for one in made.findings}
+    found = {one.code: [Path(name).name for name in made.row_ids(one.rows)] for one in made.issues}
     assert found.pop("format-mix") == ["float.tif", "named.jpg", "several.gif"]
     assert found.pop("stored-mix") == ["float.tif", "several.gif"]
     assert found == {
@@ -413,7 +415,7 @@ def test_photographs(tmp_path):
         "no-range": ["float.tif"],
         "colour-mix": ["float.tif"],
     }
-    sizes = {Path(row["path"]).name: row["size"] for row in made.table().to_pylist()}
+    sizes = {Path(row["path"]).name: row["size"] for row in made.to_table().to_pylist()}
     assert (sizes["turned.jpg"], sizes["0.jpg"]) == ([7, 9], [9, 7])
 
 
@@ -423,7 +425,7 @@ def test_every_code_has_a_place_in_these_tests():
     elsewhere |= {"same-place", "not-finite", "mask-place", "suffix", "more-frames", "exif", "no-range", "format-mix"}
     elsewhere |= {"all-monochrome1", "anisotropic", "odd"}
     of_readers = {"geometry", "left-out", "no-place", "no-preamble", "no-spacing"}
-    assert planted | elsewhere | of_readers == set(CODES)
+    assert planted | elsewhere | of_readers == set(ISSUES)
 
 
 def test_flat_images_among_volumes_and_one_picture_with_two_targets(planted):
@@ -439,8 +441,8 @@ def test_flat_images_among_volumes_and_one_picture_with_two_targets(planted):
 
 def digest(path):
     made = inspect_images([path])
-    assert made.readable == 1, made.table().to_pylist()
-    return made.table()["pixels"][0].as_py()
+    assert made.n_readable == 1, made.to_table().to_pylist()
+    return made.to_table()["pixels"][0].as_py()
 
 
 def test_copies_in_other_formats_have_one_digest(tmp_path):
@@ -474,32 +476,32 @@ def test_negatives_and_grey_in_three_channels_are_the_same_picture(tmp_path):
 
 def test_the_digest_knows_shape_values_nan_and_key():
     ones = np.ones((4, 6), np.float32)
-    first = digest_of_pixels(ones, colour=False, key=b"k")
-    assert digest_of_pixels(ones.astype(np.uint8), colour=False, key=b"k") == first
-    assert digest_of_pixels(ones.reshape(6, 4), colour=False, key=b"k") != first
-    assert digest_of_pixels(ones, colour=False, key=b"other") != first
+    first = hash_pixels(ones, is_color=False, key=b"k")
+    assert hash_pixels(ones.astype(np.uint8), is_color=False, key=b"k") == first
+    assert hash_pixels(ones.reshape(6, 4), is_color=False, key=b"k") != first
+    assert hash_pixels(ones, is_color=False, key=b"other") != first
     plus, minus = np.zeros((2, 2), np.float32), -np.zeros((2, 2), np.float32)
-    assert digest_of_pixels(plus, colour=False, key=b"") == digest_of_pixels(minus, colour=False, key=b"")
+    assert hash_pixels(plus, is_color=False, key=b"") == hash_pixels(minus, is_color=False, key=b"")
     quiet, odd = np.array([[np.nan, 1]], np.float32), np.array([[0x7FC00001, 0x3F800000]], np.uint32).view(np.float32)
-    assert digest_of_pixels(quiet, colour=False, key=b"") == digest_of_pixels(odd, colour=False, key=b"")
+    assert hash_pixels(quiet, is_color=False, key=b"") == hash_pixels(odd, is_color=False, key=b"")
 
 
 # --- groups
 
 
 def test_groups_by_hand():
-    rows = Coded(np.array([0, 1, 0, -1, 1, 2]), ["a", "b", "c"])
-    splits = Coded(np.array([0, 0, 1, 1, 0, -1]), ["train", "test"])
-    assert crossing(rows, splits)[0].tolist() == [0, 2]
-    assert repeated(rows)[0].tolist() == [0, 2, 1, 4]
+    rows = EncodedColumn(np.array([0, 1, 0, -1, 1, 2]), ["a", "b", "c"])
+    splits = EncodedColumn(np.array([0, 0, 1, 1, 0, -1]), ["train", "test"])
+    assert rows_in_mixed_groups(rows, splits)[0].tolist() == [0, 2]
+    assert repeated_rows(rows)[0].tolist() == [0, 2, 1, 4]
 
 
 def test_association_by_hand():
-    assert association(np.array([[20, 0], [0, 20]])) == pytest.approx(1)
-    assert association(np.array([[10, 10], [10, 10]])) == 0
-    assert association(np.array([[30, 10], [10, 30]])) == pytest.approx(0.5)  # chi² = 80 (30·30 - 10·10)² / 40⁴ = 20
-    assert association(np.array([[5, 5]])) is None
-    assert association(np.zeros((0, 0), int)) is None
+    assert cramers_v(np.array([[20, 0], [0, 20]])) == pytest.approx(1)
+    assert cramers_v(np.array([[10, 10], [10, 10]])) == 0
+    assert cramers_v(np.array([[30, 10], [10, 30]])) == pytest.approx(0.5)  # chi² = 80 (30·30 - 10·10)² / 40⁴ = 20
+    assert cramers_v(np.array([[5, 5]])) is None
+    assert cramers_v(np.zeros((0, 0), int)) is None
 
 
 def test_targets_are_counted_by_groups_and_one_that_gives_them_away_is_told(tmp_path):
@@ -508,17 +510,17 @@ def test_targets_are_counted_by_groups_and_one_that_gives_them_away_is_told(tmp_
     for n in range(40):
         lines.append(f"a.png,{n},{n % 2},{'NS'[n % 2]},{'xy'[n // 2 % 2] if n else ''}")
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
-    made = inspect_images(tmp_path / "list.csv", by=["site", "ward", "format"])
+    made = inspect_images(tmp_path / "list.csv", group_by=["site", "ward", "format"])
     site, ward, kind = made.prevalences
     assert (site.groups, site.targets, site.counts.tolist()) == (("N", "S"), ("0", "1"), [[20, 0], [0, 20]])
     assert ward.groups == ("y", "x", "–")
     assert ward.counts.tolist() == [[10, 10], [9, 10], [1, 0]]
     assert ward.shares.tolist()[0] == [0.5, 0.5]
     assert (kind.groups, kind.association) == (("PNG",), None)
-    (one,) = [one for one in made.findings if one.code == "target-follows-group"]
-    assert list(one.details) == ["site (Cramér's V 1.00)"]
+    (one,) = [one for one in made.issues if one.code == "target-follows-group"]
+    assert list(one.row_counts) == ["site (Cramér's V 1.00)"]
     with pytest.raises(InputError, match="no column 'sex' to count by"):
-        inspect_images(tmp_path / "list.csv", by=["sex"])
+        inspect_images(tmp_path / "list.csv", group_by=["sex"])
 
 
 # --- what is told, and what is not
@@ -577,25 +579,25 @@ def test_nothing_of_a_patient_is_told(patients, tmp_path, monkeypatch):
     made = inspect_images(patients / "list.csv")
     assert made.profile == "research"
     made.save(out / "a.csv")
-    texts = [done.output, made._repr_html_(), repr(made), str(made.findings), str(made.table().to_pylist())]
+    texts = [done.output, made._repr_html_(), repr(made), str(made.issues), str(made.to_table().to_pylist())]
     texts += [path.read_bytes().decode("latin-1") for path in out.iterdir()]
-    texts += [str(made.table().schema), str(inspect_images(out / "a.parquet", root="").findings)]
+    texts += [str(made.to_table().schema), str(inspect_images(out / "a.parquet", root="").issues)]
     assert [leaks(text.replace(str(patients), "").replace(str(out), "")) for text in texts] == [[]] * len(texts)
-    codes = {one.code for one in made.findings}
+    codes = {one.code for one in made.issues}
     assert {"missing-file", "unreadable", "outside", "patient-in-splits", "pixels-in-splits", "burned-in"} <= codes
-    (one,) = [one for one in made.findings if one.code == "patient-in-splits"]
-    assert dict(one.details) == {"train": 1, "test": 1, "split 3": 1}
-    assert "path" in made.table().column_names
-    assert all(name.startswith("scan-") for name in made.table()["path"].to_pylist())
-    assert "case-2" in made.table()["id"].to_pylist()
-    assert "patient" not in made.table().column_names
+    (one,) = [one for one in made.issues if one.code == "patient-in-splits"]
+    assert dict(one.row_counts) == {"train": 1, "test": 1, "split 3": 1}
+    assert "path" in made.to_table().column_names
+    assert all(name.startswith("scan-") for name in made.to_table()["path"].to_pylist())
+    assert "case-2" in made.to_table()["id"].to_pylist()
+    assert "patient" not in made.to_table().column_names
 
 
 def test_the_clinical_profile_names_files_and_columns(patients):
     made = inspect_images(patients / "list.csv", profile="clinical")
-    row = made.table().to_pylist()[0]
+    row = made.to_table().to_pylist()[0]
     assert (row["path"], row["patient"]) == ("JaneDoe1970.dcm", "CANARYCOLUMN")
-    assert "CANARY" not in str([row["error"] for row in made.table().to_pylist()])
+    assert "CANARY" not in str([row["error"] for row in made.to_table().to_pylist()])
     with pytest.raises(InputError, match="profile='open'"):
         inspect_images(patients / "list.csv", profile="open")
 
@@ -605,14 +607,14 @@ def test_scans_that_their_names_do_not_give_away_are_private_too(tmp_path):
     shutil.copy(CT, tmp_path / "nameless jane")
     (tmp_path / "list.csv").write_text("path\nJaneDoe\nnameless jane\n")
     made = inspect_images(tmp_path / "list.csv")
-    assert (made.readable, made.profile) == (2, "research")
-    assert leaks(str(made.table().to_pylist())) == []
+    assert (made.n_readable, made.profile) == (2, "research")
+    assert leaks(str(made.to_table().to_pylist())) == []
 
 
 def test_all_of_pydicoms_files_are_accounted_for():
     files = sorted(FILES.rglob("*.dcm"))
-    made = inspect_images(files, threads=2)
-    rows = made.table().to_pylist()
+    made = inspect_images(files, num_threads=2)
+    rows = made.to_table().to_pylist()
     assert len(rows) == len(files)
     for path, row in zip(files, rows, strict=True):
         scan = None
@@ -624,7 +626,7 @@ def test_all_of_pydicoms_files_are_accounted_for():
             assert tuple(row["size"]) == scan.shape
             assert row["minimum"] == pytest.approx(float(np.nanmin(scan.values)))
     failed = {"missing-codec", "no-pixels", "unreadable"}
-    assert sum(one.count for one in made.findings if one.code in failed) == len(files) - made.readable
+    assert sum(one.n_rows for one in made.issues if one.code in failed) == len(files) - made.n_readable
 
 
 def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
@@ -642,16 +644,16 @@ def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
     path = planted.list()
     monkeypatch.setattr(Path, "open", counted)
     monkeypatch.setattr(os, "open", plainly)
-    made = inspect_images(path, threads=1)
+    made = inspect_images(path, num_threads=1)
     assert sorted(name for name in opened if name.endswith((".dcm", ".png"))) == sorted(
         path.name for path in planted.folder.iterdir() if path.suffix in (".dcm", ".png")
     )
-    assert inspect_images(path, threads=4).json() == made.json()
+    assert inspect_images(path, num_threads=4).to_json() == made.to_json()
 
 
 def test_of_an_image_only_facts_are_kept():
-    facts = Facts(0)
-    facts.measure(np.ones((300, 300), np.float32), colour=False, key=b"")
+    facts = ImageMetadata(0)
+    facts.record_pixel_statistics(np.ones((300, 300), np.float32), is_color=False, key=b"")
     kept = [getattr(facts, name) for name in facts.__slots__]
     assert not any(isinstance(one, np.ndarray | bytes) for one in kept)
 
@@ -659,8 +661,8 @@ def test_of_an_image_only_facts_are_kept():
 def test_datasets_are_sets_too():
     images = [Image.fromarray(PIXELS[n].astype(np.uint8)) for n in (0, 1, 1)]
     made = inspect_images(images)
-    assert [(one.code, one.rows.tolist()) for one in made.findings] == [("duplicates", [1, 2])]
-    assert inspect_images([PIXELS[n].astype(np.uint8) for n in (0, 1)]).readable == 2
+    assert [(one.code, one.rows.tolist()) for one in made.issues] == [("duplicates", [1, 2])]
+    assert inspect_images([PIXELS[n].astype(np.uint8) for n in (0, 1)]).n_readable == 2
 
 
 # --- the command
@@ -710,8 +712,8 @@ def test_files_are_written_sorted_without_nan_and_not_over_others(planted):
 def test_a_set_of_which_nothing_can_be_read(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     made = inspect_images(tmp_path)
-    assert [(one.code, dict(one.details)) for one in made.findings] == [("unreadable", {"the file is empty": 1})]
-    assert json.loads(made.json())["mix"] == {}
+    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("unreadable", {"the file is empty": 1})]
+    assert json.loads(made.to_json())["mix"] == {}
     assert command(tmp_path).exit_code == 1
 
 
@@ -744,9 +746,9 @@ def test_a_stack_of_a_scan_is_a_volume_and_its_mask_is_read_whole(tmp_path):
         marked = [Image.fromarray(np.uint8(np.full(SIZE, 255 * (page == 3)))) for page in range(4)]  # on its last page
         marked[0].save(tmp_path / f"mask{n}.tif", save_all=True, append_images=marked[1:])
     (tmp_path / "sheet.csv").write_text("path,mask\n" + "".join(f"{n}.tif,mask{n}.tif\n" for n in range(3)))
-    volumes, pictures = (inspect_images(tmp_path / "sheet.csv", scans=scans) for scans in (True, False))
-    assert not [one.code for one in volumes.findings if one.code.startswith("mask")]
-    assert "mask-empty" in [one.code for one in pictures.findings], "of a photograph the first page is the picture"
+    volumes, pictures = (inspect_images(tmp_path / "sheet.csv", all_scans=scans) for scans in (True, False))
+    assert not [one.code for one in volumes.issues if one.code.startswith("mask")]
+    assert "mask-empty" in [one.code for one in pictures.issues], "of a photograph the first page is the picture"
 
 
 @pytest.mark.parametrize("kind", ["gray", "color", "deep", "JPEG", "folder of one label each"])
@@ -773,10 +775,10 @@ def test_a_mask_that_needs_a_choice_says_its_labels_and_the_option(planted, kind
     else:
         Image.fromarray(np.uint8(values > 0) * 255).save(file)
         code, details, count = "mask-labels-differ", {"1": 3, "255": 1}, 1
-    made = inspect_images(planted.list(), classes=["0", "1"])
-    (found,) = made.findings
-    assert (found.code, found.severity, found.count, dict(found.details)) == (code, "note", count, details)
+    made = inspect_images(planted.list(), class_names=["0", "1"])
+    (found,) = made.issues
+    assert (found.code, found.severity, found.n_rows, dict(found.row_counts)) == (code, "note", count, details)
     assert "--category of measure" in found.message
     assert "{ file = …, category = … } in an audit" in found.message
-    assert made.mix["mask"] == {"ok": 4}, "it can be used, once a label is chosen"
+    assert made.value_counts["mask"] == {"ok": 4}, "it can be used, once a label is chosen"
     assert "--category of measure" in " ".join(command(planted.list()).stdout.split())

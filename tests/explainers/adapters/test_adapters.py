@@ -145,11 +145,11 @@ def test_max_pooling_behind_a_relu_is_complete_where_windows_overlap(rank, pool)
 
 @CAPTUM
 def test_windows_laid_out_have_the_same_maximum():
-    from camscope.explainers.adapters.deep_lift import Windows
+    from camscope.explainers.adapters.deep_lift import NonOverlappingMaxPool
 
     x = torch.randn(2, 3, 9, 11, dtype=torch.float64) - 5
     for pool in (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), (1, 1)), nn.MaxPool2d(2, 1)):
-        assert torch.equal(Windows(pool, 2)(x), pool(x))
+        assert torch.equal(NonOverlappingMaxPool(pool, 2)(x), pool(x))
 
 
 class Reused(nn.Module):
@@ -241,11 +241,11 @@ def test_how_far_deeplift_is_from_adding_up_by_hand():
     # from (-1, 1): Δrelu/Δx = 1/2, so 2 · 1/2 · 2 = 2; of the square the gradient 6 · 2 = 12: 14, where f goes from 1 to 11
     start = torch.tensor([[[-1.0, 1.0]]], dtype=torch.float64)
     one = DeepLIFT(Bent(), baseline=start).explain(X, 1)
-    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, 12.0]], dtype=torch.float64))
-    assert one.measures == {"completeness_gap": pytest.approx(4.0), "score_change": pytest.approx(10.0)}
+    assert_close(torch.from_numpy(one.attribution), torch.tensor([[2.0, 12.0]], dtype=torch.float64))
+    assert one.diagnostics == {"completeness_gap": pytest.approx(4.0), "score_change": pytest.approx(10.0)}
     # from 0: 2 + 6 · 3 = 20, where f goes from 0 to 11; of both the means
     both = DeepLIFTSHAP(Bent(), background=[start, "zero"]).explain(X, 1)
-    assert both.measures == {"completeness_gap": pytest.approx((4 + 9) / 2), "score_change": pytest.approx(10.5)}
+    assert both.diagnostics == {"completeness_gap": pytest.approx((4 + 9) / 2), "score_change": pytest.approx(10.5)}
     (note,) = [said for said in both.notes if said.startswith("completeness")]
     assert "add up to 17, the score less the baselines' mean is 10.5: the gap is +6.5, 61.90% of it" in note
     assert "; the worst of 2 baselines has +9 of 11; captum has no" in note
@@ -290,7 +290,7 @@ def test_segments_are_whatever_segment_ablation_takes(method):
     pytest.importorskip("skimage")
     model, x = made(Terms, 3, 8, 8)
     x[0, 0, :, 4:], x[1, 1, 4:] = 20, 20  # each picture has its own superpixels
-    labels = torch.stack([SegmentAblation(model, segments=4).labels(one) for one in x])
+    labels = torch.stack([SegmentAblation(model, segments=4).compute_segment_labels(one) for one in x])
     assert not torch.equal(labels[0], labels[1])
     settings = {"alpha": 0.0} if method is LIME else {}
     found = method(model, segments=np.int64(4), samples=20, **settings).attribute(x, 1)
@@ -320,7 +320,7 @@ def test_kernelshap_comes_to_the_shapley_values():
             before = Game()(shown)[0, 1]
             shown[0, cell] = x.flatten()[cell]
             values[cell] += (Game()(shown)[0, 1] - before) / math.factorial(4)
-    heat = KernelSHAP(Game(), samples=20000).attribute(x, 1)
+    heat = KernelSHAP(Game(), n_samples=20000).attribute(x, 1)
     assert_close(heat.flatten(), values, atol=0.03, rtol=0)
     assert_close(heat.sum(), values.sum())
 
@@ -328,10 +328,10 @@ def test_kernelshap_comes_to_the_shapley_values():
 @CAPTUM
 def test_kernelshap_is_complete_but_for_rounding_and_lime_does_not_say_so():
     model = Bent()
-    one = KernelSHAP(model, cells=2, samples=10, baseline=["zero", -X]).explain(X, 1)
-    assert one.measures["score_change"] == pytest.approx((11 + 2) / 2)  # f is 11, 0 at 0, and 9 at -x
-    assert one.measures["completeness_gap"] == pytest.approx(0, abs=1e-12)
-    assert LIME(model, cells=2, samples=10).explain(X, 1).measures == {}
+    one = KernelSHAP(model, grid_size=2, n_samples=10, baseline=["zero", -X]).explain(X, 1)
+    assert one.diagnostics["score_change"] == pytest.approx((11 + 2) / 2)  # f is 11, 0 at 0, and 9 at -x
+    assert one.diagnostics["completeness_gap"] == pytest.approx(0, abs=1e-12)
+    assert LIME(model, grid_size=2, n_samples=10).explain(X, 1).diagnostics == {}
 
 
 @CAPTUM
@@ -377,9 +377,9 @@ def test_a_seed_says_it_all_and_the_passes_may_be_any_size(method):
 @CAPTUM
 def test_too_few_versions_are_said_and_the_fit_is_judged():
     model, x = CASES["pooled"].make(dtype=torch.float64)
-    (few,) = [one for one in KernelSHAP(model, samples=10).explain(x[0], 1).notes if "linear model" in one]
+    (few,) = [one for one in KernelSHAP(model, n_samples=10).explain(x[0], 1).notes if "linear model" in one]
     assert "over 10 versions; they do not determine the cells: raise samples, or lower cells" in few
-    (enough,) = [one for one in LIME(model, samples=60, cells=2).explain(x[0], 1).notes if "linear model" in one]
+    (enough,) = [one for one in LIME(model, n_samples=60, grid_size=2).explain(x[0], 1).notes if "linear model" in one]
     assert "a linear model of 4 cells explains" in enough
     assert "determine" not in enough
 
@@ -408,13 +408,15 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     from zennit.attribution import Gradient
     from zennit.composites import COMPOSITES
 
-    from camscope.explainers.adapters.lrp import relative
+    from camscope.explainers.adapters.lrp import make_relative_stabilizer
 
     model, x = made(sequential, 3, 8, 8)
     x = x[:1]
     box = {"low": x.amin((2, 3), keepdim=True), "high": x.amax((2, 3), keepdim=True)}
     own = COMPOSITES[composite](
-        epsilon=relative(1e-6), stabilizer=relative(1e-6), **(box if composite == "epsilon_gamma_box" else {})
+        epsilon=make_relative_stabilizer(1e-6),
+        stabilizer=make_relative_stabilizer(1e-6),
+        **(box if composite == "epsilon_gamma_box" else {}),
     )
     with Gradient(copy.deepcopy(model), own) as attributor:
         _, expected = attributor(x, lambda output: output * torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64))
@@ -472,8 +474,8 @@ def test_what_a_bias_keeps_of_the_relevance_by_hand():
     model[1].weight.data[:], model[1].bias.data[:] = torch.tensor([[1.0, 1.0], [2.0, -1.0]]), torch.tensor([0.0, 5.0])
     one = LRP(model, epsilon=0.0).explain(X, 1)
     # z = 2 · 1 - 3 + 5 = 4: the pixels have 2/4 and -3/4 of 4, the bias keeps 5
-    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, -3.0]], dtype=torch.float64), rtol=1e-8)
-    assert one.measures == {"conservation_gap": pytest.approx(-5.0), "output_relevance": pytest.approx(4.0)}
+    assert_close(torch.from_numpy(one.attribution), torch.tensor([[2.0, -3.0]], dtype=torch.float64), rtol=1e-8)
+    assert one.diagnostics == {"conservation_gap": pytest.approx(-5.0), "output_relevance": pytest.approx(4.0)}
     assert "the pixels' shares add up to -1, the output begins with 4: the gap is -5, 125.00% of it" in one.notes[-1]
 
 
@@ -551,11 +553,11 @@ def test_wrong_settings_are_refused():
     with pytest.raises(InputError, match=r"^segments=0: expected a whole number, 1 or more or None"):
         KernelSHAP(model, segments=0)
     with pytest.raises(InputError, match="compares cells, and there is one only"):
-        KernelSHAP(model, cells=1).attribute(x, 1)
+        KernelSHAP(model, grid_size=1).attribute(x, 1)
     with pytest.raises(InputError, match=r"samples=1: .* expected 3 or more"):
-        KernelSHAP(model, samples=1).attribute(x, 1)
+        KernelSHAP(model, n_samples=1).attribute(x, 1)
     with pytest.raises(InputError, match=r"width=1e-06: no version is near enough"):
-        LIME(model, width=1e-6, samples=5).attribute(x, 1)
+        LIME(model, kernel_width=1e-6, n_samples=5).attribute(x, 1)
 
 
 @ZENNIT
@@ -659,7 +661,7 @@ def test_without_the_extras_the_names_say_what_to_install():
 @pytest.mark.skipif(HERE["captum"], reason="captum is installed")
 def test_a_method_without_its_package_is_asked_for_by_name():
     with pytest.raises(MissingExtraError, match=r'captum is not installed; run: pip install "camscope\[captum\]"'):
-        GradCAM(Pooled(conv(), 6), "features").sibling("deeplift")
+        GradCAM(Pooled(conv(), 6), "features").create_sibling("deeplift")
 
 
 @pytest.mark.skipif(find_spec("zennit") is None, reason="zennit is not installed")

@@ -232,9 +232,9 @@ def test_a_setting_is_what_the_formula_has_in_its_place(method, settings):
 def test_settings_that_mean_nothing_are_refused():
     net, _ = built(TorchvisionByHand)
     with pytest.raises(InputError, match="heads='median'"):
-        Rollout(net.model, heads="median")
+        Rollout(net.model, head_fusion="median")
     with pytest.raises(InputError, match="blocks=0"):
-        LeGrad(net.model, blocks=0)
+        LeGrad(net.model, n_blocks=0)
 
 
 # --- whatever else a model or a question may be

@@ -9,9 +9,9 @@ from torch import nn
 
 from camscope.errors import LayerError
 from camscope.explainers import AblationCAM, ReciproCAM
-from camscope.explainers.cam.layer_features import Rest
-from camscope.hooks import edit
-from camscope.layers.layout import read_layout
+from camscope.explainers.cam.layer_features import PartialForward
+from camscope.hooks import edit_layers
+from camscope.layers.layout import infer_layout
 from tests.nets import CASES, Plain, Pooled, plain
 from tests.tools import Largest
 
@@ -39,14 +39,14 @@ def changed(model, layer, x, function, *args, call=0, **kwargs):
         seen.append(None)
         return function(output) if len(seen) == call + 1 else None
 
-    with torch.no_grad(), edit(model, {layer: once}):
+    with torch.no_grad(), edit_layers(model, {layer: once}):
         return model(x, *args, **kwargs)
 
 
 def slow_ablation(model, layer, x, targets, *args, to_maps=None, call=0, **kwargs):
     """Ablation-CAM in loops: the whole batch runs once for each channel of each sample."""
     output, logits = kept(model, layer, x, *args, call=call, **kwargs)
-    to_maps = to_maps or read_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
+    to_maps = to_maps or infer_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
     A, heat = to_maps(output), []
     for n, target in enumerate(targets):
         total = torch.zeros_like(A[n, 0])
@@ -65,7 +65,7 @@ def slow_ablation(model, layer, x, targets, *args, to_maps=None, call=0, **kwarg
 def slow_recipro(model, layer, x, targets, gaussian=False):
     """ReciproCAM in loops over cells and their neighbours."""
     output, _ = kept(model, layer, x)
-    to_maps = read_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
+    to_maps = infer_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
     grid = to_maps(output).shape[2:]
     nothing = changed(model, layer, x, lambda values: (to_maps(values).zero_(), values)[1]).softmax(1)
     heat = torch.zeros(len(x), *grid, dtype=x.dtype)
@@ -145,14 +145,14 @@ def test_recipro_says_where_the_scores_are_too_coarse_for_a_cell():
 def way_of(model, layer, x, monkeypatch):
     """The way that an ablation of three samples took."""
     ways = []
-    original = Rest._in_pieces
+    original = PartialForward._run_in_chunks
 
     def noting(self, way, *args):
         ways.append(way)
         return original(self, way, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rest, "_in_pieces", noting)
+        patch.setattr(PartialForward, "_in_pieces", noting)
         heat = AblationCAM(model, layer).attribute(x, 1)
     return ways[-1], heat
 
@@ -243,7 +243,7 @@ class Again(Plain):
 def test_one_call_of_a_layer_that_runs_several_times(call, samples):
     model, x = plain(Again, samples=samples)
     expected = slow_ablation(model, "middle", x, [2] * samples, call=call)
-    assert_same(AblationCAM(model, "middle", call=call).attribute(x, 2), expected)
+    assert_same(AblationCAM(model, "middle", call_index=call).attribute(x, 2), expected)
 
 
 class Gated(Plain):
@@ -298,7 +298,7 @@ def test_a_map_in_a_tuple_or_a_dict(kind, key):
         without = A.clone()
         without[:, k] = 0
         expected += (clean - model.after(without + other)[:, 1]).detach()[:, None, None] * A[:, k]
-    assert_same(AblationCAM(model, "packed", output=key).attribute(x, 1), expected.relu())
+    assert_same(AblationCAM(model, "packed", output_index=key).attribute(x, 1), expected.relu())
 
 
 def test_a_reshape_that_copies_is_a_clear_error():

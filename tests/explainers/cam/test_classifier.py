@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers import Contrast, FinerCAM, GradCAM, HiResCAM, ZhouCAM
+from camscope.explainers import CAM, Contrast, FinerCAM, GradCAM, HiResCAM
 from camscope.targets import Difference
 from tests.nets import CASES, Flat, Pooled, Tokens, conv
 
@@ -52,14 +52,14 @@ def test_two_channels_by_hand():
     model = Pooled(nn.MaxPool2d(1), 2, classes=3).double()
     model.head.weight.data[1] = torch.tensor([2.0, -3.0])
     x = torch.tensor([[[[1.0, 2.0], [0.0, 1.0]], [[2.0, 0.0], [1.0, -1.0]]]], dtype=torch.float64)
-    assert ZhouCAM(model, "features").attribute(x, 1)[0].tolist() == [[2.0 - 6, 4.0], [-3.0, 2 + 3.0]]
+    assert CAM(model, "features").attribute(x, 1)[0].tolist() == [[2.0 - 6, 4.0], [-3.0, 2 + 3.0]]
 
 
 def test_its_mean_is_the_score_without_the_bias_and_grad_cam_its_positive_part():
     for case in ("pooled", "channels last", "signal", "volume"):
         model, x = CASES[case].make(dtype=torch.float64)
         model.head.weight.data -= 0.2  # so that the maps have both signs
-        heat = ZhouCAM(model, CASES[case].layer).attribute(x, 2)
+        heat = CAM(model, CASES[case].layer).attribute(x, 2)
         torch.testing.assert_close(heat.flatten(1).mean(1), (model(x)[:, 2] - model.head.bias[2]).detach())
         assert (heat < 0).any()
         grad_cam = GradCAM(model, CASES[case].layer).attribute(x, 2)
@@ -98,7 +98,7 @@ class Idle(nn.Module):
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_tails_are_found_whatever_they_are_made_of(name):
     model, x = built(*LINEAR[name]()), inputs()
-    heat = ZhouCAM(model, "features").attribute(x, 0)
+    heat = CAM(model, "features").attribute(x, 0)
     head = next(module for module in model.tail if isinstance(module, nn.Linear | nn.Conv2d))
     row = head.weight.detach()[0].view(6, 1, 1)
     torch.testing.assert_close(heat, (row * model.features(x).detach()).sum(1), rtol=1e-12, atol=1e-14)
@@ -122,7 +122,7 @@ NOT_LINEAR = {
 def test_what_is_not_linear_is_refused(name):
     model = built(*NOT_LINEAR[name]())
     with pytest.raises(ModelError, match=r"the class scores are not 'tail\.\d' of the mean or sum of layer 'features'"):
-        ZhouCAM(model, "features").attribute(inputs(), 0)
+        CAM(model, "features").attribute(inputs(), 0)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_without_a_head_of_the_right_size_it_says_what_it_looked_for(tail):
     with pytest.raises(
         ModelError, match="no Linear or 1x1 convolution takes the 6 channels of layer 'features' to 4 cl"
     ):
-        ZhouCAM(built(*tail), "features").attribute(inputs(), 0)
+        CAM(built(*tail), "features").attribute(inputs(), 0)
 
 
 def test_the_layer_that_is_pooled_is_linear_and_the_one_before_its_norm_is_not():
@@ -147,9 +147,9 @@ def test_the_layer_that_is_pooled_is_linear_and_the_one_before_its_norm_is_not()
             return self.head(self.norm(self.stem(x).permute(0, 2, 3, 1)).mean((1, 2)))
 
     model, x = Swin().double().eval(), torch.randn(2, 3, 24, 16, dtype=torch.float64)
-    assert ZhouCAM(model, "norm").attribute(x).shape == (2, 6, 4)
+    assert CAM(model, "norm").attribute(x).shape == (2, 6, 4)
     with pytest.raises(ModelError, match="not 'head' of the mean or sum of layer 'stem'"):
-        ZhouCAM(model, "stem").attribute(x)
+        CAM(model, "stem").attribute(x)
 
 
 def test_a_prefix_token_that_is_pooled_too_is_more_than_the_layer():
@@ -159,27 +159,27 @@ def test_a_prefix_token_that_is_pooled_too_is_more_than_the_layer():
             return self.head(self.block(torch.cat([self.prefix.expand(len(x), -1, -1), x], 1)).mean(1))
 
     x = torch.randn(2, 3, 24, 16)
-    assert ZhouCAM(Mean(prefix=0).eval(), "block").attribute(x).shape == (2, 6, 4)
+    assert CAM(Mean(prefix=0).eval(), "block").attribute(x).shape == (2, 6, 4)
     with pytest.raises(ModelError, match="more than this layer is read"):
-        ZhouCAM(Mean(prefix=1).eval(), "block").attribute(x)
+        CAM(Mean(prefix=1).eval(), "block").attribute(x)
 
 
 def test_the_head_by_name_and_by_module_and_the_wrong_one():
     model, x = built(Reduced("mean"), linear(), Idle()), inputs()
-    right = ZhouCAM(model, "features").attribute(x, 1)
+    right = CAM(model, "features").attribute(x, 1)
     for head in ("tail.1", model.tail[1]):
-        tool = ZhouCAM(model, "features", head=head)
+        tool = CAM(model, "features", head=head)
         assert torch.equal(tool.attribute(x, 1), right)
         assert tool.parameters["head"] == "tail.1"
     with pytest.raises(ModelError, match=r"not 'tail\.2\.auxiliary' of the mean or sum"):
-        ZhouCAM(model, "features", head="tail.2.auxiliary").attribute(x, 1)
+        CAM(model, "features", head="tail.2.auxiliary").attribute(x, 1)
     with pytest.raises(LayerError, match=r"head 'tail\.0' is a Reduced; expected a Linear or a 1x1 convolution"):
-        ZhouCAM(model, "features", head="tail.0")
+        CAM(model, "features", head="tail.0")
     with pytest.raises(LayerError, match=r"head 'features' is a Conv2d; expected"):
-        ZhouCAM(model, "features", head="features")
+        CAM(model, "features", head="features")
     flat = Flat(nn.MaxPool2d(1), 8)
     with pytest.raises(ModelError, match="head 'head' does not take the 2 channels of layer 'features' to 3 classes"):
-        ZhouCAM(flat, "features", head="head").attribute(torch.randn(1, 2, 2, 2))
+        CAM(flat, "features", head="head").attribute(torch.randn(1, 2, 2, 2))
 
 
 def test_a_layer_that_is_the_score_map_already_is_told_from_the_one_before_its_head():
@@ -187,17 +187,17 @@ def test_a_layer_that_is_the_score_map_already_is_told_from_the_one_before_its_h
     head = nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), *head).double().eval()
     with pytest.raises(ModelError, match="to 3 classes; name the layer before the head, or use gradcam"):
-        ZhouCAM(model).attribute(inputs(), 0)
-    assert ZhouCAM(model, "1", layout="channels_first").attribute(inputs(), 0).shape == (3, 6, 5)
+        CAM(model).attribute(inputs(), 0)
+    assert CAM(model, "1", layout="channels_first").attribute(inputs(), 0).shape == (3, 6, 5)
     with pytest.raises(ModelError, match="to 3 classes; use gradcam"):
-        ZhouCAM(Flat(nn.MaxPool2d(1), 8), "features").attribute(torch.randn(1, 2, 2, 2))
+        CAM(Flat(nn.MaxPool2d(1), 8), "features").attribute(torch.randn(1, 2, 2, 2))
 
 
 def test_dropout_that_is_on_is_named():
     model = built(Reduced("mean"), nn.Dropout(0.5), linear()).train()
     with pytest.raises(ModelError, match=r"while dropout is on, at 'tail\.1': leave mode at 'eval'"):
-        ZhouCAM(model, "features", mode="as_is").attribute(inputs(), 0)
-    ZhouCAM(model, "features").attribute(inputs(), 0)
+        CAM(model, "features", mode="as_is").attribute(inputs(), 0)
+    CAM(model, "features").attribute(inputs(), 0)
 
 
 class Counting(nn.Module):
@@ -214,14 +214,14 @@ class Counting(nn.Module):
 @pytest.mark.parametrize(("tail", "passes"), [("mean and dropout", 1), ("sum", 1), ("a constant added", 4)])
 def test_one_pass_where_the_scores_are_the_heads_and_four_where_a_constant_is_added(tail, passes):
     counting = Counting(built(*LINEAR[tail]()))
-    ZhouCAM(counting, "model.features").attribute(inputs(), 0)
+    CAM(counting, "model.features").attribute(inputs(), 0)
     assert counting.passes == passes
 
 
 @pytest.mark.parametrize("tail", ["mean and dropout", "sum", "a constant added"])
 def test_of_a_difference_the_rows_differ_whatever_else_the_batch_is_asked(tail):
     model, x = built(*LINEAR[tail]()), inputs()
-    tool = ZhouCAM(model, "features")
+    tool = CAM(model, "features")
     rather = tool.attribute(x, 2) - tool.attribute(x, 0)
     torch.testing.assert_close(Contrast(tool, 2, 0).attribute(x), rather, rtol=1e-12, atol=1e-14)
     mixed = tool.attribute(x, [Difference(2, 0), 1, None])
@@ -229,7 +229,7 @@ def test_of_a_difference_the_rows_differ_whatever_else_the_batch_is_asked(tail):
     torch.testing.assert_close(mixed[1:], torch.cat([tool.attribute(x, 1)[1:2], tool.attribute(x)[2:]]))
 
 
-@pytest.mark.parametrize("method", [ZhouCAM, FinerCAM])
+@pytest.mark.parametrize("method", [CAM, FinerCAM])
 def test_what_is_refused_is_named(method):
     tool = method(built(*LINEAR["sum"]()), "features")
     with pytest.raises(TargetError, match=r"pass a class, .* a callable; or use gradcam"):
@@ -244,21 +244,21 @@ def test_half_precision_is_told_from_what_is_not_linear(dtype):
     torch.manual_seed(0)
     for tail, linear_one in ((LINEAR["mean and dropout"], True), (NOT_LINEAR["a ReLU between"], False)):
         model = Headed(*tail()).to(dtype).eval()
-        tool = ZhouCAM(model, "features")
+        tool = CAM(model, "features")
         if linear_one:
             assert tool.attribute(inputs(dtype=dtype), 0).isfinite().all()
         else:
             with pytest.raises(ModelError):
                 tool.attribute(inputs(dtype=dtype), 0)
     model = Headed(*LINEAR["mean and dropout"]()).eval()
-    exact = ZhouCAM(model, "features").attribute(inputs(dtype=torch.float32), 0)
-    rough = ZhouCAM(model, "features", precision="bf16").attribute(inputs(dtype=torch.float32), 0)
+    exact = CAM(model, "features").attribute(inputs(dtype=torch.float32), 0)
+    rough = CAM(model, "features", precision="bf16").attribute(inputs(dtype=torch.float32), 0)
     torch.testing.assert_close(rough, exact, rtol=0, atol=float(0.03 * exact.abs().max()))
 
 
 def test_without_a_layer_it_takes_the_one_that_is_pooled():
     torch.manual_seed(0)
     model = Pooled(conv(), 6).eval()
-    explanation = ZhouCAM(model).explain(torch.randn(3, 16, 12), 1)
+    explanation = CAM(model).explain(torch.randn(3, 16, 12), 1)
     assert explanation.layer == "features"
     assert (explanation.method, explanation.parameters.get("head")) == ("cam", None)

@@ -111,7 +111,7 @@ def test_a_constant_channel_and_a_cell_just_at_the_threshold_mark_nothing():
 
 def test_fem_is_its_rule_written_as_loops():
     model, x, layer = case("pooled")
-    heat = FEM(model, "features", k=0.8).attribute(x).flatten(1).numpy()
+    heat = FEM(model, "features", k_sigma=0.8).attribute(x).flatten(1).numpy()
     expected = np.zeros_like(heat)
     for i, values in enumerate(activation(model, x, layer)):
         for channel in values:
@@ -135,7 +135,7 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
     model, x, _ = case("residual")
     x = torch.cat([x, x.flip(0)])
     right = KPCACAM(model, "block").attribute(x)
-    monkeypatch.setattr(batching, "BUDGET", 2 * batching.LIVE * 8 * 36**2)  # two kernels of 36 cells
+    monkeypatch.setattr(batching, "BUDGET", 2 * batching.LIVE_TENSORS_PER_PASS * 8 * 36**2)  # two kernels of 36 cells
     with Largest() as largest:
         torch.testing.assert_close(KPCACAM(model, "block").attribute(x), right, rtol=1e-10, atol=1e-12)
     assert largest.numbers == 2 * 36**2
@@ -157,4 +157,4 @@ def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="gamma=0: expected a positive number"):
         KPCACAM(model, "features", gamma=0)
     with pytest.raises(InputError, match="k=-1: expected"):
-        FEM(model, "features", k=-1)
+        FEM(model, "features", k_sigma=-1)

@@ -83,7 +83,7 @@ def smooth(model, x, target, samples, sigma, seed):
 def test_smooth_grad_cam_plus_plus_is_its_equation():
     model, x = plain()
     x = x * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1)  # each sample's noise is a part of its own range
-    heat = SmoothGradCAMPlusPlus(model, "middle", samples=3, sigma=0.2, seed=4).attribute(x, 2)
+    heat = SmoothGradCAMPlusPlus(model, "middle", n_samples=3, sigma=0.2, seed=4).attribute(x, 2)
     for i in range(2):
         np.testing.assert_allclose(heat[i], smooth(model, x[i], 2, 3, 0.2, 4), rtol=1e-9)
     assert heat.any()
@@ -92,7 +92,7 @@ def test_smooth_grad_cam_plus_plus_is_its_equation():
 def test_without_noise_it_is_grad_cam_plus_plus_and_every_setting_counts():
     model, x = plain()
     right = GradCAMPlusPlus(model, "middle").attribute(x, 2)
-    still = SmoothGradCAMPlusPlus(model, "middle", sigma=0.0, samples=2).attribute(x, 2)
+    still = SmoothGradCAMPlusPlus(model, "middle", sigma=0.0, n_samples=2).attribute(x, 2)
     torch.testing.assert_close(still, right, rtol=1e-10, atol=0)
     settings = [{}, {"sigma": 0.3}, {"samples": 4}, {"seed": 1}]
     maps = [SmoothGradCAMPlusPlus(model, "middle", **{"samples": 3, **one}).attribute(x, 2) for one in settings]
@@ -105,7 +105,7 @@ def test_without_noise_it_is_grad_cam_plus_plus_and_every_setting_counts():
 def test_gradients_whose_cubes_no_float_can_hold():
     model, x = plain()
     model.head.weight.data *= 1e-17
-    tool = SmoothGradCAMPlusPlus(model, "middle", samples=2)
+    tool = SmoothGradCAMPlusPlus(model, "middle", n_samples=2)
     exact = tool.attribute(x, 2)
     assert exact.any()
     model.float()
@@ -127,7 +127,7 @@ def five_classes():
 def test_finer_cam_is_the_map_of_the_row_less_the_closest_rows(references, gamma):
     model, x, A = five_classes()
     rows, logits = model.head.weight.detach(), model(x).detach()
-    heat = FinerCAM(model, "features", references=references, gamma=gamma).attribute(x, [0, 1, 2, None])
+    heat = FinerCAM(model, "features", n_references=references, gamma=gamma).attribute(x, [0, 1, 2, None])
     for i, target in enumerate([0, 1, 2, int(logits[3].argmax())]):
         others = sorted(set(range(5)) - {target}, key=lambda d: abs(float(logits[i, d] - logits[i, target])))
         row = rows[target] - gamma * rows[others[:references]].mean(0)
@@ -143,10 +143,10 @@ def test_finer_cam_of_nothing_taken_off_is_grad_cam():
 def test_a_class_is_never_compared_with_itself():
     model, x, _ = five_classes()
     model.head.weight.data[2], model.head.bias.data[2] = model.head.weight.data[4], model.head.bias.data[4]
-    heat = FinerCAM(model, "features", references=1, gamma=1.0).attribute(x, 4)  # its twin is: nothing is left
+    heat = FinerCAM(model, "features", n_references=1, gamma=1.0).attribute(x, 4)  # its twin is: nothing is left
     assert not heat.any()
-    assert not FinerCAM(model, "features", references=1, gamma=1.0).attribute(x, 2).any()
-    half = FinerCAM(model, "features", references=1, gamma=0.5).attribute(x, 4)
+    assert not FinerCAM(model, "features", n_references=1, gamma=1.0).attribute(x, 2).any()
+    half = FinerCAM(model, "features", n_references=1, gamma=0.5).attribute(x, 4)
     torch.testing.assert_close(half, GradCAM(model, "features").attribute(x, 4) / 2, rtol=1e-11, atol=1e-16)
 
 
@@ -211,7 +211,9 @@ def test_variants_in_company_make_the_maps_they_make_alone():
     names = ["gradcam", "finercam", "shapleycam", "smoothgradcam++", "bagcam", "gradcam-elementwise"]
     together = GradCAM(model, "middle").explain_methods(x[0], names, 1)
     for name, one in zip(names, together, strict=True):
-        np.testing.assert_allclose(one.heat, METHODS[name](model, "middle").explain(x[0], 1).heat, rtol=1e-12)
+        np.testing.assert_allclose(
+            one.attribution, METHODS[name](model, "middle").explain(x[0], 1).attribution, rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from camscope.explainers import LIFTCAM
-from camscope.hooks.gradients import Rescale
+from camscope.hooks.gradients import RescaleRule
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 
@@ -204,7 +204,7 @@ class Again(Plain):
 @pytest.mark.parametrize("call", [0, 1])
 def test_one_call_of_a_layer_that_runs_twice(call, contributions):
     model, x = plain(Again)
-    found = contributions(LIFTCAM(model, "middle", call=call), x, 1)
+    found = contributions(LIFTCAM(model, "middle", call_index=call), x, 1)
     y = model.middle(torch.tanh(model.first(x)))
     empty = torch.zeros_like(y)
     blank = model.after(model.middle(empty[:, :4]) if call == 0 else empty)
@@ -226,20 +226,20 @@ def test_tiny_differences_are_not_divided_by_their_rounding(contributions):
 @pytest.mark.parametrize("act", [F.rrelu, F.logsigmoid, lambda y: y.clip(-0.1, 0.1)])
 def test_every_activation_passes_on_what_its_output_changes_by(act):
     y = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    with Rescale() as rule:
-        rule.begin()
+    with RescaleRule() as rule:
+        rule.start_reference_pass()
         start = act(torch.zeros_like(y))
-        rule.follow()
+        rule.start_input_pass()
         (multiplier,) = torch.autograd.grad(act(y).sum(), y)
     assert_same((multiplier * y).detach(), (act(y) - start).detach())
 
 
 def test_an_activation_that_draws_is_run_once_and_keeps_its_gradient():
     y = torch.randn(2, 50, dtype=torch.float64, requires_grad=True)
-    with Rescale() as rule:
-        rule.begin()
+    with RescaleRule() as rule:
+        rule.start_reference_pass()
         F.rrelu(torch.zeros_like(y), training=True)
-        rule.follow()
+        rule.start_input_pass()
         torch.manual_seed(0)
         out = F.rrelu(y, training=True)
         (multiplier,) = torch.autograd.grad(out.sum(), y)
@@ -256,10 +256,10 @@ def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
         return torch.autograd.grad(model.after(y)[:, 1].sum(), y)[0]
 
     right, found = plainly(), []
-    with Rescale() as rule:
-        rule.begin()
+    with RescaleRule() as rule:
+        rule.start_reference_pass()
         model.after(torch.zeros_like(y))
-        rule.follow()
+        rule.start_input_pass()
         thread = threading.Thread(target=lambda: found.append(plainly()))
         thread.start()
         thread.join()

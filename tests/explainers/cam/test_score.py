@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError
 from camscope.explainers import ISCAM, METHODS, SSCAM, GroupCAM, OptiCAM, ScoreCAM
-from camscope.explainers.core.resampling import blurred
+from camscope.explainers.core.resampling import blur_input
 from tests.nets import CASES, Pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -134,18 +134,18 @@ def test_top_takes_the_strongest_channels():
     order = activation.flatten(1).abs().mean(1).argsort(descending=True)[:2]
     scores = torch.stack([model(x * mask(activation[k]))[0, 1].detach() for k in order])
     expected = (scores.softmax(0)[:, None, None] * activation[order]).sum(0).relu()
-    torch.testing.assert_close(ScoreCAM(model, "features", top=2).attribute(x, 1)[0], expected)
+    torch.testing.assert_close(ScoreCAM(model, "features", n_channels=2).attribute(x, 1)[0], expected)
     full = ScoreCAM(model, "features").attribute(x, 1)
     assert not torch.allclose(full[0], expected, rtol=1e-3)
     for enough in (6, 100):
-        assert torch.equal(ScoreCAM(model, "features", top=enough).attribute(x, 1), full)
+        assert torch.equal(ScoreCAM(model, "features", n_channels=enough).attribute(x, 1), full)
 
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_the_noise_is_its_seeds_and_the_callers_state_stays(seed):
     model, x = network()
     state = torch.random.get_rng_state()
-    one, same, other = (SSCAM(model, "features", samples=2, seed=s).attribute(x, 1) for s in (seed, seed, seed + 1))
+    one, same, other = (SSCAM(model, "features", n_samples=2, seed=s).attribute(x, 1) for s in (seed, seed, seed + 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -187,7 +187,7 @@ def bell(cells: int) -> Tensor:
 
 def test_group_cam_is_its_formula_in_loops():
     model, x = network()
-    heat = GroupCAM(model, "features", groups=4).attribute(x, 1)
+    heat = GroupCAM(model, "features", n_groups=4).attribute(x, 1)
     assert heat.flatten(1).any(1).all()
     for i in range(2):
         torch.testing.assert_close(heat[i], group_cam_by_the_book(model, x[i : i + 1], 4), rtol=1e-9, atol=1e-14)
@@ -195,29 +195,29 @@ def test_group_cam_is_its_formula_in_loops():
 
 def test_group_cam_of_a_callable_or_of_one_output_counts_the_score_itself():
     model, x = network()
-    tool = GroupCAM(model, "features", groups=2)
+    tool = GroupCAM(model, "features", n_groups=2)
     assert not torch.allclose(tool.attribute(x, lambda output: output[:, 1]), tool.attribute(x, 1), rtol=1e-2)
     single = Pooled(model.features, 6, 1).double().eval()
     single.head.weight.data[:], single.head.bias.data[:] = model.head.weight.data[1:2], model.head.bias.data[1:2]
     expected = tool.attribute(x, lambda output: output[:, 1])
-    torch.testing.assert_close(GroupCAM(single, "features", groups=2).attribute(x, 0), expected)
+    torch.testing.assert_close(GroupCAM(single, "features", n_groups=2).attribute(x, 0), expected)
 
 
 @pytest.mark.parametrize("shape", [(9,), (9, 5), (9, 5, 7), (1, 4)])
 def test_a_blur_keeps_constants_and_is_separable(shape):
     constant = torch.full((2, 3, *shape), 1.7, dtype=torch.float64)
-    torch.testing.assert_close(blurred(constant, 0.2, 0.3), constant)
+    torch.testing.assert_close(blur_input(constant, 0.2, 0.3), constant)
     x = torch.randn(2, 3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    once = blurred(x, 0.2, 0.3)
+    once = blur_input(x, 0.2, 0.3)
     assert once.std() < 0.9 * x.std()
-    torch.testing.assert_close(blurred(x.transpose(2, -1), 0.2, 0.3).transpose(2, -1), once)
+    torch.testing.assert_close(blur_input(x.transpose(2, -1), 0.2, 0.3).transpose(2, -1), once)
 
 
 def test_a_blur_is_the_same_under_autocast():
     x = torch.randn(1, 3, 16, 12, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
-        inside = blurred(x, 0.2, 0.3)
-    assert torch.equal(inside, blurred(x, 0.2, 0.3))
+        inside = blur_input(x, 0.2, 0.3)
+    assert torch.equal(inside, blur_input(x, 0.2, 0.3))
 
 
 def opti_cam_by_the_book(model: Pooled, x: Tensor, steps: int, rate: float) -> Tensor:
@@ -239,7 +239,7 @@ def opti_cam_by_the_book(model: Pooled, x: Tensor, steps: int, rate: float) -> T
 
 def test_opti_cam_is_adam_on_the_masked_score():
     model, x = network()
-    heat = OptiCAM(model, "features", steps=7, learning_rate=0.2).attribute(x, 1)
+    heat = OptiCAM(model, "features", n_steps=7, learning_rate=0.2).attribute(x, 1)
     for i in range(2):
         torch.testing.assert_close(heat[i], opti_cam_by_the_book(model, x[i : i + 1], 7, 0.2), rtol=1e-9, atol=1e-12)
 
@@ -248,7 +248,7 @@ def test_opti_cam_finds_a_mask_that_scores_more():
     model, x = network()
 
     def score(steps: int) -> Tensor:
-        heat = OptiCAM(model, "features", steps=steps, learning_rate=0.05).attribute(x, 1)
+        heat = OptiCAM(model, "features", n_steps=steps, learning_rate=0.05).attribute(x, 1)
         return torch.stack([model((x[i] * mask(heat[i]))[None])[0, 1].detach() for i in range(2)])
 
     assert (score(40) > score(10)).all()
@@ -258,7 +258,7 @@ def test_opti_cam_finds_a_mask_that_scores_more():
 @pytest.mark.parametrize("factor", [1e-9, 1e9])
 def test_opti_cam_does_not_depend_on_the_unit_of_the_score(factor):
     model, x = network()
-    tool = OptiCAM(model, "features", steps=5)
+    tool = OptiCAM(model, "features", n_steps=5)
     expected = tool.attribute(x, 1)
     torch.testing.assert_close(tool.attribute(x, lambda output: factor * output[:, 1]), expected)
 
@@ -271,9 +271,9 @@ def test_opti_cam_of_a_model_that_turns_gradients_off_is_that_of_the_model_witho
             return self.head(maps.flatten(2).mean(2))
 
     model, x = CASES["pooled"].make()
-    expected = OptiCAM(model, "features", steps=3).attribute(x, 1)
+    expected = OptiCAM(model, "features", n_steps=3).attribute(x, 1)
     model.__class__ = Off
-    assert torch.equal(OptiCAM(model, "features", steps=3).attribute(x, 1), expected)
+    assert torch.equal(OptiCAM(model, "features", n_steps=3).attribute(x, 1), expected)
 
 
 def test_opti_cam_says_where_no_gradient_comes_from():

@@ -12,7 +12,7 @@ from torch import nn
 from camscope import Explanation, compare, load_model
 from camscope.errors import CamscopeWarning, InputError, LayerError, OutputError, TargetError
 from camscope.explainers import (
-    CAM,
+    BaseCAM,
     Contrast,
     Denoised,
     Explainer,
@@ -23,14 +23,14 @@ from camscope.explainers import (
     RefineCAM,
     ScoreCAM,
 )
-from camscope.explainers.cam.base import WeightedChannels
+from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
-from camscope.explainers.comparison.best_effort import explain_suited
-from camscope.explainers.comparison.compare import compare_each
-from camscope.explainers.comparison.equivalence import EVEN, POSITIVE, correlations
+from camscope.explainers.comparison.best_effort import explain_supported
+from camscope.explainers.comparison.compare import compare_explainers
+from camscope.explainers.comparison.equivalence import NONNEGATIVE_ACTIVATION, UNIFORM_GRADIENT, correlate_maps
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
-from camscope.phantom import draw
+from camscope.phantom import draw_radiograph
 from tests.nets import CASES, Flat, Plain, Pooled, conv, plain
 from tests.pictures import notebook_picture
 from tests.tools import Counting
@@ -45,12 +45,12 @@ class Centre(Explainer):
 
     name, paper = "centre", "arXiv:0000.00000"
 
-    def heat(self, x, score):
+    def attribution(self, x, score):
         score(x)
         return torch.eye(4, dtype=x.dtype).expand(len(x), 4, 4)
 
 
-class Elementwise(CAM):
+class Elementwise(BaseCAM):
     """relu before the sum over channels: LayerCAM where nothing is negative."""
 
     name, paper = "elementwise", "arXiv:0000.00000"
@@ -62,7 +62,7 @@ class Elementwise(CAM):
         return super().contributions(features).relu()
 
 
-class Classifier(WeightedChannels):
+class Classifier(BaseWeightedChannels):
     """The head's own row for weights (Zhou et al. 2016)."""
 
     name, paper = "cam", "arXiv:1512.04150"
@@ -71,7 +71,7 @@ class Classifier(WeightedChannels):
         return self.model.head.weight.detach()[features.score.classes][..., None]
 
 
-class Unsuited(CAM):
+class Unsuited(BaseCAM):
     """A method that has no answer for any model."""
 
     name, paper = "unsuited", "arXiv:0000.00000"
@@ -85,7 +85,7 @@ class Ready(Centre):
 
     name = "ready"
 
-    def heat(self, x, score):
+    def attribution(self, x, score):
         raise LayerError("no way")
 
 
@@ -110,7 +110,7 @@ def test_a_method_with_passes_of_its_own_shares_the_first_one():
     ScoreCAM(alone, "model.features", batch_size=1).explain(x[0], 1)
     both = Counting(model)
     tools = [ScoreCAM(both, "model.features", batch_size=1), GradCAM(both, "model.features")]
-    compare_each(tools, x[0], [1])
+    compare_explainers(tools, x[0], [1])
     assert both.forwards == alone.forwards
     assert both.backwards == 1
 
@@ -120,13 +120,13 @@ def test_every_explanation_is_the_one_the_method_gives_alone():
     model, x = CASES["residual"].make()
     names = ["gradcam", "gradcam++", "hirescam", "layercam", "scorecam", "ablationcam"]
     found = compare(model, x[0], names, layers=["block", "stem"], targets=[2, 0])
-    for one, row in zip(found.explanations, found.table(), strict=True):
-        alone = GradCAM(model, one.layer).sibling(one.method).explain(x[0], one.target)
-        np.testing.assert_allclose(one.heat, alone.heat, rtol=1e-5, atol=1e-7)
+    for one, row in zip(found.explanations, found.to_records(), strict=True):
+        alone = GradCAM(model, one.layer).create_sibling(one.method).explain(x[0], one.target)
+        np.testing.assert_allclose(one.attribution, alone.attribution, rtol=1e-5, atol=1e-7)
         assert (row["method"], row["layer"], row["target"]) == (one.method, alone.layer, alone.target)
         assert row["score"] == pytest.approx(alone.score, rel=1e-5)
-        assert row["forwards"] == type(GradCAM(model).sibling(one.method)).forwards
-    assert sum(row["seconds"] for row in found.table()) > 0
+        assert row["forwards"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
+    assert sum(row["seconds"] for row in found.to_records()) > 0
 
 
 @quiet
@@ -149,17 +149,17 @@ def test_the_watcher_hears_of_the_shared_pass_and_then_of_each_long_one():
 def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     found = compare(model, x[0], ["gradcam", "gradcam++", "xgradcam", "hirescam"], layers=["features"], targets=[0, 1])
-    assert [[one.method for one in group.explanations] for group in found.coincidences] == 2 * [
+    assert [[one.method for one in group.explanations] for group in found.equivalent_maps] == 2 * [
         ["gradcam", "xgradcam", "hirescam"]
     ]
-    for group in found.coincidences:
-        assert group.because == (EVEN,)
-        assert group.explained == group.explanations
+    for group in found.equivalent_maps:
+        assert group.conditions == (UNIFORM_GRADIENT,)
+        assert group.equal_by_formula == group.explanations
         first = group.explanations[0]
         for one in group.explanations:  # the truth, without the code that is tested
-            drawn, expected = (np.maximum(e.heat, 0) / e.heat.max() for e in (one, first))
+            drawn, expected = (np.maximum(e.attribution, 0) / e.attribution.max() for e in (one, first))
             np.testing.assert_allclose(drawn, expected, atol=1e-4)
-    (sentence,) = found.sentences
+    (sentence,) = found.equivalence_notes
     assert sentence.startswith("gradcam, xgradcam and hirescam are one map at features for every class: the gradient")
     assert "one number per channel" in sentence
     assert "; hirescam also has a negative part" in sentence
@@ -168,23 +168,23 @@ def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
 def test_a_title_with_a_comma_is_one_name_in_a_sentence():
     model, x = one_hot_activation()
     found = compare(model, x[None], [Denoised(GradCAM(model, "features")), HiResCAM(model, "features")], targets=[1])
-    (sentence,) = found.sentences
+    (sentence,) = found.equivalence_notes
     assert sentence.startswith("'gradcam, denoised' and hirescam are one map at features")
 
 
 def test_the_classifiers_own_weights_are_that_gradient():
     model, x = CASES["pooled"].make(dtype=torch.float64)
-    (group,) = compare(model, x[0], ["gradcam", Classifier], layers=["features"], targets=[0]).coincidences
-    assert group.because == (EVEN,)
-    assert [one.method for one in group.explained] == ["gradcam", "cam"]
+    (group,) = compare(model, x[0], ["gradcam", Classifier], layers=["features"], targets=[0]).equivalent_maps
+    assert group.conditions == (UNIFORM_GRADIENT,)
+    assert [one.method for one in group.equal_by_formula] == ["gradcam", "cam"]
 
 
 @quiet
 def test_nothing_is_said_where_the_rest_of_the_model_is_not_linear():
     model, x = plain(Plain)
     found = compare(model, x[0], ["gradcam", "xgradcam", "hirescam", "layercam"], layers=["middle"], targets=[0, 1, 2])
-    assert found.coincidences == ()
-    assert found.sentences == ()
+    assert found.equivalent_maps == ()
+    assert found.equivalence_notes == ()
 
 
 def one_hot_activation():
@@ -200,9 +200,9 @@ def one_hot_activation():
 def test_maps_that_are_the_same_by_chance_are_not_explained():
     model, x = one_hot_activation()
     found = compare(model, x[None], ["gradcam", "hirescam"], layers=["features"], targets=[1])
-    (group,) = found.coincidences
-    assert (group.because, group.explained) == ((), ())
-    assert found.sentences == ("gradcam and hirescam are one map at features: the maps are the same here",)
+    (group,) = found.equivalent_maps
+    assert (group.conditions, group.equal_by_formula) == ((), ())
+    assert found.equivalence_notes == ("gradcam and hirescam are one map at features: the maps are the same here",)
 
 
 def test_a_method_of_ones_own_is_explained_by_its_formula_and_what_is_true_of_the_layer():
@@ -210,11 +210,11 @@ def test_a_method_of_ones_own_is_explained_by_its_formula_and_what_is_true_of_th
     model, x = Flat(nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU()), 6 * 16), torch.rand(3, 8, 8)
     tools = [Elementwise(model, "features"), LayerCAM(model, "features"), HiResCAM(model, "features")]
     found = compare(model, x, tools, targets=[0])
-    (group,) = found.coincidences
+    (group,) = found.equivalent_maps
     assert [one.method for one in group.explanations] == ["elementwise", "layercam"]
-    assert group.because == (POSITIVE,)
+    assert group.conditions == (NONNEGATIVE_ACTIVATION,)
     signed = Flat(nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1)), 6 * 16)
-    assert compare(signed, x, [type(tool)(signed, "features") for tool in tools], targets=[0]).coincidences == ()
+    assert compare(signed, x, [type(tool)(signed, "features") for tool in tools], targets=[0]).equivalent_maps == ()
 
 
 @quiet
@@ -222,13 +222,13 @@ def test_maps_without_evidence_coincide_with_nothing_and_two_layers_have_no_comm
     model, x = CASES["pooled"].make()
     with torch.no_grad():
         model.head.weight.abs_().neg_()
-    assert compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[0]).coincidences == ()
+    assert compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[0]).equivalent_maps == ()
     with torch.no_grad():
         model.head.weight.abs_()
     tools = [
         GradCAM(model, name, layout="channels_first") for name in ("features.5", "features")
     ]  # one and the same tensor, by two names
-    (sentence,) = compare(model, x[0], tools, targets=[0]).sentences
+    (sentence,) = compare(model, x[0], tools, targets=[0]).equivalence_notes
     assert sentence == "gradcam at features.5 and gradcam at features are one map: the maps are the same here"
 
 
@@ -242,15 +242,15 @@ def test_correlations_are_those_of_the_displayed_maps():
     both = [explanation(a), explanation(b), explanation(2 * np.maximum(a, 0))]
     shown = [np.maximum(one, 0).ravel() for one in (a, b)]
     ranks = [np.array([np.mean([(r < v).sum() + ((r == v).sum() + 1) / 2]) for v in r]) for r in shown]
-    assert correlations(both)[0, 1] == pytest.approx(np.corrcoef(*shown)[0, 1])
-    assert correlations(both, "spearman")[0, 1] == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert correlations(both)[0, 2] == pytest.approx(1)
-    np.testing.assert_array_equal(correlations(both), correlations(both).T)
+    assert correlate_maps(both)[0, 1] == pytest.approx(np.corrcoef(*shown)[0, 1])
+    assert correlate_maps(both, "spearman")[0, 1] == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert correlate_maps(both)[0, 2] == pytest.approx(1)
+    np.testing.assert_array_equal(correlate_maps(both), correlate_maps(both).T)
     finer = explanation(np.maximum(a, 0).repeat(2, 0).repeat(2, 1))
-    assert 0.8 < correlations([both[0], finer])[0, 1] < 1  # on the finest grid of the two
-    assert np.isnan(correlations([both[0], explanation(np.ones((4, 4)))])[0, 1])
+    assert 0.8 < correlate_maps([both[0], finer])[0, 1] < 1  # on the finest grid of the two
+    assert np.isnan(correlate_maps([both[0], explanation(np.ones((4, 4)))])[0, 1])
     with pytest.raises(InputError, match="kind='kendall'"):
-        correlations(both, "kendall")
+        correlate_maps(both, "kendall")
 
 
 # Rows, columns and the figure
@@ -262,11 +262,13 @@ def net():
 
 
 def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a_class(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     found = compare(net, scan, ["gradcam", Centre, "layercam"], layers=["layer3", "layer4"], targets=["nodule", 2])
-    assert found.columns == ("gradcam", "centre", "layercam")
-    assert [row.partition(" ")[0] for row in found.rows] == ["nodule", "nodule", "effusion", "effusion"]
-    assert [row.endswith(layer) for row, layer in zip(found.rows, 2 * ["layer3", "layer4"], strict=True)] == 4 * [True]
+    assert found.column_labels == ("gradcam", "centre", "layercam")
+    assert [row.partition(" ")[0] for row in found.row_labels] == ["nodule", "nodule", "effusion", "effusion"]
+    assert [row.endswith(layer) for row, layer in zip(found.row_labels, 2 * ["layer3", "layer4"], strict=True)] == 4 * [
+        True
+    ]
     told = [(one.label, one.layer, one.method) for one in found.explanations]
     assert told[:5] == [
         ("nodule", "layer3", "gradcam"),
@@ -276,35 +278,37 @@ def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a
         ("nodule", "layer4", "layercam"),
     ]
     assert [label for label, _, _ in told[5:]] == 5 * ["effusion"]
-    assert compare(net, scan, ["gradcam"], layers=["layer3", "layer4"]).rows == ("layer3", "layer4")
+    assert compare(net, scan, ["gradcam"], layers=["layer3", "layer4"]).row_labels == ("layer3", "layer4")
 
 
 def test_a_map_of_several_layers_is_made_of_those_that_are_named_and_appears_once(net):
-    scan, layers = draw(7, "nodule").image, ["layer2", net.layer4]
+    scan, layers = draw_radiograph(7, "nodule").image, ["layer2", net.layer4]
     found = compare(net, scan, ["gradcam", "refinecam"], layers=layers, targets=["nodule", "effusion"])
-    assert found.columns == ("gradcam", "refinecam · layer2 + layer4")
-    assert len(found.rows) == 4
+    assert found.column_labels == ("gradcam", "refinecam · layer2 + layer4")
+    assert len(found.row_labels) == 4
     refined = [one for one in found.explanations if one.method == "refinecam"]
     assert [(one.label, one.layer) for one in refined] == [(n, "layer2 + layer4") for n in ("nodule", "effusion")]
-    np.testing.assert_array_equal(refined[1].heat, RefineCAM(net, ["layer2", "layer4"]).explain(scan, "effusion").heat)
-    fused = Fused.of(LayerCAM(net), ["layer2", "layer4"])
-    columns = compare(net, scan, ["gradcam", fused], layers=layers).columns
+    np.testing.assert_array_equal(
+        refined[1].attribution, RefineCAM(net, ["layer2", "layer4"]).explain(scan, "effusion").attribution
+    )
+    fused = Fused.at_layers(LayerCAM(net), ["layer2", "layer4"])
+    columns = compare(net, scan, ["gradcam", fused], layers=layers).column_labels
     assert columns == ("gradcam", "layercam, fused · layer2 + layer4")
-    assert compare(net, scan, [fused]).columns == ("layercam, fused",)
+    assert compare(net, scan, [fused]).column_labels == ("layercam, fused",)
 
 
 def test_layers_that_only_some_methods_have_are_columns(net):
-    found = compare(net, draw(7, "nodule").image, [GradCAM(net), LayerCAM(net, "layer3")])
-    assert found.columns == ("gradcam · layer4", "layercam · layer3")
-    assert len(found.rows) == 1
+    found = compare(net, draw_radiograph(7, "nodule").image, [GradCAM(net), LayerCAM(net, "layer3")])
+    assert found.column_labels == ("gradcam · layer4", "layercam · layer3")
+    assert len(found.row_labels) == 1
 
 
 def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
-    scan = draw(7, "nodule").image
-    found = compare(net, scan, [ScoreCAM(net, top=2), ScoreCAM(net, top=4)])
-    assert found.columns == ("scorecam top=2", "scorecam top=4")
-    steep = [Denoised(ScoreCAM(net, top=top)) for top in (2, 4)]
-    assert compare(net, scan, steep).columns == ("scorecam, denoised top=2", "scorecam, denoised top=4")
+    scan = draw_radiograph(7, "nodule").image
+    found = compare(net, scan, [ScoreCAM(net, n_channels=2), ScoreCAM(net, n_channels=4)])
+    assert found.column_labels == ("scorecam top=2", "scorecam top=4")
+    steep = [Denoised(ScoreCAM(net, n_channels=top)) for top in (2, 4)]
+    assert compare(net, scan, steep).column_labels == ("scorecam, denoised top=2", "scorecam, denoised top=4")
     with pytest.raises(InputError, match="gradcam is named twice"):
         compare(net, scan, ["gradcam", GradCAM])
 
@@ -321,22 +325,24 @@ def cells_of(found, monkeypatch):
 @pytest.mark.parametrize("first", [True, False], ids=["the contrast first", "the contrast last"])
 def test_a_contrast_among_others_says_its_own_answer_and_nobody_elses(net, monkeypatch, first):
     contrast, others = Contrast(GradCAM(net), "nodule", "effusion"), ["gradcam", Denoised(LayerCAM(net))]
-    found = compare(net, draw(7, "nodule").image, [contrast, *others] if first else [*others, contrast])
+    found = compare(net, draw_radiograph(7, "nodule").image, [contrast, *others] if first else [*others, contrast])
     titles = ["gradcam", "layercam, denoised"]
-    assert set(found.columns) == {"gradcam, contrast", *titles}
-    (row,) = found.rows
+    assert set(found.column_labels) == {"gradcam, contrast", *titles}
+    (row,) = found.row_labels
     assert row.startswith("nodule (p=")
     (captions,), _ = cells_of(found, monkeypatch)
     assert captions[0] == row
     (own,) = [caption for caption in captions[1:] if caption not in titles]
     assert own.startswith("gradcam, contrast · log-odds of nodule over effusion (score ")
-    assert [row["method"] for row in found.table()] == [one.method for one in found.explanations]
+    assert [row["method"] for row in found.to_records()] == [one.method for one in found.explanations]
 
 
 def test_a_contrast_does_not_title_the_layers_of_the_others(net, monkeypatch):
     tools = [Contrast(GradCAM(net, "layer4"), "nodule", "effusion")]
     tools += [kind(net, layer) for kind in (GradCAM, LayerCAM) for layer in ("layer3", "layer4")]
-    found = compare(net, draw(7, "nodule").image, [*tools, Contrast(GradCAM(net, "layer3"), "nodule", "effusion")])
+    found = compare(
+        net, draw_radiograph(7, "nodule").image, [*tools, Contrast(GradCAM(net, "layer3"), "nodule", "effusion")]
+    )
     captions, title = cells_of(found, monkeypatch)
     assert title.startswith("array · nodule (p=")
     assert [row[0] for row in captions] == ["layer4", "layer3"]
@@ -364,7 +370,7 @@ def hot(picture):
 
 
 def test_the_figure_shows_the_image_and_then_its_maps_row_by_row(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     found = compare(net, scan, ["gradcam", Centre, "layercam"], layers=["layer3", "layer4"], targets=["nodule"])
     figure = found.figure(alpha=1.0, height=128)
     lines = squares(figure, 128)
@@ -383,9 +389,9 @@ def test_the_figure_shows_the_image_and_then_its_maps_row_by_row(net):
 
 
 def test_a_shared_scale_is_shared_by_the_classes_of_one_method_only(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     found = compare(net, scan, ["gradcam", "gradcam++"], targets=["nodule", "effusion"])
-    tops = [one.heat.max() for one in found.explanations]
+    tops = [one.attribution.max() for one in found.explanations]
     weaker = int(np.argmin([tops[0], tops[2]]))
     own, shared = (found.figure(scale=scale, alpha=1.0, height=128) for scale in ("max", "shared"))
     for figure, expected in ((own, True), (shared, False)):
@@ -400,7 +406,7 @@ def test_a_shared_scale_is_shared_by_the_classes_of_one_method_only(net):
 
 
 def test_what_the_model_was_not_shown_is_left_out_or_marked(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     wide = np.pad(scan, ((0, 0), (64, 64)), mode="edge")
     way = Preprocess(resize=len(scan), crop=(len(scan), len(scan)), mean=(0.55,), std=(0.2,), channels=1)
     found = compare(net, wide, ["gradcam"], preprocess=way, targets=[1])
@@ -424,7 +430,7 @@ def test_a_flag_is_on_its_own_map_and_a_tensor_has_a_figure_too():
 
 
 def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
-    found = compare(net, draw(7, "nodule").image, ["gradcam", "hirescam"])
+    found = compare(net, draw_radiograph(7, "nodule").image, ["gradcam", "hirescam"])
     assert found.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(OutputError, match="exists"):
         found.save(tmp_path / "a.png", overwrite=False)
@@ -441,11 +447,11 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
 def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
     model, x = CASES[case].make()
     found = compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[1])
-    assert found.correlations().shape == (2, 2)
-    first, own = found._cells([one.overlay() for one in found.explanations], None)[0][:2]
-    assert first.caption == found.rows[0]
-    np.testing.assert_array_equal(first.picture, found.explanations[0].overlay(alpha=0))
-    assert first.picture.shape == own.picture.shape
+    assert found.correlate_maps().shape == (2, 2)
+    first, own = found._build_figure_cells([one.overlay() for one in found.explanations], None)[0][:2]
+    assert first.caption == found.row_labels[0]
+    np.testing.assert_array_equal(first.image, found.explanations[0].overlay(alpha=0))
+    assert first.image.shape == own.image.shape
     np.testing.assert_array_equal(np.asarray(Image.open(found.save(tmp_path / "a.png"))), found.figure())
     assert notebook_picture(found).std() > 0
     for refused in (found.explanations[0].boxes, found.explanations[0].contours):
@@ -457,24 +463,24 @@ def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
 
 
 def test_a_method_without_an_answer_is_an_error_or_left_out(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     with pytest.raises(LayerError, match="no linear head"):
         compare(net, scan, ["gradcam", Unsuited])
     with pytest.warns(CamscopeWarning, match="unsuited is left out: no linear head"):
         found = compare(net, scan, ["gradcam", Unsuited, "layercam"], leave_out=True)
-    assert found.columns == ("gradcam", "layercam")
+    assert found.column_labels == ("gradcam", "layercam")
     with pytest.raises(TargetError, match="class 9 is out of range"):
         compare(net, scan, ["gradcam", "layercam"], targets=[9], leave_out=True)
-    tools, answers = explain_suited([GradCAM(net), LayerCAM(net)], scan, [None])
+    tools, answers = explain_supported([GradCAM(net), LayerCAM(net)], scan, [None])
     assert [[len(tools)], [row[0].method for row in answers]] == [[2], ["gradcam", "layercam"]]
 
 
-class Unasked(CAM):
+class Unasked(BaseCAM):
     """A method that has no answer to any question: the shared pass fails with it."""
 
     name, paper = "unasked", "arXiv:0000.00000"
 
-    def values(self, score, output, samples):
+    def objective(self, score, output, n_samples):
         raise TargetError("another question")
 
     def weights(self, activation, gradient):
@@ -496,10 +502,10 @@ def test_one_without_an_answer_costs_the_others_nothing_and_takes_no_reason_from
     for unsuited in (Unsuited, Ready):
         price_too, found_too = passes_of([names[0], unsuited, *names[1:]], targets=[0, 1])
         assert price_too == price
-        assert found_too.sentences == found.sentences
-        assert EVEN in found_too.coincidences[0].because
+        assert found_too.equivalence_notes == found.equivalence_notes
+        assert UNIFORM_GRADIENT in found_too.equivalent_maps[0].conditions
         for one, other in zip(found.explanations, found_too.explanations, strict=True):
-            np.testing.assert_array_equal(one.heat, other.heat)
+            np.testing.assert_array_equal(one.attribution, other.attribution)
 
 
 @quiet
@@ -508,12 +514,12 @@ def test_one_that_fails_the_shared_pass_costs_only_some_of_those_again():
     (_, _, rows), found = passes_of(names, targets=[0, 1])
     (_, _, more), found_too = passes_of([*names, Unasked], targets=[0, 1])
     assert more - rows < 10 < rows  # what SS-CAM asks is asked once
-    assert found_too.sentences == found.sentences
+    assert found_too.equivalence_notes == found.equivalence_notes
     assert [one.method for one in found_too.explanations] == [one.method for one in found.explanations]
 
 
 def test_what_is_left_out_is_named_with_its_layer(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     with pytest.warns(CamscopeWarning) as caught:
         found = compare(net, scan, ["gradcam", "cam"], layers=["layer3", "layer4"], leave_out=True)
     (said,) = [str(one.message) for one in caught if "left out" in str(one.message)]
@@ -522,7 +528,7 @@ def test_what_is_left_out_is_named_with_its_layer(net):
 
 
 def test_what_is_no_list_is_refused(net):
-    scan = draw(7, "nodule").image
+    scan = draw_radiograph(7, "nodule").image
     for wrong in ({"methods": "gradcam"}, {"layers": "layer4"}):
         with pytest.raises(InputError, match="are lists"):
             compare(net, scan, **wrong)
@@ -548,7 +554,7 @@ def test_trained_weights_and_a_photograph():
     photo = min((DATA / "photos" / "images").iterdir())
     names = ["gradcam", "xgradcam", "hirescam", "layercam"]
     found = compare(models.resnet18(), photo, names, layers=["layer3", "layer4"], preprocess="imagenet")
-    said = {group.explanations[0].layer: [one.method for one in group.explanations] for group in found.coincidences}
+    said = {group.explanations[0].layer: [one.method for one in group.explanations] for group in found.equivalent_maps}
     assert said == {"layer4": ["gradcam", "xgradcam", "hirescam"]}
     vit = compare(models.deit_tiny(), photo, names[:3], preprocess="imagenet")
-    assert vit.coincidences == ()  # the class token is read, not the mean: the gradient differs from cell to cell
+    assert vit.equivalent_maps == ()  # the class token is read, not the mean: the gradient differs from cell to cell

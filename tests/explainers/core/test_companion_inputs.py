@@ -59,7 +59,7 @@ def test_explain_hands_on_what_the_model_takes_beside_the_image(case, target):
         *tool.explain_methods(x[0], ["gradcam"], target, row, scale=2.0),
     ):
         expected = by_hand(model, x[0], table[0], target, 2.0)
-        np.testing.assert_allclose(found.heat, expected, rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(found.attribution, expected, rtol=1e-9, atol=1e-15)
         assert found.score == pytest.approx(model(x[:1], row, scale=2.0)[0, target].item())
 
 
@@ -70,8 +70,8 @@ def test_each_image_of_a_batch_goes_with_its_own_row_also_where_sizes_differ(cas
     together = tool.explain_batch(images, [0, 1, 2], table, scale=0.5)
     for i, found in enumerate(together):
         alone = tool.explain(images[i], i, table[i : i + 1], scale=0.5)
-        np.testing.assert_allclose(found.heat, alone.heat, rtol=1e-9, atol=1e-15)
-        assert alone.heat.any()
+        np.testing.assert_allclose(found.attribution, alone.attribution, rtol=1e-9, atol=1e-15)
+        assert alone.attribution.any()
 
 
 def test_a_method_of_many_passes_repeats_the_row(case):
@@ -79,20 +79,20 @@ def test_a_method_of_many_passes_repeats_the_row(case):
     tool = ScoreCAM(model, "relu")
     both = tool.attribute(x[:2], 1, table[:2])
     for i in range(2):
-        np.testing.assert_allclose(tool.explain(x[i], 1, table[i : i + 1]).heat, both[i], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(tool.explain(x[i], 1, table[i : i + 1]).attribution, both[i], rtol=1e-9, atol=1e-12)
 
 
 def test_two_images_of_a_siamese_net_are_each_explained_beside_the_other():
     torch.manual_seed(2)
     one, other = torch.randn(2, 1, 3, 6, 6).double()
     model = Siamese().eval()
-    found = GradCAM(model, "conv", call=0).explain(one[0], None, other)
+    found = GradCAM(model, "conv", call_index=0).explain(one[0], None, other)
     with torch.no_grad():
         weights = model.conv(other).mean((2, 3))[0]
     activation = model.conv(one)[0].detach()
     gradient = weights[:, None, None] * (activation > 0) / 36
     expected = (gradient.mean((1, 2), keepdim=True) * activation).sum(0).relu()
-    np.testing.assert_allclose(found.heat, expected, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(found.attribution, expected, rtol=1e-9, atol=1e-15)
 
 
 def test_a_comparison_and_a_similarity_take_them_too(case):
@@ -100,7 +100,7 @@ def test_a_comparison_and_a_similarity_take_them_too(case):
     seen = compare(model, x[0], ["gradcam", "hirescam"], layers=["conv"], targets=[1], args=(table[:1],))
     for method, found in zip(("gradcam", "hirescam"), seen.explanations, strict=True):
         alone = GradCAM(model, "conv").explain_methods(x[0], [method], 1, table[:1])[0]
-        np.testing.assert_array_equal(found.heat, alone.heat)
+        np.testing.assert_array_equal(found.attribution, alone.attribution)
     found = GradCAM(model, "conv").explain(x[0], Similarity(x[1]), table[:1])
     mine, its = model(x[:1], table[:1])[0].detach(), model(x[1:2], table[:1])[0].detach()
     assert found.score == pytest.approx(float(torch.cosine_similarity(mine, its, dim=0)))
@@ -111,7 +111,7 @@ def test_photographs_go_with_their_rows(case):
     photo = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
     tool = GradCAM(model.float(), "conv", preprocess=Preprocess(resize=12, crop=12, mean=(0.5,) * 3, std=(0.5,) * 3))
     found = tool.explain(photo, 0, table[:1].float())
-    assert found.heat.shape == (12, 12)
+    assert found.attribution.shape == (12, 12)
     assert found.heatmap().shape == (40, 50)
 
 

@@ -19,8 +19,8 @@ from camscope.explainers import (
     ScoreCAM,
     SmoothGrad,
 )
-from camscope.explainers.core.batching import copies_within_memory, in_chunks
-from camscope.explainers.core.dispatch import explain_each
+from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
+from camscope.explainers.core.dispatch import explain_grid
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, Tokens, conv, plain
 from tests.refusals import first_answered
@@ -39,8 +39,8 @@ def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
     assert (counted.forwards, counted.backwards) == (1, 1)
     assert [one.method for one in together] == names
     for one in together:
-        alone = GradCAM(counted, "model.block").sibling(one.method).explain(x[0], 1)
-        assert one.heat.tobytes() == alone.heat.tobytes()
+        alone = GradCAM(counted, "model.block").create_sibling(one.method).explain(x[0], 1)
+        assert one.attribution.tobytes() == alone.attribution.tobytes()
         assert (one.layer, one.status, one.score, one.notes) == (alone.layer, alone.status, alone.score, alone.notes)
 
 
@@ -50,11 +50,13 @@ def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_p
     counted = Counting(model)
     layers = ["model.features.0", "model.features.2", "model.features"]
     tools = [kind(counted, layer, layout="channels_first") for layer in layers for kind in (GradCAM, HiResCAM)]
-    rows = explain_each(tools, x[0], [2, None, 0])
+    rows = explain_grid(tools, x[0], [2, None, 0])
     assert (counted.forwards, counted.backwards) == (1, 3)
     for tool, row in zip(tools, rows, strict=True):
         alone = [tool.explain(x[0], target) for target in (2, None, 0)]
-        np.testing.assert_array_equal(np.stack([one.heat for one in row]), np.stack([one.heat for one in alone]))
+        np.testing.assert_array_equal(
+            np.stack([one.attribution for one in row]), np.stack([one.attribution for one in alone])
+        )
         assert {one.layer for one in row} == {tool.layer}
 
 
@@ -65,24 +67,24 @@ def test_methods_that_run_the_model_again_take_part():
     one, two, three = tool.explain_methods(x[0], ["gradcam", "ablationcam", ScoreCAM], 1)
     assert counted.backwards == 1
     for explanation, kind in ((one, GradCAM), (two, AblationCAM), (three, ScoreCAM)):
-        np.testing.assert_array_equal(explanation.heat, kind(model, "features.4").explain(x[0], 1).heat)
+        np.testing.assert_array_equal(explanation.attribution, kind(model, "features.4").explain(x[0], 1).attribution)
 
 
 def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
     model, _ = CASES["tokens"].make()
-    tool = ScoreCAM(model, "block", categories=["a", "b", "c"], precision="bf16", top=3, call=0)
-    other = tool.sibling("ablationcam")
-    assert (other.layer, other.categories, other.precision, other.call) == ("block", ("a", "b", "c"), "bf16", 0)
+    tool = ScoreCAM(model, "block", class_names=["a", "b", "c"], precision="bf16", n_channels=3, call_index=0)
+    other = tool.create_sibling("ablationcam")
+    assert (other.layer, other.class_names, other.precision, other.call) == ("block", ("a", "b", "c"), "bf16", 0)
     occlusion = Occlusion(model, baseline="noise", seed=3, batch_size=2, progress=True)
     for method in ("rise", "integratedgradients", "xrai", "meaningfulperturbation"):
-        other = occlusion.sibling(method)
+        other = occlusion.create_sibling(method)
         assert (other.baseline, other.seed, other.batch_size, other.progress) == ("noise", 3, 2, True)
-    assert Occlusion(model).sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
-    smooth = SmoothGrad(model, samples=3, channels="l2", seed=4)
-    assert (smooth.sibling("saliency").channels, smooth.sibling("vargrad").samples) == ("l2", 3)
-    assert (smooth.sibling("rise").samples, smooth.sibling("randomcam").seed) == (4000, 4)
+    assert Occlusion(model).create_sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
+    smooth = SmoothGrad(model, n_samples=3, channel_reduction="l2", seed=4)
+    assert (smooth.create_sibling("saliency").channels, smooth.create_sibling("vargrad").samples) == ("l2", 3)
+    assert (smooth.create_sibling("rise").samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
-        tool.sibling("gradcam2")
+        tool.create_sibling("gradcam2")
     with pytest.raises(InputError, match=r"for one, explain_methods\(image, \['gradcam'\]\)"):
         tool.explain_methods(torch.zeros(3, 24, 16), "gradcam")
 
@@ -90,9 +92,9 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
 def test_methods_of_two_models_are_refused():
     (one, x), (other, _) = CASES["pooled"].make(), CASES["flat"].make()
     with pytest.raises(InputError, match="not of one model"):
-        explain_each([GradCAM(one, "features"), GradCAM(other, "features.4")], x[0], [None])
+        explain_grid([GradCAM(one, "features"), GradCAM(other, "features.4")], x[0], [None])
     with pytest.raises(TargetError, match="no methods"):
-        explain_each([], x[0], [None])
+        explain_grid([], x[0], [None])
 
 
 def test_a_layer_that_the_score_does_not_reach_is_named_among_several():
@@ -108,7 +110,7 @@ def test_a_layer_that_the_score_does_not_reach_is_named_among_several():
     model = Aside().eval()
     tools = [GradCAM(model, layer, layout="channels_first") for layer in ("used", "aside")]
     with pytest.raises(LayerError, match="the score does not depend on layer 'aside'"):
-        explain_each(tools, torch.randn(3, 12, 12), [0])
+        explain_grid(tools, torch.randn(3, 12, 12), [0])
 
 
 def test_a_pass_without_gradients_builds_no_graph():
@@ -133,11 +135,11 @@ def test_a_pass_without_gradients_builds_no_graph():
 class Curved(LayerExplainer):
     """Hessian times activation, summed over channels."""
 
-    name, paper, backwards = "curved", "this test", "3"
+    name, paper, backward_passes = "curved", "this test", "3"
     needs_gradient = second_order = True
 
     def combine(self, features):
-        return features.curvature().sum(1)
+        return features.compute_curvature().sum(1)
 
 
 def test_the_curvature_is_the_hessian_times_the_activation():
@@ -211,24 +213,24 @@ def test_pieces_are_halved_where_memory_ends_and_lose_nothing():
             raise torch.OutOfMemoryError("too much")
         return torch.arange(part.start, part.stop)
 
-    assert in_chunks(10, 8, run).tolist() == list(range(10))
+    assert map_chunks(10, 8, run).tolist() == list(range(10))
     assert sizes == [8, 4, 2, 2, 2, 2, 2]
-    assert in_chunks(0, 8, run).shape == (0,)
+    assert map_chunks(0, 8, run).shape == (0,)
     with pytest.raises(torch.OutOfMemoryError):
-        in_chunks(1, 1, lambda part: run(slice(0, 9)))
+        map_chunks(1, 1, lambda part: run(slice(0, 9)))
 
 
 def test_wide_layers_leave_room_for_few_copies():
     cpu = torch.device("cpu")
-    assert copies_within_memory(2**20, cpu) == 64
-    assert copies_within_memory(2**40, cpu) == 1
+    assert count_copies_in_memory(2**20, cpu) == 64
+    assert count_copies_in_memory(2**40, cpu) == 1
 
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "scorecam", "ablationcam"])
 def test_bf16_is_close_and_changes_nothing(method):
     torch.manual_seed(3)
     model, x = Pooled(conv(), 6).eval(), torch.randn(2, 3, 32, 24)
-    tool = GradCAM(model, "features.3", precision="bf16").sibling(method)
+    tool = GradCAM(model, "features.3", precision="bf16").create_sibling(method)
     strides = []
     model.features[0].register_forward_pre_hook(lambda module, args: strides.append(args[0].stride()))
     with untouched(model, x):
@@ -236,7 +238,7 @@ def test_bf16_is_close_and_changes_nothing(method):
     assert not torch.is_autocast_enabled("cpu")
     assert strides[0][1] == 1, "the channels lie last in memory"
     assert heat.dtype == torch.float32
-    exact = GradCAM(model, "features.3").sibling(method).attribute(x, 1)
+    exact = GradCAM(model, "features.3").create_sibling(method).attribute(x, 1)
     assert not torch.equal(heat, exact), "bfloat16 was not used"
     torch.testing.assert_close(heat, exact, rtol=0.1, atol=0.05 * float(exact.abs().max()))
     assert tool.explain(x[0], 1).parameters["precision"] == "bf16"
@@ -245,8 +247,8 @@ def test_bf16_is_close_and_changes_nothing(method):
 def test_several_precisions_do_not_share_a_pass():
     model, x = CASES["pooled"].make()
     one, two = LayerCAM(model, "features"), LayerCAM(model, "features", precision="bf16")
-    exact, rough = (row[0].heat for row in explain_each([one, two], x[0], [1]))
-    np.testing.assert_array_equal(exact, one.explain(x[0], 1).heat)
+    exact, rough = (row[0].attribution for row in explain_grid([one, two], x[0], [1]))
+    np.testing.assert_array_equal(exact, one.explain(x[0], 1).attribution)
     assert not np.array_equal(exact, rough)
 
 
@@ -280,8 +282,8 @@ def test_every_method_has_a_bf16_map_in_float32(method):
     model, x = case.make(1)
     tool = explainer(method, model, case.layer, precision="bf16")
     one = tool.explain(x, 1)
-    assert one.heat.dtype == np.float32
-    assert np.isfinite(one.heat).all()
+    assert one.attribution.dtype == np.float32
+    assert np.isfinite(one.attribution).all()
     with torch.autocast("cpu", torch.bfloat16):
         assert explainer(method, model, case.layer).attribute(x, 1).dtype == torch.float32
 
@@ -289,9 +291,9 @@ def test_every_method_has_a_bf16_map_in_float32(method):
 def test_settings_that_only_share_a_name_are_not_handed_on():
     model, _ = CASES["pooled"].make()
     finer = METHODS["finercam"](model, "features", gamma=0.3)
-    assert finer.sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
-    assert METHODS["sscam"](model, "features", samples=3).sibling("smoothgradcam++").samples == 25
-    assert ScoreCAM(model, "features", top=5).sibling("sscam").top == 5
+    assert finer.create_sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
+    assert METHODS["sscam"](model, "features", samples=3).create_sibling("smoothgradcam++").samples == 25
+    assert ScoreCAM(model, "features", n_channels=5).create_sibling("sscam").top == 5
 
 
 def test_explainers_with_another_preprocessing_do_not_answer_together():
@@ -314,10 +316,10 @@ def test_explainers_with_the_same_callable_as_their_preprocessing_answer_togethe
 
     tools = [kind(model, "features", preprocess=small) for kind in (GradCAM, LayerCAM)]
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), dtype=np.uint8)
-    one, two = (row[0] for row in explain_each(tools, photo, [1]))
+    one, two = (row[0] for row in explain_grid(tools, photo, [1]))
     assert (one.method, two.method) == ("gradcam", "layercam")
     with pytest.raises(InputError, match="have another preprocess"):
-        explain_each([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
+        explain_grid([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
 
 
 @pytest.mark.parametrize("method", ["scorecam", "groupcam", "vitcx", "ablationcam", "reciprocam", "sscam"])
@@ -340,4 +342,6 @@ def test_a_difference_has_the_probability_of_the_one_against_the_other():
 
     x = torch.tensor([[[2.0, 2.0, 9.0]], [[-100.0, -101.0, -100.0]]])
     score = Score(Logits(), Difference(0, 1))
-    torch.testing.assert_close(score.chance(score.forward(x), 2), torch.tensor([0.5, 1 / (1 + np.exp(-1.0))]).float())
+    torch.testing.assert_close(
+        score.probability(score.forward(x), 2), torch.tensor([0.5, 1 / (1 + np.exp(-1.0))]).float()
+    )

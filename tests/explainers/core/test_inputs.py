@@ -18,8 +18,8 @@ from camscope import (
     ScoreCAM,
 )
 from camscope.errors import InputError, LayerError
-from camscope.explainers.attention.base import TokenAttention
-from camscope.explainers.core.inputs import spatial_rank
+from camscope.explainers.attention.base import TokenAttentionExplainer
+from camscope.explainers.core.inputs import infer_spatial_rank
 from camscope.targets import Score
 
 pytestmark = [
@@ -65,7 +65,7 @@ def bags():
     "make",
     [
         Saliency,
-        lambda model, **more: IntegratedGradients(model, steps=3, **more),
+        lambda model, **more: IntegratedGradients(model, n_steps=3, **more),
         lambda model, **more: Occlusion(model, window=2, stride=2, **more),
         lambda model, **more: Augmented(Saliency(model, **more)),
     ],
@@ -86,11 +86,11 @@ def test_baselines_of_a_bag_have_its_axes(bags, instances):
     model, x = bags
     x = x[:, :instances]
     tool, other = (
-        IntegratedGradients(model, steps=3, frames_first=True),
+        IntegratedGradients(model, n_steps=3, frames_first=True),
         torch.randn(3, 3, 6, 8)[0:1].expand(instances, 3, 6, 8),
     )
     other = (other * torch.arange(instances).view(-1, 1, 1, 1)).double()
-    same = IntegratedGradients(FirstChannels(model), steps=3, frames_first=False)
+    same = IntegratedGradients(FirstChannels(model), n_steps=3, frames_first=False)
     for given, moved in ((other, other.transpose(0, 1)), (x.flip(0), x.flip(0).transpose(1, 2))):
         found = tool.attribute(x, 1, baselines=given)
         torch.testing.assert_close(found, same.attribute(x.transpose(1, 2), 1, baselines=moved))
@@ -100,7 +100,7 @@ def test_the_gradient_of_a_bag_is_summed_over_colors_and_not_over_instances(bags
     model, x = bags
     leaf = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(leaf)[:, 1].sum(), leaf)
-    found = Saliency(model, frames_first=True, channels="sum").attribute(x, 1)
+    found = Saliency(model, frames_first=True, channel_reduction="sum").attribute(x, 1)
     torch.testing.assert_close(found, gradient.sum(2))
 
 
@@ -158,14 +158,16 @@ def pixels():
     return Converting().eval(), torch.randint(0, 256, (2, 3, 8, 10), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, cls in METHODS.items() if not issubclass(cls, TokenAttention)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, cls in METHODS.items() if not issubclass(cls, TokenAttentionExplainer))
+)
 def test_integers_are_explained_as_the_model_reads_them_or_refused(pixels, name):
     model, x = pixels
     tool = METHODS[name](model)
-    if tool.takes_integers:
+    if tool.accepts_integer_input:
         expected = tool.attribute(x.float() / 255, 1)
         torch.testing.assert_close(tool.attribute(x, 1), expected)
-        np.testing.assert_allclose(tool.explain(x[0], 1).heat, expected[0].numpy(), rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(tool.explain(x[0], 1).attribution, expected[0].numpy(), rtol=1e-4, atol=1e-7)
     else:
         with pytest.raises(InputError, match=r"the input is torch.uint8.*pass x.float\(\).*such as GradCAM"):
             tool.attribute(x, 1)
@@ -173,16 +175,16 @@ def test_integers_are_explained_as_the_model_reads_them_or_refused(pixels, name)
 
 def test_which_methods_take_integers(pixels):
     model, _ = pixels
-    assert GradCAM(model).takes_integers
-    assert Denoised(GradCAM(model)).takes_integers
-    assert Augmented(GradCAM(model)).takes_integers
+    assert GradCAM(model).accepts_integer_input
+    assert Denoised(GradCAM(model)).accepts_integer_input
+    assert Augmented(GradCAM(model)).accepts_integer_input
     for tool in (
         ScoreCAM(model),
         Saliency(model),
         ExcitationBackprop(model),
         Augmented(GradCAM(model), scales=(1.0, 2.0)),
     ):
-        assert not tool.takes_integers
+        assert not tool.accepts_integer_input
 
 
 def test_integers_for_a_model_that_does_not_convert_them():
@@ -218,7 +220,7 @@ def test_what_is_registered_first_does_not_decide_the_rank_of_the_input(channels
     model, x = Mixed(channels).eval(), torch.randn(1, channels, 8, 10)
     expected = GradCAM(model, "conv").attribute(x, 1)[0]
     for given in (x, x[0]):
-        np.testing.assert_allclose(GradCAM(model, "conv").explain(given, 1).heat, expected.numpy(), atol=1e-7)
+        np.testing.assert_allclose(GradCAM(model, "conv").explain(given, 1).attribution, expected.numpy(), atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +240,9 @@ def test_ranks_by_hand(parts, shape, expected):
     model = nn.ModuleList(parts)
     if expected is None:
         with pytest.raises(InputError, match="may be one input, or a batch of one"):
-            spatial_rank(model, shape)
+            infer_spatial_rank(model, shape)
     else:
-        assert spatial_rank(model, shape) == expected
+        assert infer_spatial_rank(model, shape) == expected
 
 
 def test_a_score_keeps_the_frames_where_the_model_has_them(bags):

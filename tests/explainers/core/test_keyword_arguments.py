@@ -23,9 +23,9 @@ from camscope import (
     run_batch,
 )
 from camscope.errors import InputError
-from camscope.evaluation import measure
-from camscope.explainers.core.keyword_arguments import ALIASES, OURS
-from camscope.forward_signature import forward_signature
+from camscope.evaluation import evaluate
+from camscope.explainers.core.keyword_arguments import CAPTUM_SETTING_NAMES, FOREIGN_KEYWORD_HINTS
+from camscope.forward_signature import read_forward_signature
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -82,16 +82,16 @@ def test_a_keyword_that_nobody_takes_is_an_error_and_never_the_models(case, call
         CALLS[call](GradCAM(model, "conv"), x, **{word: 1})
 
 
-@pytest.mark.parametrize("word", sorted(set(OURS) - {"targets"}))
+@pytest.mark.parametrize("word", sorted(set(FOREIGN_KEYWORD_HINTS) - {"targets"}))
 def test_other_toolkits_words_are_answered_with_ours(case, word):
     model, x = case
-    ours = OURS[word].partition(" ")[0].partition("(")[0]
+    ours = FOREIGN_KEYWORD_HINTS[word].partition(" ")[0].partition("(")[0]
     for ask in (
         lambda: GradCAM(model, "conv").attribute(x, 1, **{word: 1}),
         lambda: GradCAM(model, **{word: 1}),
         lambda: compare(model, x[0], ["gradcam"], **{word: 1}),
         lambda: run_batch(GradCAM(model), "images", "out", **{word: 1}),
-        lambda: measure("run", "out", **{word: 1}),
+        lambda: evaluate("run", "out", **{word: 1}),
     ):
         with pytest.raises(InputError) as raised:
             ask()
@@ -119,7 +119,7 @@ def test_named_keywords_reach_the_model_through_decorators_and_types(case):
     plain = model(x[:1])[0, 1].item()
     assert score_of(model, x, scale=3.0) == pytest.approx(3 * plain)
     assert score_of(model, x, gain=2.0) == pytest.approx(2 * plain)
-    assert forward_signature(model).named == {"x", "scale", "gain"}
+    assert read_forward_signature(model).keyword_names == {"x", "scale", "gain"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_additional_forward_args_go_with_each_image_and_each_pass(case):
     for i, one in enumerate(tool.explain_batch(list(x), 1, additional_forward_args={"scale": scale})):
         alone = tool.attribute(x[i : i + 1], 1, additional_forward_args=scale[i : i + 1])[0]
         torch.testing.assert_close(both[i], alone)
-        np.testing.assert_allclose(one.heat, alone.numpy())
+        np.testing.assert_allclose(one.attribution, alone.numpy())
 
 
 def test_one_keyword_given_in_two_ways_is_an_error(case):
@@ -180,11 +180,11 @@ BASELINES = {
 def test_n_steps_and_baselines_of_a_call_mean_what_captum_means(case, kind):
     model, x = case
     given, baseline = BASELINES[kind](x)
-    tool = IntegratedGradients(model, steps=2)
+    tool = IntegratedGradients(model, n_steps=2)
     found = tool.attribute(x, 1, n_steps=7, baselines=given)
     torch.testing.assert_close(found, by_hand(model, x, baseline, 7))
     for one, expected in zip(tool.explain_batch(list(x), 1, n_steps=7, baselines=given), found, strict=True):
-        np.testing.assert_allclose(one.heat, expected.numpy(), atol=1e-12)
+        np.testing.assert_allclose(one.attribution, expected.numpy(), atol=1e-12)
         assert one.parameters["steps"] == 7
     torch.testing.assert_close(tool.attribute(x, 1), by_hand(model, x, torch.zeros_like(x), 2))  # of that call alone
 
@@ -192,45 +192,45 @@ def test_n_steps_and_baselines_of_a_call_mean_what_captum_means(case, kind):
 def test_a_baseline_for_each_image_follows_it_where_sizes_differ(case):
     model, x = case
     images = [x[0], x[1][:, :4], x[1]]
-    tool = IntegratedGradients(model, steps=3)
+    tool = IntegratedGradients(model, n_steps=3)
     baselines = torch.stack([x[1], x[0], x[0] / 2])
     with pytest.raises(InputError, match="the baseline is"):
         tool.explain_batch(images, 1, baselines=baselines)
     found = tool.explain_batch([x[0], x[1]], 1, baselines=baselines[:2])
-    np.testing.assert_allclose(found[1].heat, by_hand(model, x[1:], x[:1], 3)[0].numpy(), atol=1e-12)
+    np.testing.assert_allclose(found[1].attribution, by_hand(model, x[1:], x[:1], 3)[0].numpy(), atol=1e-12)
 
 
 def test_the_same_names_in_a_constructor(case):
     model, x = case
     for tool in (
-        IntegratedGradients(model, n_steps=4, baselines=0.25),
-        IntegratedGradients(model, n_steps=4, baselines=(0.25,)),
+        IntegratedGradients(model, n_steps=4, list_baselines=0.25),
+        IntegratedGradients(model, n_steps=4, list_baselines=(0.25,)),
     ):
-        assert (tool.steps, tool.parameters["baseline"]) == (4, "0.25")
+        assert (tool.n_steps, tool.parameters["baseline"]) == (4, "0.25")
         torch.testing.assert_close(tool.attribute(x, 1), by_hand(model, x, torch.full_like(x, 0.25), 4))
     with pytest.raises(InputError, match="steps= is given twice"):
-        IntegratedGradients(model, n_steps=4, steps=5)
+        IntegratedGradients(model, n_steps=4, n_steps=5)
     with pytest.raises(InputError, match="n_steps= stands for steps, a setting that GradCAM does not have"):
         GradCAM(model, n_steps=4)
     with pytest.raises(InputError, match="a tuple of 2"):
-        IntegratedGradients(model, baselines=(x, x))
+        IntegratedGradients(model, list_baselines=(x, x))
 
 
 def test_a_distribution_of_baselines_is_a_background(case):
     model, x = case
     background = torch.randn(5, 3, 6, 8).double()
-    expected = ExpectedGradients(model, background=background, samples=11).attribute(x, 1)
+    expected = ExpectedGradients(model, background=background, n_samples=11).attribute(x, 1)
     tool = ExpectedGradients(model)
     torch.testing.assert_close(tool.attribute(x, 1, baselines=background, n_samples=11), expected)
-    assert ExpectedGradients(model, baselines=background, n_samples=11).samples == 11
+    assert ExpectedGradients(model, list_baselines=background, n_samples=11).n_samples == 11
     assert tool.attribute(x, 1, baselines=0.5, n_samples=3).any()
 
 
 def test_settings_reach_what_is_inside_a_wrapper_and_the_methods_that_have_them(case):
     model, x = case
-    assert Augmented(IntegratedGradients(model), flips=False).explain(x[0], 1, n_steps=3).measures == {}
+    assert Augmented(IntegratedGradients(model), flips=False).explain(x[0], 1, n_steps=3).diagnostics == {}
     many, few = (
-        Augmented(IntegratedGradients(model, steps=steps), flips=False).attribute(x, 1, **more)
+        Augmented(IntegratedGradients(model, n_steps=steps), flips=False).attribute(x, 1, **more)
         for steps, more in ((50, {"n_steps": 1}), (1, {}))
     )
     torch.testing.assert_close(many, few)
@@ -254,6 +254,8 @@ def test_captum_agrees(case):
 
 def test_every_constructor_knows_the_words_and_keeps_its_signature(case):
     for cls in METHODS.values():
-        assert not set(inspect.signature(cls).parameters) & (set(ALIASES) | set(OURS) - {"baselines"}), cls
+        assert not set(inspect.signature(cls).parameters) & (
+            set(CAPTUM_SETTING_NAMES) | set(FOREIGN_KEYWORD_HINTS) - {"baselines"}
+        ), cls
         with pytest.raises(InputError, match="layer= of the constructor"):
             cls(case[0], target_layers=["conv"])

@@ -6,7 +6,7 @@ import torch
 
 from camscope.explainers import KPCACAM
 from camscope.explainers.cam.decomposition import KERNELS
-from camscope.explainers.core.linalg import first_component, nearest, top_axes
+from camscope.explainers.core.linalg import compute_leading_axes, project_on_axes, project_on_first_component
 from tests.nets import Pooled
 
 
@@ -17,7 +17,7 @@ def random(*shape, dtype=torch.float64, seed=0):
 @pytest.mark.parametrize("shape", [(3, 7, 4), (3, 4, 7), (2, 5, 5), (2, 1, 6), (2, 6, 1)])
 def test_the_projection_on_the_first_right_singular_vector_that_agrees_with_the_sum(shape):
     parts = random(*shape)
-    for one, heat in zip(parts.numpy(), first_component(parts).numpy(), strict=True):
+    for one, heat in zip(parts.numpy(), project_on_first_component(parts).numpy(), strict=True):
         vector = np.linalg.svd(one.T)[2][0]
         expected = one.T @ vector
         expected *= np.sign(expected @ one.sum(0))
@@ -26,18 +26,18 @@ def test_the_projection_on_the_first_right_singular_vector_that_agrees_with_the_
 
 def test_each_sample_alone_and_any_size_have_the_same_component():
     parts = random(4, 6, 9)
-    together = first_component(parts)
+    together = project_on_first_component(parts)
     for i in range(4):
-        torch.testing.assert_close(first_component(parts[i : i + 1])[0], together[i], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(project_on_first_component(parts[i : i + 1])[0], together[i], rtol=1e-12, atol=1e-14)
     for size in (1e-200, 1e200):
-        torch.testing.assert_close(first_component(parts * size) / size, together, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(project_on_first_component(parts * size) / size, together, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_of_a_tie_the_direction_nearest_to_the_sum(wide):
     parts = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, -1.0]]], dtype=torch.float64)
     parts = torch.cat([parts, torch.zeros_like(parts)], 1 if wide else 2)  # nothing, by which each Gram matrix is used
-    heat = first_component(parts)[0]
+    heat = project_on_first_component(parts)[0]
     # both axes have the singular value 3: of their plane, the direction of the sum (3, 3)
     torch.testing.assert_close(heat[:3], torch.tensor([3.0, 3.0, 0.0], dtype=torch.float64) / 2**0.5)
     assert not heat[3:].any()
@@ -48,17 +48,17 @@ def test_a_sum_that_says_nothing_leaves_the_strongest_positive(wide):
     line = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     parts = torch.stack([line, -line] + [0 * line] * (2 if wide else 0))[None]
     for sign in (1, -1):
-        heat = first_component(sign * parts)[0]
+        heat = project_on_first_component(sign * parts)[0]
         strongest = line * 2**0.5
         assert min((heat - strongest).abs().max(), (heat + strongest).abs().max()) < 1e-12
-        torch.testing.assert_close(heat, first_component(parts)[0], rtol=0, atol=0)
+        torch.testing.assert_close(heat, project_on_first_component(parts)[0], rtol=0, atol=0)
 
 
 def test_nothing_is_zeros_and_what_is_not_finite_spoils_its_own_sample_alone():
     parts = random(3, 5, 4)
-    right = first_component(parts)
+    right = project_on_first_component(parts)
     parts[0], parts[1, 2, 3] = 0, torch.inf
-    heat = first_component(parts)
+    heat = project_on_first_component(parts)
     assert not heat[0].any()
     assert heat[1].isnan().all()
     torch.testing.assert_close(heat[2], right[2], rtol=1e-12, atol=1e-14)
@@ -67,9 +67,9 @@ def test_nothing_is_zeros_and_what_is_not_finite_spoils_its_own_sample_alone():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_precision_is_summed_in_full(dtype):
     parts = random(2, 64, 9, dtype=dtype)
-    heat = first_component(parts)
+    heat = project_on_first_component(parts)
     assert heat.dtype == dtype
-    exact = first_component(parts.double())
+    exact = project_on_first_component(parts.double())
     torch.testing.assert_close(heat.double(), exact.to(dtype).double(), rtol=1e-6, atol=0)
 
 
@@ -102,12 +102,12 @@ def test_large_matrices_have_the_axes_of_a_full_decomposition():
         values = FALLING - 0.7 if max(first) < 0 else FALLING.clone()
         values[: len(first)] = torch.tensor(first, dtype=torch.float64)
         grams.append(with_eigenvalues(values))
-    found = nearest(top_axes(torch.stack(grams)), towards)
+    found = project_on_axes(compute_leading_axes(torch.stack(grams)), towards)
     for gram, one, towards_one, name in zip(grams, found.numpy(), towards, SPECTRA, strict=True):
         np.testing.assert_allclose(one, eigenspace(gram, towards_one), rtol=0, atol=1e-11, err_msg=name)
-        alone = nearest(top_axes(gram[None]), towards_one[None])[0]
+        alone = project_on_axes(compute_leading_axes(gram[None]), towards_one[None])[0]
         np.testing.assert_allclose(alone, one, rtol=0, atol=1e-12, err_msg=name)
-    assert torch.equal(nearest(top_axes(torch.stack(grams)), towards), found)
+    assert torch.equal(project_on_axes(compute_leading_axes(torch.stack(grams)), towards), found)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

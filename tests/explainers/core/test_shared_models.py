@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camscope import Preprocess, Run, run_batch
+from camscope import BatchRun, Preprocess, run_batch
 from camscope.errors import CamscopeWarning, ModelError, warn_caller
 from camscope.explainers import METHODS, GradCAM, HiResCAM, IntegratedGradients, ScoreCAM
 from camscope.explainers.core import sample_interaction
 from camscope.explainers.core.sample_interaction import samples_interact
 from camscope.explainers.fullgrad import completeness
-from camscope.images.files.redaction import ignoring
-from camscope.metrics.model_scorer import scoring
+from camscope.images.files.redaction import ignore_warnings
+from camscope.metrics.model_scorer import scoring_scope
 from camscope.targets.score_range import ScoreRange
 from tests.nets import CASES, Residual, plain
 from tests.tools import explainer
@@ -101,7 +101,7 @@ def test_weights_that_another_thread_changes_during_a_call_are_reported():
     notes = HiResCAM(model, "middle").explain(x[0], target).notes
     assert any(note.startswith("the model's weights changed during the call") for note in notes)
     with pytest.raises(ModelError, match=r"the model's weights changed during the call.*copy\.deepcopy"):
-        IntegratedGradients(model, steps=2).attribute(x, target)
+        IntegratedGradients(model, n_steps=2).attribute(x, target)
     assert not any("weights" in note for note in HiResCAM(model, "middle").explain(x[0], 1).notes)
 
 
@@ -209,7 +209,7 @@ def test_the_map_of_a_sample_does_not_depend_on_its_batch(method):
     together = tool.explain_batch(list(x), targets)
     heats = tool.attribute(x, targets)
     for n, (one, other) in enumerate(zip(alone, together, strict=True)):
-        assert one.heat.tobytes() == other.heat.tobytes() == heats[n].numpy().tobytes()
+        assert one.attribution.tobytes() == other.attribution.tobytes() == heats[n].numpy().tobytes()
         assert (one.target, one.label, one.score, one.status) == (other.target, other.label, other.score, other.status)
         assert interaction_note(other)
     if "batch_size" in inspect.signature(METHODS[method]).parameters:  # copies of one image see one another, too
@@ -229,7 +229,7 @@ def test_interaction_is_seen_in_any_model_once_per_shape_and_leaves_no_trace():
         assert samples_interact(model, x)
         assert samples_interact(model, 2 * x[:1])
     assert not calls, "hooks of the user"
-    assert len(sample_interaction._known[model]) == 1
+    assert len(sample_interaction._interaction_cache[model]) == 1
     assert not samples_interact(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 2)).eval(), x)
     maps = GradCAM(model, "conv").attribute(x, [0, 1, lambda output: output["logits"][:, 2], None])
     alone = [GradCAM(model, "conv").attribute(x[i : i + 1], target)[0] for i, target in enumerate((0, 1, 2))]
@@ -264,11 +264,11 @@ def test_a_random_model_is_not_taken_for_one_that_mixes():
 
 def test_other_passes_of_a_model_that_mixes_are_one_by_one():
     model, x = normalized(), torch.randn(3, 3, 14, 14)
-    with scoring(model, x, 1) as scores:
+    with scoring_scope(model, x, 1) as scores:
         values = scores(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 2, 2, 1, 0]))
     with torch.no_grad():
         expected = torch.cat([model(one) for one in x.split(1)])[:, 1].double()
-    torch.testing.assert_close(scores.clean[0], expected)
+    torch.testing.assert_close(scores.clean_scores[0], expected)
     torch.testing.assert_close(values[0], torch.cat([expected, expected.flip(0)]))
     parts = completeness(model, x, 1)
     torch.testing.assert_close(parts.score.double(), expected)
@@ -282,7 +282,7 @@ def test_a_run_of_a_model_that_mixes_has_the_rows_of_single_images(tmp_path):
     heats = []
     for size in (1, 3):
         run_batch(tool, tmp_path, tmp_path / f"run{size}", [1], batch_size=size)
-        heats.append([one.heat for one in Run(tmp_path / f"run{size}")])
+        heats.append([one.attribution for one in BatchRun(tmp_path / f"run{size}")])
     np.testing.assert_array_equal(*heats)
 
 
@@ -336,7 +336,7 @@ def test_a_warning_points_behind_whatever_of_ours_and_of_torch_lies_between():
         module(torch.ones(1))
     assert caught[0].filename == __file__
     model, x = plain(samples=1)
-    tool = IntegratedGradients(nn.Sequential(model, nn.Softmax(1)), steps=2)
+    tool = IntegratedGradients(nn.Sequential(model, nn.Softmax(1)), n_steps=2)
     with pytest.warns(CamscopeWarning) as caught:
         tool.attribute(x, 1)
     assert {one.filename for one in caught} == {__file__}
@@ -351,7 +351,7 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
             warnings.warn("told", stacklevel=1)
         heard.extend(caught)
 
-    with ignoring(message="told"):
+    with ignore_warnings(message="told"):
         warnings.warn("told", stacklevel=1)
         thread = threading.Thread(target=elsewhere)
         thread.start()
@@ -360,5 +360,5 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
         warnings.warn("told", stacklevel=1)
     assert [str(one.message) for one in heard] == ["told"]
     filters = list(warnings.filters)
-    with ignoring(module="anything"):
+    with ignore_warnings(module="anything"):
         assert list(warnings.filters)[-len(filters) :] == filters

@@ -20,9 +20,9 @@ from camscope.explainers import (
     RefineCAM,
     fuse,
 )
-from camscope.explainers.ensemble.refine import stages
+from camscope.explainers.ensemble.refine import find_stages
 from camscope.explanation import Explanation
-from camscope.layers.selection import spatial_layers
+from camscope.layers.selection import find_spatial_layers
 from tests.by_hand import A, G
 from tests.nets import CASES, Flat, Tokens
 from tests.tools import Counting, seen_before
@@ -38,22 +38,22 @@ def explanation(heat, **facts):
 def test_fuse_by_hand():
     first = explanation([[2.0, 0.0], [0.0, -4.0]])
     second = explanation([[0.0, 10.0], [5.0, 0.0]], layer="b")
-    np.testing.assert_array_equal(fuse([first, second]).heat, [[1.0, 1.0], [0.5, 0.0]])
-    np.testing.assert_array_equal(fuse([first, second], "mean").heat, [[0.5, 0.5], [0.25, 0.0]])
+    np.testing.assert_array_equal(fuse([first, second]).attribution, [[1.0, 1.0], [0.5, 0.0]])
+    np.testing.assert_array_equal(fuse([first, second], "mean").attribution, [[0.5, 0.5], [0.25, 0.0]])
     assert fuse([first, second]).layer == "a + b"
-    assert fuse([first]).heat.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert fuse([first]).attribution.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_fuse_brings_a_coarse_map_to_the_finest_grid():
     coarse, fine = explanation([[0.0, 4.0]]), explanation(np.zeros((2, 4)), status="no_positive_evidence", layer="b")
     fused = fuse([coarse, fine])
     # cell centres 0.5 and 1.5 hold 0 and 1; the four new centres lie at 0.25, 0.75, 1.25, 1.75, the ends are flat
-    np.testing.assert_allclose(fused.heat, [[0.0, 0.25, 0.75, 1.0]] * 2)
+    np.testing.assert_allclose(fused.attribution, [[0.0, 0.25, 0.75, 1.0]] * 2)
     assert fused.status == "ok"
     assert any("b: nothing in the map is positive" in note for note in fused.notes)
     empty = explanation(np.zeros((1, 2)), status="zero_gradient")
     assert fuse([empty, fine]).status == "zero_gradient"
-    assert not fuse([empty, fine]).heat.any()
+    assert not fuse([empty, fine]).attribution.any()
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def over_maximum(heat):
 def test_fused_is_fuse(how):
     model, x = CASES["pooled"].make(1, torch.float64)
     layers = ["features.1", "features.4"]
-    fused = Fused.of(LayerCAM(model), layers, how).explain(x[0], 1)
+    fused = Fused.at_layers(LayerCAM(model), layers, how).explain(x[0], 1)
     expected = fuse([LayerCAM(model, layer).explain(x[0], 1) for layer in layers], how)
-    np.testing.assert_allclose(fused.heat, expected.heat, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(fused.attribution, expected.attribution, rtol=1e-12, atol=0)
     assert (fused.layer, fused.status, fused.score) == (expected.layer, expected.status, expected.score)
     assert fused.method == "layercam, fused"
     assert fused.parameters["how"] == how
@@ -129,7 +129,7 @@ def test_fused_by_hand_of_two_methods_of_one_layer():
 def test_the_layers_of_one_method_share_one_forward_and_one_backward_pass():
     model, x = CASES["pooled"].make()
     counting = seen_before(Counting(model), x)
-    fused = Fused.of(LayerCAM(counting), ["model.features.0", "model.features.2", "model.features"])
+    fused = Fused.at_layers(LayerCAM(counting), ["model.features.0", "model.features.2", "model.features"])
     fused.attribute(x, 1)
     assert (counting.forwards, counting.backwards) == (1, 1)
     fused.explain_classes(x[0], [0, 1, 2])
@@ -139,10 +139,10 @@ def test_the_layers_of_one_method_share_one_forward_and_one_backward_pass():
 def test_a_layer_without_evidence_is_named():
     model, x = CASES["flat"].make(1)
     model.head.weight.data[1] = -model.head.weight.data[1].abs()  # nothing speaks for class 1 at the last layer
-    fused = Fused.of(LayerCAM(model, layout="channels_first"), ["features.1", "features.5"]).explain(x[0], 1)
+    fused = Fused.at_layers(LayerCAM(model, layout="channels_first"), ["features.1", "features.5"]).explain(x[0], 1)
     assert any(note.startswith("features.5: nothing in the map is positive") for note in fused.notes)
     first = LayerCAM(model, "features.1").explain(x[0], 1)
-    np.testing.assert_allclose(fused.heat, over_maximum(first.heat), rtol=1e-6)
+    np.testing.assert_allclose(fused.attribution, over_maximum(first.attribution), rtol=1e-6)
 
 
 def test_fused_refuses_what_does_not_belong_together():
@@ -168,7 +168,7 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="how='sum': expected 'max'"):
         Fused([GradCAM(model)], "sum")
     with pytest.raises(InputError, match="takes a list of layers"):
-        Fused.of(GradCAM(model), "features")
+        Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
         "gradcam": r"as Fused\.of\(GradCAM\(model\), layers\); 'gradcam' came instead",
         GradCAM: r"as Fused\.of\(GradCAM\(model\), layers\); <class",
@@ -178,7 +178,7 @@ def test_fused_refuses_what_does_not_belong_together():
         Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.of\(explainer, layers\)\)",
     }.items():
         with pytest.raises(InputError, match=why) as caught:
-            Fused.of(wrong, ["features"])
+            Fused.at_layers(wrong, ["features"])
         assert ("wrap what is fused" in str(caught.value)) == isinstance(wrong, Denoised)
 
 
@@ -189,7 +189,7 @@ def test_fused_of_questions_that_differ_is_refused():
     with pytest.raises(InputError, match="ask different questions"):
         Fused([GradCAM(model), Contrast(GradCAM(model), 1, 0)]).attribute(x)
     both = Fused([Contrast(GradCAM(model, layer), 0, 1) for layer in ("features.1", "features.4")])
-    expected = Fused.of(GradCAM(model), ["features.1", "features.4"]).attribute(x, Difference(0, 1))
+    expected = Fused.at_layers(GradCAM(model), ["features.1", "features.4"]).attribute(x, Difference(0, 1))
     torch.testing.assert_close(both.attribute(x), expected)
 
 
@@ -264,30 +264,30 @@ def test_refine_cam_finds_the_last_layer_of_every_resolution():
     assert found.layer == "stem + one + two + three"
     assert found.notes[0] == "layers stem, one, two, three were chosen"
     same = RefineCAM(model, ["stem", "one", "two", "three"]).explain(x[0], 1)
-    assert found.heat.tobytes() == same.heat.tobytes()
+    assert found.attribution.tobytes() == same.attribution.tobytes()
     deeper = nn.Sequential(nn.Conv2d(3, 3, 1), model).double()
     assert RefineCAM(deeper).explain(x[0], 1).layer == "1.stem + 1.one + 1.two + 1.three"  # the four coarsest
 
 
 def test_the_first_step_of_a_block_ends_no_stage():
     model, x = staged()
-    layers = spatial_layers(model, lambda: model(x), x.shape)
+    layers = find_spatial_layers(model, lambda: model(x), x.shape)
     grids = {layer.name: layer.layout.grid for layer in layers}
     assert grids["two.0"] == grids["one"]
-    assert stages(model, layers, "three") == ["stem", "one", "two", "three"]
-    assert stages(model, layers, "two") == ["stem", "one", "two"]
+    assert find_stages(model, layers, "three") == ["stem", "one", "two", "three"]
+    assert find_stages(model, layers, "two") == ["stem", "one", "two"]
 
 
 def test_refine_cam_of_tokens_is_its_last_block_and_says_so():
     model, x = CASES["tokens"].make(dtype=torch.float64)
     found = RefineCAM(model).explain(x[0], 1)
     assert "one resolution" in found.notes[0]
-    np.testing.assert_allclose(found.heat, over_maximum(GradCAMPlusPlus(model).explain(x[0], 1).heat))
+    np.testing.assert_allclose(found.attribution, over_maximum(GradCAMPlusPlus(model).explain(x[0], 1).attribution))
     torch.manual_seed(0)
     deep = Tokens()
     deep.block = nn.Sequential(deep.block, nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
     deep = deep.double().eval()
-    several = RefineCAM(deep, ["block.0", "block.1"], base="layercam").attribute(x, 1)
+    several = RefineCAM(deep, ["block.0", "block.1"], base_method="layercam").attribute(x, 1)
     each = [LayerCAM(deep, f"block.{i}").attribute(x, 1).numpy() for i in range(2)]
     expected = [over_maximum(each[0][i]) * over_maximum(each[1][i]) for i in range(2)]
     np.testing.assert_allclose(several, np.stack(expected), rtol=1e-12, atol=1e-15)
@@ -314,14 +314,17 @@ def test_refine_cam_refuses_what_it_cannot_use():
     with pytest.raises(LayerError, match="featurs"):
         RefineCAM(model, ["features", "featurs"])
     with pytest.raises(InputError, match="base='nonesuch' is no method"):
-        RefineCAM(model, base="nonesuch")
+        RefineCAM(model, base_method="nonesuch")
     with pytest.raises(InputError, match="base=3 is no method"):
-        RefineCAM(model, base=3)
+        RefineCAM(model, base_method=3)
     with pytest.raises(InputError, match="base='refinecam' is no method that looks at one layer; nearest: "):
-        RefineCAM(model, base="refinecam")
+        RefineCAM(model, base_method="refinecam")
 
 
 def test_refine_cam_passes_its_settings_on():
     model, _ = CASES["pooled"].make()
-    assert RefineCAM(model, mode="as_is", precision="bf16")._base.parameters == {"mode": "as_is", "precision": "bf16"}
+    assert RefineCAM(model, mode="as_is", precision="bf16")._base_explainer.parameters == {
+        "mode": "as_is",
+        "precision": "bf16",
+    }
     assert METHODS["refinecam"] is RefineCAM

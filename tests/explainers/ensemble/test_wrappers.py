@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box, Output, Region, Target
+from camscope import Box, OutputPart, Region, Target
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
@@ -24,8 +24,8 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
-from camscope.explainers.core.dispatch import explain_each
-from camscope.explainers.core.resampling import resized
+from camscope.explainers.core.dispatch import explain_grid
+from camscope.explainers.core.resampling import resize_input
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, plain
 from tests.tools import Counting, seen_before
@@ -150,7 +150,7 @@ def test_the_layer_of_the_plain_input_serves_every_view(method, wrap):
     assert made.layer == plain.layer
     named = method(model, plain.layer.split(" + ") if method is RefineCAM else plain.layer)
     expected = Augmented(wrap(named), scales=(0.5,)).explain(x[0])
-    np.testing.assert_array_equal(made.heat, expected.heat)
+    np.testing.assert_array_equal(made.attribution, expected.attribution)
     assert sum("chosen" in note for note in made.notes) == sum("chosen" in note for note in plain.notes)
 
 
@@ -172,12 +172,14 @@ def test_a_ramp_stays_a_ramp_through_every_scale():
 def test_shrinking_averages_what_it_drops_whatever_the_rank():
     stripes = torch.ones(1, 1, 16, dtype=torch.float64)
     stripes[..., ::2] = -1
-    assert resized(stripes, (4,)).abs().max() < 0.1  # without antialiasing some of the stripes would stay
+    assert resize_input(stripes, (4,)).abs().max() < 0.1  # without antialiasing some of the stripes would stay
     flat = inputs(2, 3, 12, 10)
-    torch.testing.assert_close(resized(flat, (5, 7)), F.interpolate(flat, (5, 7), mode="bilinear", antialias=True))
+    torch.testing.assert_close(resize_input(flat, (5, 7)), F.interpolate(flat, (5, 7), mode="bilinear", antialias=True))
     deep = flat[:, :, None].expand(-1, -1, 4, -1, -1)
-    torch.testing.assert_close(resized(deep, (2, 5, 7)), resized(flat, (5, 7))[:, :, None].expand(-1, -1, 2, -1, -1))
-    assert resized(flat.half(), (5, 7)).dtype == torch.float16
+    torch.testing.assert_close(
+        resize_input(deep, (2, 5, 7)), resize_input(flat, (5, 7))[:, :, None].expand(-1, -1, 2, -1, -1)
+    )
+    assert resize_input(flat.half(), (5, 7)).dtype == torch.float16
 
 
 class Places(nn.Module):
@@ -219,7 +221,7 @@ CORNER[:4, :2] = True
 PLACED = [
     (Places, Region(1, mask=CORNER)),
     (Places, Region(1, point=(1.5, 2.5))),
-    (Places, Output("out", Region(1, mask=CORNER))),
+    (Places, OutputPart("out", Region(1, mask=CORNER))),
     (Parts, Box(0, 0, 2, 4)),
     (Queries, Box(0, 0, 2, 4, activation="softmax")),
     (Places, Region(1)),
@@ -240,7 +242,7 @@ def test_a_question_of_a_place_goes_along_with_every_flip(kind, question):
     for flips in (True, 0, (0, 1)):
         torch.testing.assert_close(Augmented(tool, flips).attribute(x, question), right, rtol=1e-9, atol=1e-14)
     several = Augmented(tool, (0, 1)).explain_batch(list(x), [question, question])
-    torch.testing.assert_close(torch.stack([torch.from_numpy(one.heat) for one in several]), right)
+    torch.testing.assert_close(torch.stack([torch.from_numpy(one.attribution) for one in several]), right)
 
 
 @pytest.mark.parametrize(("kind", "question"), PLACED[:-1])
@@ -259,7 +261,7 @@ def test_a_place_that_cannot_be_carried_along_is_an_error():
         def __call__(self, output):
             return output["out"][:, 1, 0, 0]
 
-        def words(self, sample, name):
+        def describe(self, sample, class_name):
             return "mine"
 
     model, x = asked_of_a_place(Places)
@@ -326,13 +328,13 @@ class Astray(GradCAM):
 
     seen = 0
 
-    def maps(self, x, scores):
+    def compute_maps(self, x, scores):
         self.seen += 1
         if self.seen > 1 and x.shape[2] == 16:
             raise ZeroDivisionError
         if self.seen > 1:
             raise LayerError("no layer 'nowhere'")
-        return super().maps(x, scores)
+        return super().compute_maps(x, scores)
 
 
 # --- Denoised
@@ -383,10 +385,13 @@ def test_a_single_map_is_its_own_first_component():
     model, x = CASES["residual"].make(1)
     for inner in (RefineCAM(model, "block"), METHODS["eigencam"](model, "block")):
         made, right = Denoised(inner).explain(x[0], 1), inner.explain(x[0], 1)
-        assert made.heat.tobytes() == right.heat.tobytes()
+        assert made.attribution.tobytes() == right.attribution.tobytes()
         assert any("its own first component" in note for note in made.notes)
     contrast = Denoised(Contrast(GradCAM(model, "block"), 0, 1)).explain(x[0])  # which only asks another question
-    assert contrast.heat.tobytes() == Contrast(Denoised(GradCAM(model, "block")), 0, 1).explain(x[0]).heat.tobytes()
+    assert (
+        contrast.attribution.tobytes()
+        == Contrast(Denoised(GradCAM(model, "block")), 0, 1).explain(x[0]).attribution.tobytes()
+    )
     assert not any("component" in note for note in contrast.notes)
 
 
@@ -404,7 +409,7 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
     for outer, inner, changes in cases:
         target = None if isinstance(inner, Contrast) else 1
         made, right = outer.explain(x[0], target), inner.explain(x[0], target)
-        assert made.heat.tobytes() == right.heat.tobytes(), outer
+        assert made.heat.tobytes() == right.attribution.tobytes(), outer
         assert made.notes == right.notes
         assert (made.heat.tobytes() != outer.explainer.explain(x[0], target).heat.tobytes()) == changes, outer
         assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
@@ -414,13 +419,17 @@ def test_denoised_methods_share_their_passes():
     model, x = CASES["residual"].make()
     counted = seen_before(Counting(model), x)
     tools = [kind(counted, layer) for kind in (GradCAM, HiResCAM) for layer in ("model.block", "model.norm")]
-    found = explain_each([Denoised(one) for one in tools], x[0], [1])
+    found = explain_grid([Denoised(one) for one in tools], x[0], [1])
     assert (counted.forwards, counted.backwards) == (1, 1)
     Denoised(Fused(tools)).attribute(x, 1)
     assert (counted.forwards, counted.backwards) == (2, 2)
     for (made,), one in zip(found, tools, strict=True):
         alone = Denoised(one).explain(x[0], 1)
-        assert (made.heat.tobytes(), made.method, made.layer) == (alone.heat.tobytes(), alone.method, alone.layer)
+        assert (made.attribution.tobytes(), made.method, made.layer) == (
+            alone.attribution.tobytes(),
+            alone.method,
+            alone.layer,
+        )
 
 
 # --- Contrast
@@ -437,12 +446,12 @@ def test_the_contrast_of_a_linear_method_is_the_difference_of_two_maps():
 def test_a_contrast_says_what_it_is():
     model, x = CASES["pooled"].make(1)
     names = ["lynx", "tabby", "fox"]
-    made = Contrast(GradCAM(model, "features", categories=names), "tabby", "lynx").explain(x[0])
+    made = Contrast(GradCAM(model, "features", class_names=names), "tabby", "lynx").explain(x[0])
     logits = model(x)[0].detach()
     assert (made.target, made.probability, made.label) == (None, None, "log-odds of tabby over lynx")
     assert made.score == pytest.approx(float(logits[1] - logits[0]), rel=1e-5)
     assert made.caption == f"log-odds of tabby over lynx (score {made.score:.3g}) · gradcam, contrast · features"
-    assert len(made.top) == 3
+    assert len(made.top_classes) == 3
 
 
 def test_a_contrast_takes_no_other_target():
@@ -487,7 +496,7 @@ def test_a_difference_of_classes_that_are_not_there_is_refused_before_any_backwa
     model, x = CASES["pooled"].make()
     output = []
     model.register_forward_hook(lambda module, args, out: output.append(out))
-    tool = GradCAM(model, "features", categories=["cat", "dog", "fox"])
+    tool = GradCAM(model, "features", class_names=["cat", "dog", "fox"])
     with untouched(model, x), pytest.raises(TargetError, match=words):
         tool.attribute(x, Difference(*pair))
     output[-1].sum().backward()  # its graph is whole
@@ -495,12 +504,12 @@ def test_a_difference_of_classes_that_are_not_there_is_refused_before_any_backwa
 
 def test_a_list_may_ask_each_sample_its_own_kind_of_question():
     model, x = CASES["pooled"].make(4, torch.float64)
-    tool = GradCAM(model, "features", categories=["cat", "dog", "fox"])
+    tool = GradCAM(model, "features", class_names=["cat", "dog", "fox"])
     questions = [Difference(np.int64(2), "cat"), 1, None, Difference("dog", "fox")]
     together = tool.explain_batch(list(x), questions)
     for one, image, question in zip(together, x, questions, strict=True):
         alone = tool.explain(image, question)
-        np.testing.assert_allclose(one.heat, alone.heat, rtol=1e-12)
+        np.testing.assert_allclose(one.attribution, alone.attribution, rtol=1e-12)
         assert (one.target, one.label, one.probability) == (alone.target, alone.label, alone.probability)
         assert one.score == pytest.approx(alone.score)
     logits = model(x).tolist()
@@ -624,9 +633,9 @@ def test_a_wrapper_names_what_is_inside_with_its_settings():
 
 def test_a_wrapper_keeps_the_mode_the_precision_and_the_way_in():
     model, x = CASES["residual"].make()
-    inner = GradCAM(model, "block", mode="as_is", preprocess="imagenet", categories=["a", "b", "c"], precision="bf16")
+    inner = GradCAM(model, "block", mode="as_is", preprocess="imagenet", class_names=["a", "b", "c"], precision="bf16")
     for tool in (Augmented(inner), Denoised(inner), Contrast(inner, 0, 1), Fused([inner])):
-        assert (tool.mode, tool.precision, tool.categories) == ("as_is", "bf16", ("a", "b", "c"))
+        assert (tool.mode, tool.precision, tool.class_names) == ("as_is", "bf16", ("a", "b", "c"))
         assert tool.preprocess is inner.preprocess
     exact, coarse = (Augmented(HiResCAM(model, "block", precision=one)).attribute(x, 1) for one in (None, "bf16"))
     assert coarse.dtype == torch.float32
@@ -638,9 +647,9 @@ def test_several_methods_are_wrapped_alike():
     tool = Denoised(GradCAM(model, "block"))
     made = tool.explain_methods(x[0], ["layercam", HiResCAM, GradCAM(model, "stem")], 1)
     assert [one.method for one in made] == ["layercam, denoised", "hirescam, denoised", "gradcam"]
-    assert made[0].heat.tobytes() == Denoised(LayerCAM(model, "block")).explain(x[0], 1).heat.tobytes()
-    assert repr(Contrast(GradCAM(model), 1, 0).sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
-    fused = Fused.of(GradCAM(model), ["stem", "block"], "product").sibling("layercam")
+    assert made[0].attribution.tobytes() == Denoised(LayerCAM(model, "block")).explain(x[0], 1).attribution.tobytes()
+    assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
+    fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
     assert (fused.how, fused.title) == ("product", "layercam, fused")
 

@@ -102,7 +102,7 @@ def test_unit_by_unit_with_loops():
         torch.testing.assert_close(ExcitationBackprop(model, "down").attribute(x, target), at_b.sum(1))
         first = matrix_of(model.features[0], x)
         pixels = parents(first, (x - x.amin((2, 3), keepdim=True)).flatten(), at_a.flatten()).view(x.shape)
-        torch.testing.assert_close(ExcitationBackprop(model, pixels=True).attribute(x, target), pixels.sum(1))
+        torch.testing.assert_close(ExcitationBackprop(model, to_pixels=True).attribute(x, target), pixels.sum(1))
 
 
 def test_a_residual_sum_shares_by_what_is_positive():
@@ -126,9 +126,9 @@ def test_a_residual_sum_shares_by_what_is_positive():
 def test_the_probabilities_add_up_to_one_at_every_layer(layer):
     model, x = built()
     for target in range(3):
-        heat = ExcitationBackprop(model, layer, call=0 if layer == "relu" else None).attribute(x, target)
+        heat = ExcitationBackprop(model, layer, call_index=0 if layer == "relu" else None).attribute(x, target)
         assert float(heat.min()) >= 0
-        one = ExcitationBackprop(model, layer, call=0 if layer == "relu" else None).explain(x[0], target)
+        one = ExcitationBackprop(model, layer, call_index=0 if layer == "relu" else None).explain(x[0], target)
         lost = [note for note in one.notes if "ended before" in note]
         missing = 1 - float(heat[0].sum())
         assert -1e-12 < missing < 0.9, "not so much that nothing is seen"
@@ -150,7 +150,7 @@ def test_nothing_is_lost_where_no_bias_excites():
     for layer in ("last", "mean", "up", "pool", "norm", "stem"):  # the others are one branch of two
         heat = ExcitationBackprop(model, layer).attribute(x, [0, 2])
         torch.testing.assert_close(heat.flatten(1).sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
-    heat = ExcitationBackprop(model, pixels=True).attribute(x, [0, 2])
+    heat = ExcitationBackprop(model, to_pixels=True).attribute(x, [0, 2])
     torch.testing.assert_close(heat.flatten(1).sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
     assert heat.shape == (2, 8, 12)
 
@@ -160,10 +160,10 @@ def test_a_batch_norm_behind_a_convolution_is_one_with_it():
     assert bool((model.norm.weight < 0).any())
     fused, _ = built(Residual)
     fused.stem, fused.norm = fuse_conv_bn_eval(fused.stem, fused.norm), nn.Identity()
-    found = ExcitationBackprop(model, pixels=True).attribute(x, 1)
-    torch.testing.assert_close(found, ExcitationBackprop(fused, pixels=True).attribute(x, 1), rtol=1e-10, atol=1e-15)
+    found = ExcitationBackprop(model, to_pixels=True).attribute(x, 1)
+    torch.testing.assert_close(found, ExcitationBackprop(fused, to_pixels=True).attribute(x, 1), rtol=1e-10, atol=1e-15)
     model.norm.weight.data.abs_()
-    assert not torch.allclose(ExcitationBackprop(model, pixels=True).attribute(x, 1), found, rtol=0.01)
+    assert not torch.allclose(ExcitationBackprop(model, to_pixels=True).attribute(x, 1), found, rtol=0.01)
 
 
 def test_contrast_is_the_class_less_its_dual_with_opposite_weights():

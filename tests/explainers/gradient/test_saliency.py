@@ -22,7 +22,7 @@ from camscope.explainers import (
     VarGrad,
 )
 from camscope.explainers.core.pixel_base import PixelExplainer
-from camscope.explainers.core.resampling import on_grid
+from camscope.explainers.core.resampling import resize_maps
 from camscope.explainers.perturbation.base import PerturbationExplainer
 from tests.nets import CASES, Flat
 from tests.tools import explainer, looks_at_layers, seen_before
@@ -56,7 +56,7 @@ def test_on_a_linear_net_noise_changes_nothing():
     torch.manual_seed(0)
     model, x = Flat(nn.Identity(), 24).double(), torch.randn(2, 2, 3, 4, dtype=torch.float64)
     row = model.head.weight[1].detach().view(2, 3, 4)
-    assert torch.equal(SmoothGrad(model, channels="sum").attribute(x, 1)[0], row.sum(0))
+    assert torch.equal(SmoothGrad(model, channel_reduction="sum").attribute(x, 1)[0], row.sum(0))
     assert torch.equal(SmoothGradSquared(model).attribute(x, 1)[1], row.square().sum(0))
     assert not VarGrad(model).attribute(x, 1).any()
     torch.testing.assert_close(InputXGradient(model).attribute(x, 1), (row * x).sum(1), rtol=1e-14, atol=0)
@@ -111,7 +111,7 @@ def test_neither_the_pass_nor_the_batch_changes_a_draw_and_the_seed_does(method)
 
 def test_where_memory_ends_half_as_many_turns_go_on_with_the_same_draws():
     model, x = CASES["pooled"].make(1, torch.float64)
-    right = SmoothGrad(model, samples=8).attribute(x, 1)
+    right = SmoothGrad(model, n_samples=8).attribute(x, 1)
 
     class Small(nn.Module):
         def forward(self, x):
@@ -119,7 +119,7 @@ def test_where_memory_ends_half_as_many_turns_go_on_with_the_same_draws():
                 raise torch.OutOfMemoryError("full")
             return model(x)
 
-    found = SmoothGrad(Small(), samples=8, batch_size=8).attribute(x, 1)
+    found = SmoothGrad(Small(), n_samples=8, batch_size=8).attribute(x, 1)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=0)
 
 
@@ -140,7 +140,7 @@ def test_an_error_half_way_says_how_far_it_came_and_leaves_nothing():
     failing.armed = True
     calls.clear()
     with untouched(failing, x), pytest.raises(KeyboardInterrupt) as caught:
-        SmoothGrad(failing, samples=10, batch_size=2).attribute(x, 1)
+        SmoothGrad(failing, n_samples=10, batch_size=2).attribute(x, 1)
     assert caught.value.__notes__ == ["smoothgrad, image 1 of 1: stopped after 4 of 10 steps"]
 
 
@@ -300,7 +300,9 @@ class SwitchesOff(nn.Module):
 AT_THE_INPUT = [
     name
     for name, kind in METHODS.items()
-    if kind.backwards != "0" and issubclass(kind, PixelExplainer | PerturbationExplainer) and not looks_at_layers(name)
+    if kind.backward_passes != "0"
+    and issubclass(kind, PixelExplainer | PerturbationExplainer)
+    and not looks_at_layers(name)
 ]
 
 
@@ -328,10 +330,10 @@ def test_what_is_worked_out_without_gradients_beside_what_has_them_is_a_constant
 
 def test_guided_grad_cam_is_the_product_and_says_its_layer():
     model, x = CASES["residual"].make(2, torch.float64)
-    cam = on_grid(GradCAM(model, "block").attribute(x, 1), (12, 12))
+    cam = resize_maps(GradCAM(model, "block").attribute(x, 1), (12, 12))
     for channels in ("sum", "abs", "max", "l2"):
-        signal = GuidedBackprop(model, channels=channels).attribute(x, 1)
-        found = GuidedGradCAM(model, "block", channels=channels).attribute(x, 1)
+        signal = GuidedBackprop(model, channel_reduction=channels).attribute(x, 1)
+        found = GuidedGradCAM(model, "block", channel_reduction=channels).attribute(x, 1)
         torch.testing.assert_close(found, cam * signal, rtol=1e-12, atol=1e-18)
     one = GuidedGradCAM(model).explain(x[0], 1)
     assert one.layer == GradCAM(model).explain(x[0], 1).layer
@@ -354,7 +356,7 @@ def test_the_channels_of_a_pixel_become_one_number():
         "l2": gradient.norm(dim=1),
     }
     for channels, heat in wanted.items():
-        torch.testing.assert_close(Saliency(model, channels=channels).attribute(x, 1), heat)
+        torch.testing.assert_close(Saliency(model, channel_reduction=channels).attribute(x, 1), heat)
     torch.testing.assert_close(Saliency(model).attribute(x, 1), wanted["max"])
 
 

@@ -21,11 +21,11 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
-from camscope.explainers.core.batching import normal
-from camscope.explainers.core.maps import Maps, merged
+from camscope.explainers.core.batching import draw_normal
+from camscope.explainers.core.maps import AttributionMaps, merge_maps
 from camscope.explainers.path.base import PathExplainer
-from camscope.explainers.path.integrated_gradients import Blurs, Draws, taken
-from camscope.explainers.path.xrai import places, regions_of
+from camscope.explainers.path.integrated_gradients import BlurredCopies, PathSamples, allocate_distance
+from camscope.explainers.path.xrai import find_pixels_near_mask, segment_image
 from tests.nets import CASES, Flat
 from tests.tools import Counting, explainer, seen_before
 
@@ -65,17 +65,17 @@ def square(weight):
 @pytest.mark.parametrize("shape", [(2, 9), (3, 4, 5), (1, 3, 4, 2)])
 def test_of_a_square_net_integrated_gradients_are_exact_at_any_number_of_steps(steps, shape):
     weight, x, base = drawn(*shape), drawn(2, *shape, seed=1), drawn(*shape, seed=2)
-    found = IntegratedGradients(square(weight), steps=steps, baseline=base).attribute(x, 1)
+    found = IntegratedGradients(square(weight), n_steps=steps, baseline=base).attribute(x, 1)
     # (x - x') times the mean of 2 w (x' + a (x - x')) over a, which is w (x + x')
     torch.testing.assert_close(found, (weight * (x - base) * (x + base)).sum(1), **EXACT)
 
 
 def test_a_product_is_shared_evenly_on_the_straight_line_and_goes_to_what_moves_last_on_the_guided_path():
     model, x = Formula(lambda x: x[:, 0, 0] * x[:, 0, 1]), torch.tensor([[[1.0, 1.0]]], dtype=torch.float64)
-    assert IntegratedGradients(model, steps=1).attribute(x, 1).tolist() == [[0.5, 0.5]]
+    assert IntegratedGradients(model, n_steps=1).attribute(x, 1).tolist() == [[0.5, 0.5]]
     # at (0,0) nothing is felt: the first goes first, to (1,0), where only the second is felt: (0 + 0)/2, (1 + 1)/2
-    assert GuidedIG(model, steps=2, fraction=0.5, reach=1).attribute(x, 1).tolist() == [[0.0, 1.0]]
-    assert GuidedIG(model, steps=2, fraction=0.5, reach=0).attribute(x, 1).tolist() == [[0.5, 0.5]]
+    assert GuidedIG(model, n_steps=2, fraction=0.5, max_distance=1).attribute(x, 1).tolist() == [[0.0, 1.0]]
+    assert GuidedIG(model, n_steps=2, fraction=0.5, max_distance=0).attribute(x, 1).tolist() == [[0.5, 0.5]]
 
 
 def hinge(x):
@@ -85,26 +85,26 @@ def hinge(x):
 
 def test_of_a_hinge_integral_gap_and_steps_are_those_worked_out_by_hand():
     x = torch.ones(1, 1, 2, dtype=torch.float64)
-    assert IntegratedGradients(Formula(hinge), steps=2).attribute(x[None], 1).tolist() == [[[0.5, 0.5]]]
+    assert IntegratedGradients(Formula(hinge), n_steps=2).attribute(x[None], 1).tolist() == [[[0.5, 0.5]]]
     # middles of fifths: 0.1, 0.3, 0.5, 0.7, 0.9, of which two are behind the hinge: 0.4 + 0.4 of the change of 1
-    one = IntegratedGradients(Formula(hinge), steps=5).explain(x, 1)
-    assert one.heat[0].tolist() == pytest.approx([0.4, 0.4])
-    assert one.measures == {"completeness_gap": pytest.approx(-0.2), "score_change": 1.0, "gradients": 5.0}
+    one = IntegratedGradients(Formula(hinge), n_steps=5).explain(x, 1)
+    assert one.attribution[0].tolist() == pytest.approx([0.4, 0.4])
+    assert one.diagnostics == {"completeness_gap": pytest.approx(-0.2), "score_change": 1.0, "gradients": 5.0}
     assert "gap is -0.2, 20.00% of it, after 5 gradients" in one.notes[0]
 
 
 def test_steps_are_tripled_until_the_gap_is_small_and_none_is_run_twice():
     counting = Counting(Formula(hinge))
     # of an odd number of steps m, (m - 1) / 2 middles lie behind the hinge: the gap is 1 / m
-    tool = IntegratedGradients(counting, steps=1, tolerance=0.1)
+    tool = IntegratedGradients(counting, n_steps=1, tolerance=0.1)
     one = tool.explain(torch.ones(1, 1, 2, dtype=torch.float64), 1)
-    assert (one.measures["gradients"], counting.backward_rows) == (27, 27)
-    assert one.measures["completeness_gap"] == pytest.approx(-1 / 27)
-    once = IntegratedGradients(counting, steps=27).explain(torch.ones(1, 1, 2, dtype=torch.float64), 1)
-    np.testing.assert_allclose(one.heat, once.heat, rtol=1e-14)
+    assert (one.diagnostics["gradients"], counting.backward_rows) == (27, 27)
+    assert one.diagnostics["completeness_gap"] == pytest.approx(-1 / 27)
+    once = IntegratedGradients(counting, n_steps=27).explain(torch.ones(1, 1, 2, dtype=torch.float64), 1)
+    np.testing.assert_allclose(one.attribution, once.attribution, rtol=1e-14)
     assert "tolerance" not in " ".join(one.notes)
-    never = IntegratedGradients(Formula(hinge), steps=3, tolerance=1e-9).explain(torch.ones(1, 1, 2), 1)
-    assert never.measures["gradients"] == 3**8, (
+    never = IntegratedGradients(Formula(hinge), n_steps=3, tolerance=1e-9).explain(torch.ones(1, 1, 2), 1)
+    assert never.diagnostics["gradients"] == 3**8, (
         "the most that is a power of three times the steps, and no more than 2^14"
     )
     assert never.notes[0] == "not within tolerance=1e-09 after 6561 steps, the most that are taken"
@@ -113,51 +113,51 @@ def test_steps_are_tripled_until_the_gap_is_small_and_none_is_run_twice():
 @pytest.mark.parametrize("channels", ["abs", "max", "l2"])
 def test_what_adds_up_is_named_where_the_map_does_not(channels):
     model, x = CASES["pooled"].make(dtype=torch.float64)
-    one = IntegratedGradients(model, steps=4, channels=channels).explain(x[0], 1)
+    one = IntegratedGradients(model, n_steps=4, channel_reduction=channels).explain(x[0], 1)
     (note,) = one.notes
     assert note.startswith(f"completeness: the values, before channels='{channels}', add up to ")
     said = float(note.split("add up to ")[1].split(",")[0])
-    signed = IntegratedGradients(model, steps=4).explain(x[0], 1)
+    signed = IntegratedGradients(model, n_steps=4).explain(x[0], 1)
     assert signed.notes[0].startswith("completeness: the pixels' values add up to ")
-    assert float(signed.heat.sum()) == pytest.approx(said, rel=1e-3)
-    assert float(one.heat.sum()) != pytest.approx(said, rel=1e-3)
+    assert float(signed.attribution.sum()) == pytest.approx(said, rel=1e-3)
+    assert float(one.attribution.sum()) != pytest.approx(said, rel=1e-3)
 
 
 def test_the_map_is_the_mean_over_several_baselines():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     names = ["zero", "mean", "blur", "dark", "bright", drawn(3, 16, 12)]
-    each = [IntegratedGradients(model, steps=4, baseline=one).explain(x[0], 1) for one in names]
-    every = IntegratedGradients(model, steps=4, baseline=names).explain(x[0], 1)
-    np.testing.assert_allclose(every.heat, np.mean([one.heat for one in each], 0), rtol=1e-10, atol=1e-14)
+    each = [IntegratedGradients(model, n_steps=4, baseline=one).explain(x[0], 1) for one in names]
+    every = IntegratedGradients(model, n_steps=4, baseline=names).explain(x[0], 1)
+    np.testing.assert_allclose(every.attribution, np.mean([one.attribution for one in each], 0), rtol=1e-10, atol=1e-14)
     for name in ("completeness_gap", "score_change"):
-        mean = np.mean([one.measures[name] for one in each])
-        assert every.measures[name] == pytest.approx(mean, rel=1e-8, abs=1e-14)
-    assert every.measures["gradients"] == 24
+        mean = np.mean([one.diagnostics[name] for one in each])
+        assert every.diagnostics[name] == pytest.approx(mean, rel=1e-8, abs=1e-14)
+    assert every.diagnostics["gradients"] == 24
     assert re.search(r"bright, tensor \(3, 16, 12\) [0-9a-f]{8}\]$", every.parameters["baseline"])
-    twice = IntegratedGradients(model, steps=4, baseline=["noise", "noise"]).attribute(x, 1)
-    assert not torch.allclose(twice, IntegratedGradients(model, steps=4, baseline="noise").attribute(x, 1))
+    twice = IntegratedGradients(model, n_steps=4, baseline=["noise", "noise"]).attribute(x, 1)
+    assert not torch.allclose(twice, IntegratedGradients(model, n_steps=4, baseline="noise").attribute(x, 1))
 
 
 def test_dark_and_bright_are_each_channels_least_and_largest_and_white_is_what_the_preprocessing_makes_of_it():
     weight = torch.ones(3, 4, 4, dtype=torch.float64)
     x = drawn(3, 4, 4)
     for name, of in (("dark", x.amin((1, 2))), ("bright", x.amax((1, 2)))):
-        found = IntegratedGradients(linear(weight), steps=1, baseline=name).attribute(x[None], 1)
+        found = IntegratedGradients(linear(weight), n_steps=1, baseline=name).attribute(x[None], 1)
         torch.testing.assert_close(found[0], (x - of[:, None, None]).sum(0), **EXACT)
     made = {"preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).float() / 255 - 0.5}
     for name, level in (("black", -0.5), ("white", 0.5)):
-        found = IntegratedGradients(linear(weight), steps=1, baseline=name, **made).explain(x, 1)
-        np.testing.assert_allclose(found.heat, (x - level).sum(0), rtol=1e-12, atol=1e-13)
+        found = IntegratedGradients(linear(weight), n_steps=1, baseline=name, **made).explain(x, 1)
+        np.testing.assert_allclose(found.attribution, (x - level).sum(0), rtol=1e-12, atol=1e-13)
         with pytest.raises(InputError, match=f"baseline='{name}': what {name} is to the model is known from its pre"):
             IntegratedGradients(linear(weight), baseline=name).attribute(x[None], 1)
 
 
 def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
     x = torch.zeros(1, 4, 4)
-    one = IntegratedGradients(linear(torch.ones(1, 4, 4)), steps=1).explain(x, 1)
-    assert (one.status, one.heat.any()) == ("no_positive_evidence", False)
+    one = IntegratedGradients(linear(torch.ones(1, 4, 4)), n_steps=1).explain(x, 1)
+    assert (one.status, one.attribution.any()) == ("no_positive_evidence", False)
     assert one.notes[0] == "the input is the baseline itself: there is nothing to explain"
-    blind = IntegratedGradients(Formula(lambda x: 0 * x.sum((1, 2, 3))), steps=1).explain(x + 1, 1)
+    blind = IntegratedGradients(Formula(lambda x: 0 * x.sum((1, 2, 3))), n_steps=1).explain(x + 1, 1)
     assert blind.status == "zero_gradient"
 
 
@@ -188,9 +188,9 @@ def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method)
 def test_of_enough_steps_a_map_adds_up_to_the_scores_change(method, case):
     model, x = CASES[case].make(dtype=torch.float64)
     one = explainer(method, model, None, steps=200).explain(x[0], 1)
-    gap, change = one.measures["completeness_gap"], one.measures["score_change"]
+    gap, change = one.diagnostics["completeness_gap"], one.diagnostics["score_change"]
     assert abs(gap) < 0.03 * abs(change)
-    assert one.heat.sum() == pytest.approx(change + gap, rel=1e-9)
+    assert one.attribution.sum() == pytest.approx(change + gap, rel=1e-9)
     start = torch.zeros_like(x[:1]) if method != "blurig" else blurred_in_full(x[:1], 0.2 * max(x.shape[2:]))
     torch.testing.assert_close(torch.tensor(change).double(), (model(x[:1]) - model(start))[0, 1].detach().double())
 
@@ -204,12 +204,14 @@ def test_how_many_are_run_at_a_time_changes_nothing(method):
 
 def test_what_a_path_measured_is_saved_and_read_again(tmp_path):
     model, x = CASES["pooled"].make()
-    one = IntegratedGradients(model, steps=3).explain(x[0], 1)
-    assert set(one.measures) == {"completeness_gap", "score_change", "gradients"}
+    one = IntegratedGradients(model, n_steps=3).explain(x[0], 1)
+    assert set(one.diagnostics) == {"completeness_gap", "score_change", "gradients"}
     for name in ("one.npz", "one.json"):
-        assert Explanation.load(one.save(tmp_path / name)).measures == one.measures
-    maps = Maps(torch.ones(1, 2, 2), measures={"completeness_gap": torch.ones(1)})
-    assert merged([maps, maps], maps.heat).measures == {}, "the mean of two gaps is not the gap of what they became"
+        assert Explanation.load(one.save(tmp_path / name)).diagnostics == one.diagnostics
+    maps = AttributionMaps(torch.ones(1, 2, 2), diagnostics={"completeness_gap": torch.ones(1)})
+    assert merge_maps([maps, maps], maps.attribution).diagnostics == {}, (
+        "the mean of two gaps is not the gap of what they became"
+    )
 
 
 def test_an_error_half_way_says_how_far_it_came():
@@ -220,7 +222,7 @@ def test_an_error_half_way_says_how_far_it_came():
 
     x = torch.ones(1, 1, 2, 2)
     tool = IntegratedGradients(Formula(lambda x: failing(x) if x.requires_grad else x.sum((1, 2, 3))), batch_size=2)
-    tool.steps = 10
+    tool.n_steps = 10
     with pytest.raises(ArithmeticError, match="too bright") as caught:
         tool.attribute(x, 1)
     assert caught.value.__notes__ == ["integratedgradients, image 1 of 1: stopped after 6 of 10 steps"]
@@ -257,8 +259,11 @@ def test_blurs_are_the_convolution_with_a_gaussian_mirrored_at_the_borders():
         rows = [mirrored(i + step, 15) for step in reach]
         columns = [mirrored(j + step, 11) for step in reach]
         expected[:, i, j] = torch.einsum("a,b,cab->c", weights, weights, x[:, rows][:, :, columns])
-    blurs = Blurs(x)
-    found = blurs.of(blurs.bells(torch.tensor([sigma, 0.0], dtype=torch.float64))) + blurs.level
+    blurs = BlurredCopies(x)
+    found = (
+        blurs.apply_factors(blurs.compute_frequency_factors(torch.tensor([sigma, 0.0], dtype=torch.float64)))
+        + blurs.channel_offset
+    )
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(found[1], x, **EXACT)
     torch.testing.assert_close(blurred_in_full(x[None], sigma)[0], expected, rtol=0, atol=1e-10)
@@ -269,13 +274,13 @@ def test_of_a_square_net_blur_ig_of_a_wave_is_what_the_blur_takes_of_it(steps):
     cells, weight = 20, drawn(1, 20)
     wave = (3 * math.pi / cells * (torch.arange(cells, dtype=torch.float64) + 0.5)).cos()[None]
     left = math.exp(-0.5 * (0.1 * cells * 3 * math.pi / cells) ** 2)
-    found = BlurIG(square(weight), steps=steps, sigma=0.1).attribute(wave[None], 1)
+    found = BlurIG(square(weight), n_steps=steps, sigma=0.1).attribute(wave[None], 1)
     torch.testing.assert_close(found, weight * wave**2 * (1 - left**2), **EXACT)
 
 
 def test_a_constant_has_nothing_to_come_into_focus():
-    one = BlurIG(square(torch.ones(1, 6, 7)), steps=2).explain(torch.full((1, 6, 7), 0.3), 1)
-    assert (one.heat.any(), one.status, one.measures["score_change"]) == (False, "no_positive_evidence", 0.0)
+    one = BlurIG(square(torch.ones(1, 6, 7)), n_steps=2).explain(torch.full((1, 6, 7), 0.3), 1)
+    assert (one.attribution.any(), one.status, one.diagnostics["score_change"]) == (False, "no_positive_evidence", 0.0)
 
 
 # --- guided
@@ -299,7 +304,7 @@ def taken_one_by_one(room, gradient, needed, fraction):
 @pytest.mark.parametrize("needed", [0.0, 0.7, 4.0, 100.0])
 def test_a_step_takes_from_the_smallest_gradients_first(fraction, needed):
     room, gradient = drawn(13).relu(), drawn(13, seed=1)
-    found = taken(room, gradient, torch.tensor(needed, dtype=torch.float64), fraction)
+    found = allocate_distance(room, gradient, torch.tensor(needed, dtype=torch.float64), fraction)
     expected = taken_one_by_one(room.tolist(), gradient.tolist(), needed, fraction)
     torch.testing.assert_close(found * (room > 0), torch.tensor(expected, dtype=torch.float64), **EXACT)
     assert float((found * room).sum()) == pytest.approx(min(needed, float(room.sum())))
@@ -310,7 +315,7 @@ def test_gradients_are_ordered_by_size_and_equal_ones_by_place_in_every_precisio
     gradient = torch.tensor([-8.0, 0.5, -0.0, 3e-7, -0.5, 0.0, 4e4, 0.25, 1.0], dtype=kind)
     room = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
     for needed, last in enumerate([2, 5, 3, 1, 4, 8, 0, 6], start=1):
-        found = taken(room, gradient, torch.tensor(float(needed), dtype=torch.float64), fraction=0.0)
+        found = allocate_distance(room, gradient, torch.tensor(float(needed), dtype=torch.float64), fraction=0.0)
         assert found[last] == 1, "each one more that is needed is the next in size"
         assert float((found * room).sum()) == needed
 
@@ -318,10 +323,10 @@ def test_gradients_are_ordered_by_size_and_equal_ones_by_place_in_every_precisio
 @pytest.mark.parametrize("reach", [0.0, 0.1, 1.0])
 def test_every_step_goes_as_far_as_its_share_and_no_value_leaves_its_lane(reach):
     start, end, steps = drawn(1, 5, 4), drawn(1, 5, 4, seed=1), 8
-    tool = GuidedIG(linear(torch.ones(1, 5, 4)), steps=steps, reach=reach)
+    tool = GuidedIG(linear(torch.ones(1, 5, 4)), n_steps=steps, max_distance=reach)
     place = start
     for step in range(1, steps + 1):
-        new = tool.moved(place, drawn(1, 5, 4, seed=step), start, end, step)
+        new = tool.advance_point(place, drawn(1, 5, 4, seed=step), start, end, step)
         shares = (new - start) / (end - start)
         assert float((end - new).abs().sum() / (end - start).abs().sum()) == pytest.approx(1 - step / steps, abs=1e-9)
         assert bool((shares >= max(0, step / steps - reach) - 1e-9).all())
@@ -335,14 +340,14 @@ def test_every_step_goes_as_far_as_its_share_and_no_value_leaves_its_lane(reach)
 
 
 def test_every_baseline_is_drawn_as_often_as_every_other_and_the_way_evenly():
-    draws = Draws.of(12, 4, seeded(3))
-    assert [sorted(one.tolist()) for one in draws.picks.split(4)] == [[0, 1, 2, 3]] * 3
-    assert (draws.shares * 12).int().tolist() == list(range(12))
-    assert Draws.of(5, 20, seeded(3)).picks.unique().numel() == 5
-    assert not torch.equal(Draws.of(12, 4, seeded(4)).shares, draws.shares)
+    draws = PathSamples.draw(12, 4, seeded(3))
+    assert [sorted(one.tolist()) for one in draws.baseline_indices.split(4)] == [[0, 1, 2, 3]] * 3
+    assert (draws.fractions * 12).int().tolist() == list(range(12))
+    assert PathSamples.draw(5, 20, seeded(3)).baseline_indices.unique().numel() == 5
+    assert not torch.equal(PathSamples.draw(12, 4, seeded(4)).fractions, draws.fractions)
     x = torch.zeros(2, 3)
-    whole = normal(draws.seeds, x)
-    parts = torch.cat([normal(draws.seeds[:5], x), normal(draws.seeds[5:], x)])
+    whole = draw_normal(draws.noise_seeds, x)
+    parts = torch.cat([draw_normal(draws.noise_seeds[:5], x), draw_normal(draws.noise_seeds[5:], x)])
     assert torch.equal(whole, parts)
     assert len({one.numpy().tobytes() for one in whole}) == 12
 
@@ -353,11 +358,11 @@ def seeded(seed):
 
 def one_by_one(model, x, background, sigma, samples, seed):
     """(C,*S): the definition, a draw at a time."""
-    draws, found = Draws.of(samples, len(background), seeded(seed)), []
+    draws, found = PathSamples.draw(samples, len(background), seeded(seed)), []
     for turn in range(samples):
-        start = background[draws.picks[turn]]
-        end = x + sigma * (x.max() - x.min()) * normal(draws.seeds[turn : turn + 1], x)[0]
-        point = (start + draws.shares[turn] * (end - start)).requires_grad_()
+        start = background[draws.baseline_indices[turn]]
+        end = x + sigma * (x.max() - x.min()) * draw_normal(draws.noise_seeds[turn : turn + 1], x)[0]
+        point = (start + draws.fractions[turn] * (end - start)).requires_grad_()
         (gradient,) = torch.autograd.grad(model(point[None])[0, 1], point)
         found.append((end - start) * gradient)
     return torch.stack(found).mean(0)
@@ -376,11 +381,13 @@ def test_the_mean_over_draws_is_that_of_the_definition_written_as_a_loop(method,
 
 def test_of_a_square_net_expected_gradients_near_the_means_difference_of_squares():
     weight, x, background = drawn(2, 3, 3), drawn(1, 2, 3, 3, seed=1), drawn(4, 2, 3, 3, seed=2)
-    one = ExpectedGradients(square(weight), background=background, samples=4000, channels="sum").explain(x[0], 1)
+    one = ExpectedGradients(square(weight), background=background, n_samples=4000, channel_reduction="sum").explain(
+        x[0], 1
+    )
     expected = (weight * (x[0] ** 2 - background**2).mean(0)).sum(0)
-    np.testing.assert_allclose(one.heat, expected, atol=0.02)
-    assert one.measures["score_change"] == pytest.approx(float(expected.sum()))
-    assert abs(one.measures["completeness_gap"]) < 0.05
+    np.testing.assert_allclose(one.attribution, expected, atol=0.02)
+    assert one.diagnostics["score_change"] == pytest.approx(float(expected.sum()))
+    assert abs(one.diagnostics["completeness_gap"]) < 0.05
 
 
 def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_none_is_noted():
@@ -389,7 +396,7 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
     x = drawn(3, 4, 4)
     images = [np.full((4, 4, 3), level, np.uint8) for level in (51, 153)]
     one = ExpectedGradients(linear(weight), background=[*images, "zero", x], **made).explain(x, 1)
-    np.testing.assert_allclose(one.heat, (x - (0.2 + 0.6 + 0 + x) / 4).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(one.attribution, (x - (0.2 + 0.6 + 0 + x) / 4).sum(0), rtol=1e-6)
     assert len(one.notes) == 1
     plain = ExpectedGradients(linear(weight), **made).explain(x, 1)
     assert plain.notes[0] == "no background was given: zero, mean, blur, noise instead"
@@ -464,7 +471,7 @@ def test_regions_take_their_pixels_by_the_density_of_what_they_gain(margin, fewe
     labels = [skimage.felzenszwalb(scaled, scale=scale, sigma=0.8, min_size=6) for scale in (1.0, 20.0)]
     masks = [widened(torch.from_numpy(one == n), margin).numpy() for one in labels for n in np.unique(one)]
     assert len(masks) > 8
-    found = regions_of(x, (1.0, 20.0), 6, margin).spread(values, fewest)
+    found = segment_image(x, (1.0, 20.0), 6, margin).average_over_segments(values, fewest)
     np.testing.assert_allclose(found, spread_one_by_one(masks, values.numpy(), fewest), rtol=1e-10, atol=1e-12)
     assert float(found.sum()) == pytest.approx(float(values.sum())), "what integrated gradients add up to stays"
 
@@ -485,19 +492,19 @@ def test_a_mask_is_made_wider_by_a_disk():
     pytest.importorskip("skimage")
     mask = torch.zeros(7, 9, dtype=torch.bool)
     mask[3, 3] = True
-    assert [len(places(mask.numpy(), margin)) for margin in (0, 1, 2)] == [1, 5, 13]
+    assert [len(find_pixels_near_mask(mask.numpy(), margin)) for margin in (0, 1, 2)] == [1, 5, 13]
     mask[0, 7:] = True
     for margin in (0, 1, 3, 9):
-        assert torch.equal(places(mask.numpy(), margin), widened(mask, margin).flatten().nonzero()[:, 0])
+        assert torch.equal(find_pixels_near_mask(mask.numpy(), margin), widened(mask, margin).flatten().nonzero()[:, 0])
 
 
 def test_xrai_takes_black_and_white_where_they_are_known_and_five_channels_and_constant_pictures():
     pytest.importorskip("skimage")
     preprocess = {"preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).double() / 255}
-    assert XRAI(linear(torch.ones(3, 8, 8)), **preprocess).baselines() == ["black", "white"]
-    assert XRAI(linear(torch.ones(3, 8, 8))).baselines() == ["dark", "bright"]
-    assert XRAI(linear(torch.ones(3, 8, 8)), baseline="zero").baselines() == ["zero"]
-    found = XRAI(linear(torch.ones(5, 8, 8)), baseline="zero", steps=1).attribute(torch.ones(1, 5, 8, 8), 1)
+    assert XRAI(linear(torch.ones(3, 8, 8)), **preprocess).list_baselines() == ["black", "white"]
+    assert XRAI(linear(torch.ones(3, 8, 8))).list_baselines() == ["dark", "bright"]
+    assert XRAI(linear(torch.ones(3, 8, 8)), baseline="zero").list_baselines() == ["zero"]
+    found = XRAI(linear(torch.ones(5, 8, 8)), baseline="zero", n_steps=1).attribute(torch.ones(1, 5, 8, 8), 1)
     torch.testing.assert_close(found, torch.full((1, 8, 8), 5.0))
 
 
@@ -521,7 +528,7 @@ def test_integrated_gradients_are_captums_with_the_middles_rule(case):
     model, x = CASES[case].make(dtype=torch.float64)
     base = drawn(*x.shape[1:])
     theirs = captum.IntegratedGradients(model).attribute(x, base[None], target=1, n_steps=9, method="riemann_middle")
-    mine = IntegratedGradients(model, steps=9, baseline=base).attribute(x, 1)
+    mine = IntegratedGradients(model, n_steps=9, baseline=base).attribute(x, 1)
     torch.testing.assert_close(mine, theirs.sum(1), rtol=1e-5, atol=1e-5 * float(mine.abs().max()))
 
 
@@ -531,19 +538,19 @@ def test_gradient_shap_is_captums_with_the_same_draws(case, monkeypatch):
     captum = pytest.importorskip("captum.attr")
     model, x = CASES[case].make(1, torch.float64)
     background, samples = drawn(3, *x.shape[1:], seed=5), 8
-    draws, spread = Draws.of(samples, 3, seeded(0)), 0.2 * float(x.max() - x.min())
-    monkeypatch.setattr(np.random, "choice", lambda *args, **kwargs: draws.picks.numpy())
-    monkeypatch.setattr(np.random, "uniform", lambda *args, **kwargs: draws.shares.numpy())
-    monkeypatch.setattr(torch, "normal", lambda mean, deviation: deviation * normal(draws.seeds, x[0]))
+    draws, spread = PathSamples.draw(samples, 3, seeded(0)), 0.2 * float(x.max() - x.min())
+    monkeypatch.setattr(np.random, "choice", lambda *args, **kwargs: draws.baseline_indices.numpy())
+    monkeypatch.setattr(np.random, "uniform", lambda *args, **kwargs: draws.fractions.numpy())
+    monkeypatch.setattr(torch, "normal", lambda mean, deviation: deviation * draw_normal(draws.noise_seeds, x[0]))
     theirs = captum.GradientShap(model).attribute(x, background, n_samples=samples, stdevs=spread, target=1)
     monkeypatch.undo()
-    mine = GradientSHAP(model, background=background, samples=samples, sigma=0.2).attribute(x, 1)
+    mine = GradientSHAP(model, background=background, n_samples=samples, sigma=0.2).attribute(x, 1)
     torch.testing.assert_close(mine, theirs.sum(1), rtol=1e-5, atol=1e-5 * float(mine.abs().max()))
 
 
 def test_of_a_flat_head_the_baselines_of_a_batch_are_each_samples_own():
     model = Flat(nn.Identity(), 3 * 4 * 4).double()
     x = drawn(3, 3, 4, 4)
-    together = IntegratedGradients(model, baseline=["mean", "noise"], steps=2).attribute(x, 1)
-    alone = [IntegratedGradients(model, baseline=["mean", "noise"], steps=2).attribute(one[None], 1)[0] for one in x]
+    together = IntegratedGradients(model, baseline=["mean", "noise"], n_steps=2).attribute(x, 1)
+    alone = [IntegratedGradients(model, baseline=["mean", "noise"], n_steps=2).attribute(one[None], 1)[0] for one in x]
     torch.testing.assert_close(together, torch.stack(alone), **EXACT)

@@ -22,11 +22,11 @@ from camscope.explainers import (
     SegmentAblation,
     Sobol,
 )
-from camscope.explainers.core.dispatch import run
+from camscope.explainers.core.dispatch import run_methods
 from camscope.explainers.perturbation.base import PerturbationExplainer
-from camscope.explainers.perturbation.global_sensitivity import dependence, total_indices
-from camscope.explainers.perturbation.mask_optimization import smooth_maximum
-from camscope.explainers.perturbation.rise import Running, spread
+from camscope.explainers.perturbation.global_sensitivity import compute_hsic, compute_total_sobol_indices
+from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
+from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids
 from camscope.explanation import Explanation
 from tests.nets import CASES
 from tests.tools import FEW, Counting, explainer, seen_before
@@ -160,48 +160,54 @@ def test_rise_is_the_authors_recipe_in_loops(shape, cells):
         masks.append(mask)
     masks, above = torch.stack(masks), torch.stack(chances) - torch.stack(chances).mean()
     maps = above.view(-1, *[1] * rank) * (masks / 0.3 - 1)
-    tool = RISE(model, samples=samples, cells=cells, keep=0.3, seed=5, batch_size=6)
-    found = run([tool], x, [1])[0].maps[0]
-    torch.testing.assert_close(found.heat[0], maps.mean(0), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found.error[0], maps.std(0) / samples**0.5, rtol=1e-9, atol=1e-14)
+    tool = RISE(model, n_samples=samples, grid_size=cells, keep_probability=0.3, seed=5, batch_size=6)
+    found = run_methods([tool], x, [1])[0].maps[0]
+    torch.testing.assert_close(found.attribution[0], maps.mean(0), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found.standard_error[0], maps.std(0) / samples**0.5, rtol=1e-9, atol=1e-14)
 
 
 def test_rise_of_a_linear_score_comes_to_its_expectation_within_its_own_error():
     """Cov(f(x ∘ M), M_i) / keep = w_i (1 - keep), where cells are pixels that the shift cannot mix."""
     model, x, terms = linear(1, 3, classes=1)
     terms = terms[0]
-    tool = RISE(model, samples=10_000, cells=3, keep=0.4, batch_size=2000)
-    found = run([tool], x, [lambda output: output[:, 0]])[0].maps[0]
+    tool = RISE(model, n_samples=10_000, grid_size=3, keep_probability=0.4, batch_size=2000)
+    found = run_methods([tool], x, [lambda output: output[:, 0]])[0].maps[0]
     expected = terms * (1 - 0.4)
-    assert ((found.heat[0] - expected).abs() < 4 * found.error[0]).all()
-    assert found.error.max() < 0.02 * (expected.max() - expected.min())
+    assert ((found.attribution[0] - expected).abs() < 4 * found.standard_error[0]).all()
+    assert found.standard_error.max() < 0.02 * (expected.max() - expected.min())
 
 
 def test_a_mean_and_its_error_do_not_depend_on_how_maps_are_told():
     drawn = torch.Generator().manual_seed(0)
     weights, masks = torch.rand(11, generator=drawn, dtype=torch.float64), torch.rand(11, 2, 3, generator=drawn)
-    running = Running()
+    running = RunningMean()
     for part in (slice(0, 1), slice(1, 6), slice(6, 11)):
-        running.add(weights[part], masks[part])
+        running.add_maps(weights[part], masks[part])
     each = weights[:, None, None] * masks
     torch.testing.assert_close(running.mean, each.mean(0), rtol=1e-12, atol=0)
-    torch.testing.assert_close(running.error, each.std(0) / 11**0.5, rtol=1e-10, atol=0)
+    torch.testing.assert_close(running.standard_error, each.std(0) / 11**0.5, rtol=1e-10, atol=0)
 
 
 def test_rise_stops_when_it_has_settled_and_says_so():
     model, x, _ = linear(1, 8, 8)
     counting = Counting(model)
-    loose, tight = (RISE(counting, samples=2000, cells=2, until=until, batch_size=50) for until in (0.1, 0.02))
+    loose, tight = (
+        RISE(counting, n_samples=2000, grid_size=2, tolerance=until, batch_size=50) for until in (0.1, 0.02)
+    )
     first = loose.explain(x[0], 1)
     passes = counting.rows
     assert "settled to until=0.1 before all 2000" in first.notes[0]
-    assert first.error.max() <= 0.1 * np.ptp(first.heat)
+    assert first.standard_error.max() <= 0.1 * np.ptp(first.attribution)
     masks = int(first.notes[0].split()[0])
     assert masks % 64 == 0
     assert masks < passes <= 1 + masks + 50
-    alone = RISE(model, samples=masks, cells=2)
-    drawn_the_same = RISE(model, samples=2000, cells=2, until=0.1, batch_size=7).explain(x[0], 1)
-    assert first.heat.tobytes() == drawn_the_same.heat.tobytes() == alone.explain(x[0], 1).heat.tobytes()
+    alone = RISE(model, n_samples=masks, grid_size=2)
+    drawn_the_same = RISE(model, n_samples=2000, grid_size=2, tolerance=0.1, batch_size=7).explain(x[0], 1)
+    assert (
+        first.attribution.tobytes()
+        == drawn_the_same.attribution.tobytes()
+        == alone.explain(x[0], 1).attribution.tobytes()
+    )
     assert "2000 masks" in tight.explain(x[0], 1).notes[0]
     assert tight.explain(x[0], 1).notes[0].endswith(": not settled to until=0.02")
 
@@ -209,12 +215,12 @@ def test_rise_stops_when_it_has_settled_and_says_so():
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
 def test_the_standard_error_is_kept_in_files(tmp_path, suffix):
     model, x, _ = linear(1, 6, 6)
-    made = RISE(model, samples=10).explain(x[0], 1)
+    made = RISE(model, n_samples=10).explain(x[0], 1)
     path = made.save(tmp_path / f"why{suffix}")
     again = Explanation.load(path)
-    assert again.error.tobytes() == made.error.tobytes()
-    assert again.error.shape == made.heat.shape
-    assert Occlusion(model).explain(x[0], 1).error is None
+    assert again.standard_error.tobytes() == made.standard_error.tobytes()
+    assert again.standard_error.shape == made.attribution.shape
+    assert Occlusion(model).explain(x[0], 1).standard_error is None
 
 
 # --- segments
@@ -238,7 +244,7 @@ def test_superpixels_are_of_one_colour_each():
     x = torch.zeros_like(x)
     x[:, 0, :, 12:], x[:, 1, 12:] = 3.0, -2.0
     tool = SegmentAblation(model, segments=4)
-    found = tool.labels(x[0])
+    found = tool.compute_segment_labels(x[0])
     assert found.shape == (24, 24)
     assert found.dtype == torch.int64
     for number in found.unique():
@@ -281,7 +287,7 @@ def test_sobol_of_a_sum_comes_to_each_cells_share_of_the_variance():
     model, x, terms = linear(2, 6, 4)
     cells = terms.view(2, 3, 2, 2).sum((1, 3)).flatten()
     expected = (cells**2 / (cells**2).sum()).view(2, 2)
-    heat = Sobol(model, cells=2, samples=1024).attribute(x, 1)[0]
+    heat = Sobol(model, grid_size=2, n_samples=1024).attribute(x, 1)[0]
     large = expected.repeat_interleave(3, 0).repeat_interleave(2, 1)
     torch.testing.assert_close(heat, large, rtol=0, atol=2e-3)
 
@@ -296,7 +302,9 @@ def test_sobol_of_a_product_counts_what_cells_do_together():
         rows[:, i] = second[:, i]
         return rows[:, 0] * rows[:, 1]
 
-    found, error = total_indices(first[:, 0] * first[:, 1], torch.stack([changed(i) for i in range(3)], 1))
+    found, error = compute_total_sobol_indices(
+        first[:, 0] * first[:, 1], torch.stack([changed(i) for i in range(3)], 1)
+    )
     torch.testing.assert_close(found, torch.tensor([4 / 7, 4 / 7, 0.0], dtype=torch.float64), rtol=0, atol=0.01)
     assert error[2] == 0
     assert (error[:2] > 0).all()
@@ -306,7 +314,7 @@ def test_hsic_is_the_trace_and_nothing_for_a_cell_that_does_not_count():
     """All masks of three cells once: what the score does not read is exactly independent of it."""
     shown = torch.tensor(list(itertools.product([False, True], repeat=3)))
     scores = 2.0 * shown[:, 0] - 1.0 * shown[:, 2] + 1.5 * (shown[:, 0] & shown[:, 2])
-    found = dependence(shown, scores.double())
+    found = compute_hsic(shown, scores.double())
     n = len(shown)
     centring = torch.eye(n, dtype=torch.float64) - 1 / n
     distances = scores.double()[:, None] - scores.double()
@@ -335,7 +343,7 @@ def test_what_no_mask_changes_has_a_map_of_zero(method):
 
 def test_a_grid_finer_than_the_input_is_the_inputs_own():
     model, x, _ = linear(1, 3, 5)
-    found = HSIC(model, cells=99, samples=64).attribute(x, 1)
+    found = HSIC(model, grid_size=99, n_samples=64).attribute(x, 1)
     assert len(found.unique()) == 15
 
 
@@ -356,20 +364,20 @@ def corner():
 
 def test_extremal_masks_have_their_areas_and_keep_what_counts():
     model, x = corner()
-    made = ExtremalPerturbation(model, areas=(0.1, 0.2), cells=16, steps=150, baseline="zero").explain(x[0], 1)
+    made = ExtremalPerturbation(model, areas=(0.1, 0.2), grid_size=16, n_steps=150, baseline="zero").explain(x[0], 1)
     covered = [float(word.rstrip("%,")) / 100 for word in made.notes[0].split() if "%" in word]
     np.testing.assert_allclose(covered, [0.1, 0.25], atol=0.05)
     inside = np.zeros((16, 16), bool)
     inside[:4, :4] = True
-    assert made.heat[inside].min() > 0.9
-    assert made.heat[8:, 8:].max() < 0.1
-    assert 0 <= made.heat.min() <= made.heat.max() <= 1
+    assert made.attribution[inside].min() > 0.9
+    assert made.attribution[8:, 8:].max() < 0.1
+    assert 0 <= made.attribution.min() <= made.attribution.max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(9,), (7, 9), (5, 6, 7)])
 def test_extremal_masks_do_not_begin_in_the_corners(shape):
     """The first step goes by the score alone: an even mask has no place that is ahead."""
-    flat = smooth_maximum(torch.full((1, *shape), 0.5, dtype=torch.float64))
+    flat = apply_smooth_maximum(torch.full((1, *shape), 0.5, dtype=torch.float64))
     torch.testing.assert_close(flat, flat.flatten()[:1].expand_as(flat))
 
 
@@ -379,19 +387,21 @@ def test_extremal_masks_find_what_lies_in_the_middle():
             score = x[:, :, 6:10, 6:10].mean((1, 2, 3))
             return torch.stack([torch.zeros_like(score), score], 1)
 
-    made = ExtremalPerturbation(Middle(), areas=(0.1,), cells=16, steps=100, baseline="zero").attribute(corner()[1], 1)
+    made = ExtremalPerturbation(Middle(), areas=(0.1,), grid_size=16, n_steps=100, baseline="zero").attribute(
+        corner()[1], 1
+    )
     assert made[0, 7:9, 7:9].min() > 0.8
     assert made[0, [0, 0, -1, -1], [0, -1, 0, -1]].max() < 0.1
 
 
 def test_meaningful_perturbation_deletes_the_least_that_makes_the_class_go():
     model, x = corner()
-    made = MeaningfulPerturbation(model, cells=16, steps=100, baseline="zero").explain(x[0], 1)
+    made = MeaningfulPerturbation(model, grid_size=16, n_steps=100, baseline="zero").explain(x[0], 1)
     inside = np.zeros((16, 16), bool)
     inside[:4, :4] = True
-    assert made.heat[inside].mean() > 5 * made.heat[~inside].mean()
+    assert made.attribution[inside].mean() > 5 * made.attribution[~inside].mean()
     assert float(made.notes[0].split()[1].rstrip("%")) < 25
-    whole = MeaningfulPerturbation(model, cells=16, steps=20, size_weight=10.0, baseline="zero").attribute(x, 1)
+    whole = MeaningfulPerturbation(model, grid_size=16, n_steps=20, size_weight=10.0, baseline="zero").attribute(x, 1)
     assert not whole.any()
 
 
@@ -485,7 +495,7 @@ class Detector(nn.Module):
 
 def test_drise_of_a_box_is_hot_where_its_detection_looks():
     x = torch.ones(2, 1, 8, 12, dtype=torch.float64)
-    tool = DRISE(Detector(), samples=300, cells=2)
+    tool = DRISE(Detector(), n_samples=300, grid_size=2)
     left, right = (tool.attribute(x, Box(*corners)) for corners in ((0, 0, 6, 8), (6, 0, 12, 8)))
     for inside, outside in ((left[..., :5], left[..., 7:]), (right[..., 7:], right[..., :5])):
         assert inside.mean() > 2 * outside.mean() > 0
@@ -529,7 +539,7 @@ def test_captums_feature_ablation_is_the_same():
 
 def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
     """Each mask is enlarged from its few cells: no table of all shifts, which would be 3 GB here."""
-    masks = spread(torch.ones(2, 8), torch.tensor([[0.0], [0.9]]), [20_000], [7])
+    masks = enlarge_shifted_grids(torch.ones(2, 8), torch.tensor([[0.0], [0.9]]), [20_000], [7])
     assert torch.equal(masks, torch.ones(2, 20_000))
 
 
@@ -551,9 +561,9 @@ def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, s
 
 def test_the_jackknifes_error_of_hsic_is_about_the_spread_over_seeds():
     model, x, _ = linear(1, 8, 8)
-    made = [HSIC(model, cells=3, samples=200, seed=seed).explain(x[0], 1) for seed in range(30)]
-    spread = np.stack([one.heat for one in made]).var(0, ddof=1).mean() ** 0.5
-    told = np.stack([one.error**2 for one in made]).mean() ** 0.5
+    made = [HSIC(model, grid_size=3, n_samples=200, seed=seed).explain(x[0], 1) for seed in range(30)]
+    spread = np.stack([one.attribution for one in made]).var(0, ddof=1).mean() ** 0.5
+    told = np.stack([one.standard_error**2 for one in made]).mean() ** 0.5
     assert 0.7 < spread / told < 1.3
 
 
@@ -565,4 +575,4 @@ def test_hsic_of_many_masks_takes_a_part_of_its_kernel_at_a_time():
     H = torch.eye(1100, dtype=torch.float64) - 1 / 1100
     agree = [(one[:, None] == one).double() for one in shown.T]
     expected = torch.stack([torch.trace(K @ H @ L @ H) for K in agree]) / 1099**2
-    torch.testing.assert_close(dependence(shown, scores), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(compute_hsic(shown, scores), expected, rtol=1e-9, atol=1e-12)

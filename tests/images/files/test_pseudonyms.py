@@ -16,7 +16,7 @@ from PIL import Image, PngImagePlugin
 
 from camscope.errors import CamscopeError
 from camscope.images.files import redaction
-from camscope.images.files.redaction import scan_name
+from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.scans.scan_reader import read_scan
 from tests.scan_files import PACKAGED, dicom, folder, item, slices, written
 
@@ -152,26 +152,31 @@ def test_many_threads_share_one_silence(caplog):
 def test_a_name_is_a_keyed_hash_of_the_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAMSCOPE_KEY", "one")
-    name = scan_name("a.dcm")
-    assert name == scan_name(tmp_path / "a.dcm")
+    name = pseudonymize_source("a.dcm")
+    assert name == pseudonymize_source(tmp_path / "a.dcm")
     assert name.startswith("scan-")
     assert len(name) == 13
-    assert len({name, scan_name("b.dcm"), scan_name(b"a.dcm"), scan_name(["a.dcm", "b.dcm"])}) == 4
+    assert (
+        len(
+            {name, pseudonymize_source("b.dcm"), pseudonymize_source(b"a.dcm"), pseudonymize_source(["a.dcm", "b.dcm"])}
+        )
+        == 4
+    )
     monkeypatch.setenv("CAMSCOPE_KEY", "two")
-    assert scan_name("a.dcm") != name
+    assert pseudonymize_source("a.dcm") != name
 
 
 def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("CAMSCOPE_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    name = scan_name("a.dcm")
+    name = pseudonymize_source("a.dcm")
     path = tmp_path / ".config/camscope/key"
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(path.read_bytes()) == 64
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
-    assert scan_name("a.dcm") == name
+    assert pseudonymize_source("a.dcm") == name
     path.unlink()
-    assert scan_name("a.dcm") != name
+    assert pseudonymize_source("a.dcm") != name
 
 
 def test_an_empty_key_is_none(tmp_path, monkeypatch):
@@ -180,14 +185,14 @@ def test_an_empty_key_is_none(tmp_path, monkeypatch):
     path = tmp_path / ".config/camscope/key"
     path.parent.mkdir(parents=True)
     path.touch()
-    assert len(redaction.local_key()) == 64
+    assert len(redaction.load_pseudonym_key()) == 64
 
 
 def test_without_a_home_the_key_lasts_as_long_as_the_process(tmp_path, monkeypatch):
     monkeypatch.delenv("CAMSCOPE_KEY")
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert scan_name("a.dcm") == scan_name("a.dcm")
+    assert pseudonymize_source("a.dcm") == pseudonymize_source("a.dcm")
     code = "from camscope.images.files.redaction import scan_name; print(scan_name('a.dcm'))"
     environment = {key: value for key, value in os.environ.items() if key != "CAMSCOPE_KEY"}
     runs = [

@@ -19,7 +19,7 @@ pytest.importorskip("pydicom")
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.batch import Run
+from camscope.batch import BatchRun
 from camscope.cli import app
 from tests.canaries import Cage, dicom, itk, nifti, picture, save
 from tests.scan_files import slices
@@ -236,8 +236,8 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     out = tmp_path / "out"
     ears.run("batch", table, "-o", out, "-m", model(ward, "flat"), "--overlays", kind, "--layer", "1", code=1)
     assert told(cage, of_files(cage, out)) == {}
-    run = Run(out)
-    assert run.failures == 11
+    run = BatchRun(out)
+    assert run.n_failed_rows == 11
     assert all(row["path"].startswith("scan-") for row in run.table().to_pylist())
     for words in ([], ["--scans", table]):
         page = tmp_path / f"page{len(words)}.html"
@@ -259,7 +259,7 @@ def test_runs_of_volumes(ward, ears, tmp_path):
     table = ward.table(kinds)
     out = tmp_path / "out"
     ears.run("batch", table, "-o", out, "-m", model(ward, "deep"), "--overlays", "png", "--height", 64, code=1)
-    assert Run(out).failures == 1
+    assert BatchRun(out).n_failed_rows == 1
     ears.run("show", out, "--scans", table, "-o", tmp_path / "page.html")
     ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", code=1)
     ears.run("measure", out, "--scans", table, "-o", tmp_path / "measures", "--metric", "sparseness")
@@ -272,7 +272,7 @@ def test_what_is_a_scan_by_its_bytes_or_its_way_is_private_too(ward, ears, given
     """A table that names folders of slices, files without a suffix, or pictures that enter the model as scans."""
     net = model(ward, "deep" if given == "series" else "flat")
     ears.run("batch", ward.table([given]), "-o", tmp_path, "-m", net, "--layer", "1")
-    assert Run(tmp_path).table().to_pylist()[0]["path"].startswith("scan-")
+    assert BatchRun(tmp_path).table().to_pylist()[0]["path"].startswith("scan-")
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}
 
@@ -282,7 +282,7 @@ def test_what_a_preprocessing_of_ones_own_says(ward, ears, name, failures, tmp_p
     """Its error's kind is told; a warning's words are its own, which reach the console as those of any code do."""
     table, net = ward.table(["ct", "photo", "jpeg", "cut"]), model(ward, name)
     ears.run("batch", table, "-o", tmp_path / "out", "-m", net, "--layer", "1", code=1)
-    assert Run(tmp_path / "out").failures == failures
+    assert BatchRun(tmp_path / "out").n_failed_rows == failures
     for image in ("ct", "photo"):
         ears.run(
             "explain",

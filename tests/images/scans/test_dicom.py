@@ -29,13 +29,13 @@ def test_where_a_slice_lies():
     scan = read_dicom(written(header))
     row, column = 3, 7
     left, back, up = np.array([10, -20, 30]) + np.array(columns) * 0.5 * column + np.array(rows) * 0.8 * row
-    np.testing.assert_allclose(scan.world @ [0, row, column, 1], [-left, -back, up, 1], atol=1e-6)
+    np.testing.assert_allclose(scan.affine @ [0, row, column, 1], [-left, -back, up, 1], atol=1e-6)
     assert scan.spacing == pytest.approx((0.8, 0.5))
 
 
 def test_an_x_ray_has_a_spacing_and_no_place():
     scan = read_dicom(written(dicom(RAMP, Modality="DX", ImagerPixelSpacing=[0.143, 0.143])))
-    assert (scan.world, scan.spacing, scan.unit) == (None, (0.143, 0.143), "")
+    assert (scan.affine, scan.spacing, scan.unit) == (None, (0.143, 0.143), "")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float32, np.float64])
@@ -131,7 +131,7 @@ def test_real_world_value_maps_are_recorded_and_not_applied():
 )
 def test_what_may_have_a_name_in_its_pixels(tags, burned_in, shown):
     scan = read_dicom(written(dicom(RAMP, **tags)))
-    assert (scan.burned_in, scan.may_be_shown) == (burned_in, shown)
+    assert (scan.has_burned_in_text, scan.is_safe_to_display) == (burned_in, shown)
     assert any("burned-in" in flag for flag in scan.flags) == (burned_in is not False)
 
 
@@ -139,8 +139,8 @@ def test_frames_by_number():
     whole = read_dicom(PACKAGED / "rtdose.dcm")
     one = read_dicom(f"{PACKAGED / 'rtdose.dcm'}#3")
     np.testing.assert_array_equal(one.values, whole.values[3])
-    np.testing.assert_allclose(one.world @ [0, 2, 1, 1], whole.world @ [3, 2, 1, 1])
-    assert (one.frames, whole.frames) == ((3,), tuple(range(15)))
+    np.testing.assert_allclose(one.affine @ [0, 2, 1, 1], whole.affine @ [3, 2, 1, 1])
+    assert (one.frame_indices, whole.frame_indices) == ((3,), tuple(range(15)))
     np.testing.assert_allclose(whole.values, pydicom.dcmread(PACKAGED / "rtdose.dcm").pixel_array * 1e-6, rtol=1e-6)
     with pytest.raises(ImageError, match=r"frame 15 is out of range: the file has 15 \(0\.\.14\)"):
         read_dicom(PACKAGED / "rtdose.dcm", frame=15)
@@ -160,19 +160,19 @@ def test_an_enhanced_object_is_in_the_order_of_its_places_with_each_frames_resca
     np.testing.assert_array_equal(
         scan.values, np.stack([2 * volume[1] + 1, 0.5 * volume[2], volume[0]]).astype(np.float32)
     )
-    assert scan.frames == (1, 2, 0)
-    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [-1, -2, 9, 1])
+    assert scan.frame_indices == (1, 2, 0)
+    np.testing.assert_allclose(scan.affine @ [2, 0, 0, 1], [-1, -2, 9, 1])
     assert scan.spacing == pytest.approx((3, 0.8, 0.5))
     assert "rescale: each frame its own, slope 0.5..2, intercept 0..1" in scan.steps
     frame = read_dicom(written(made), frame=1)
     np.testing.assert_array_equal(frame.values, scan.values[0])
-    np.testing.assert_allclose(frame.world @ [0, 0, 0, 1], [-1, -2, 3, 1])
+    np.testing.assert_allclose(frame.affine @ [0, 0, 0, 1], [-1, -2, 3, 1])
 
 
 def test_frames_at_one_place_have_none():
     volume = np.zeros((2, 4, 4), np.uint16)
     scan = read_dicom(written(enhanced(volume, [(0, 0, 1), (0, 0, 1)], [(1, 0), (1, 0)])))
-    assert scan.world is None
+    assert scan.affine is None
     assert any("frames 0 and 1 lie at the same one" in flag for flag in scan.flags)
 
 
@@ -182,7 +182,7 @@ def test_frames_of_two_orientations_are_refused():
     made.PerFrameFunctionalGroupsSequence[1].PlaneOrientationSequence = turned
     with pytest.raises(ImageError, match="different orientations; choose one"):
         read_dicom(written(made))
-    assert read_dicom(written(made), frame=1).world is not None
+    assert read_dicom(written(made), frame=1).affine is not None
 
 
 def test_an_orientation_that_is_none_gives_no_place():
@@ -190,7 +190,7 @@ def test_an_orientation_that_is_none_gives_no_place():
         RAMP, ImagePositionPatient=[0, 0, 0], ImageOrientationPatient=[1, 0, 0, 1, 0, 0], PixelSpacing=[1, 1]
     )
     scan = read_dicom(written(header))
-    assert (scan.world, scan.spacing) == (None, (1, 1))
+    assert (scan.affine, scan.spacing) == (None, (1, 1))
     assert any("perpendicular" in flag for flag in scan.flags)
 
 
@@ -201,14 +201,14 @@ def test_colours_are_rgb_of_eight_bits():
     rng = np.random.default_rng(0)
     colours = rng.integers(0, 256, (6, 7, 3)).astype(np.uint8)
     scan = read_dicom(written(dicom(colours, "RGB")))
-    assert scan.colour
+    assert scan.is_color
     np.testing.assert_array_equal(scan.values, colours)
     planes = dicom(colours, "RGB", PixelData=np.moveaxis(colours, -1, 0).tobytes(), PlanarConfiguration=1)
     np.testing.assert_array_equal(read_dicom(written(planes)).values, colours)
     deep = (colours.astype(np.uint16) * 257)[:, :, :]
     np.testing.assert_array_equal(read_dicom(written(dicom(deep, "RGB"))).values, colours)
     with pytest.raises(PreprocessError, match="in colour"):
-        scan.windowed((40, 400))
+        scan.apply_window((40, 400))
 
 
 def test_ybr_becomes_rgb():
@@ -328,7 +328,7 @@ def test_a_scan_is_what_it_says():
     scan = read_dicom(
         written(dicom(RAMP, ImagePositionPatient=[0, 0, 0], ImageOrientationPatient=AXIAL, PixelSpacing=[1, 1]))
     )
-    assert not scan.world.flags.writeable
+    assert not scan.affine.flags.writeable
     for values in (np.zeros((2, 2)), np.zeros((0, 2), np.float32), np.zeros(3, np.float32)):
         with pytest.raises(ImageError, match="is no scan"):
             dataclasses.replace(scan, values=values)

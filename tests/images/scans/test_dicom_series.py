@@ -21,7 +21,7 @@ CT5N = PACKAGED / "dicomdirtests/98892001/CT5N"
 def test_a_series_is_a_volume_in_its_place(tmp_path):
     scan = read_series(folder(tmp_path, slices(VOLUME, PLACES, RescaleSlope=1, RescaleIntercept=-1024)))
     np.testing.assert_array_equal(scan.values, VOLUME - 1024.0)
-    np.testing.assert_allclose(scan.world @ [4, 1, 2, 1], [-(10 + 2 * 0.5), -(20 + 1 * 0.8), 12, 1])
+    np.testing.assert_allclose(scan.affine @ [4, 1, 2, 1], [-(10 + 2 * 0.5), -(20 + 1 * 0.8), 12, 1])
     assert (scan.unit, scan.modality, scan.flags) == ("HU", "CT", ())
     assert scan.spacing == pytest.approx((3, 0.8, 0.5))
     assert len(scan.sources) == 5
@@ -35,7 +35,7 @@ def test_names_and_instance_numbers_mean_nothing(tmp_path):
     names = ["z.dcm", "010", "a.txt", "2.dcm", "1.dcm"]
     second = read_series(folder(tmp_path / "two", made, names))
     assert first.values.tobytes() == second.values.tobytes()
-    assert first.world.tobytes() == second.world.tobytes()
+    assert first.affine.tobytes() == second.affine.tobytes()
     listed = read_series(list(second.sources)[::-1])
     assert listed.values.tobytes() == first.values.tobytes()
 
@@ -62,7 +62,7 @@ def test_the_packaged_series_has_its_gap():
         own = read_dicom(path)
         np.testing.assert_array_equal(scan.values[at], own.values)
         if at:
-            np.testing.assert_allclose(scan.world @ [at, 3, 5, 1], own.world @ [0, 3, 5, 1], atol=1e-4)
+            np.testing.assert_allclose(scan.affine @ [at, 3, 5, 1], own.affine @ [0, 3, 5, 1], atol=1e-4)
 
 
 def test_the_places_are_those_that_itk_gives():
@@ -72,7 +72,7 @@ def test_the_places_are_those_that_itk_gives():
     theirs, ours = reader.Execute(), read_series(CT5N)
     for index in [(0, 0, 0), (15, 3, 4), (7, 8, 2)]:  # x, y, z
         left, back, up = theirs.TransformIndexToPhysicalPoint(index)
-        np.testing.assert_allclose(ours.world @ [*index[::-1], 1], [-left, -back, up, 1], atol=1e-3)
+        np.testing.assert_allclose(ours.affine @ [*index[::-1], 1], [-left, -back, up, 1], atol=1e-3)
         assert ours.values[index[::-1]] == theirs[index]
 
 
@@ -80,13 +80,13 @@ def test_a_slice_that_is_missing_is_a_gap(tmp_path):
     made = slices(VOLUME, [(0, 0, z) for z in (0, 3, 6, 12, 15)])
     scan = read_series(folder(tmp_path, made))
     assert scan.flags == ("a gap of 6 mm after slice 2; usual 3", "world coordinates hold for slices 0 to 2")
-    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [0, 0, 6, 1])
+    np.testing.assert_allclose(scan.affine @ [2, 0, 0, 1], [0, 0, 6, 1])
 
 
 def test_a_tilted_gantry_is_in_the_world_matrix(tmp_path):
     made = slices(VOLUME, [(0, 0.5 * at, 3.0 * at) for at in range(5)])
     scan = read_series(folder(tmp_path, made))
-    np.testing.assert_allclose(scan.world @ [4, 0, 0, 1], [0, -2, 12, 1])
+    np.testing.assert_allclose(scan.affine @ [4, 0, 0, 1], [0, -2, 12, 1])
     assert scan.flags == (
         f"slices sheared by {np.degrees(np.arctan(0.5 / 3)):.1f} degrees (a tilted gantry); the world matrix has it",
     )
@@ -186,5 +186,5 @@ def test_the_order_owes_nothing_to_the_direction_of_the_series(tmp_path):
     )
     first, second = read_series(up), read_series(down)
     assert first.values.tobytes() == second.values.tobytes()
-    assert first.world.tobytes() == second.world.tobytes()
-    assert dataclasses.replace(first).frames == (0,) * 5
+    assert first.affine.tobytes() == second.affine.tobytes()
+    assert dataclasses.replace(first).frame_indices == (0,) * 5

@@ -59,7 +59,7 @@ def test_the_place_is_that_of_monais_own_inverse(file):
         back = step.inverse(back)
     mine, theirs = ((np.argwhere(v > 0.4 * v.max())).mean(0) for v in (values, back[0].numpy()))
     assert np.abs(mine - theirs).max() < 1.0
-    np.testing.assert_allclose(one.world, nibabel.load(file).affine)
+    np.testing.assert_allclose(one.affine, nibabel.load(file).affine)
     assert one.placement.image_size == (24, 30, 12)
     assert not covered.all()
     assert "brain" not in repr(one)
@@ -73,8 +73,8 @@ def test_dictionaries_and_tensors_are_taken_too(file):
     third = GradCAM(NET, "0").explain(plain(str(file)), 1)
     for other in (second, third):
         assert other.placement == first.placement
-        np.testing.assert_array_equal(other.heat, first.heat)
-        assert type(other.heat) is np.ndarray
+        np.testing.assert_array_equal(other.attribution, first.attribution)
+        assert type(other.attribution) is np.ndarray
 
 
 def test_what_the_matrices_do_not_tell_has_no_place_and_what_fails_names_no_file(file):

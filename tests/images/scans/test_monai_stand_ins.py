@@ -11,7 +11,7 @@ pytest.importorskip("pydicom")
 import pydicom
 
 from camscope import GradCAM, explain_slices, read_scan
-from camscope.cli.scan_options import Scans
+from camscope.cli.scan_options import ScanOptions
 from camscope.errors import ImageError, PreprocessError
 from tests.scans import series
 
@@ -40,16 +40,16 @@ def test_text_in_a_picture_that_they_load_is_not_shown(tmp_path):
         data.BurnedInAnnotation = said
         data.save_as(tmp_path / f"{said}.dcm")
         one = tool().explain(tmp_path / f"{said}.dcm", 1)
-        assert (one.seen is not None) is shown
+        assert (one.model_input_image is not None) is shown
         assert any("not shown" in note for note in one.notes) is not shown
         assert one.overlay().ndim == 3
 
 
 def test_on_the_command_line_they_get_the_path(tmp_path):
-    reading = Scans().through([tool()])
-    assert tool().explain(reading.read(CT), 1).heat.shape == (126, 126)
+    reading = ScanOptions().for_explainers([tool()])
+    assert tool().explain(reading.read_image(CT), 1).attribution.shape == (126, 126)
     with pytest.raises(ImageError, match="--window: the model's preprocessing is MONAI's"):
-        Scans(window="40,400").through([tool()]).read(CT)
+        ScanOptions(window="40,400").for_explainers([tool()]).read_image(CT)
 
 
 def test_what_is_read_already_is_refused(tmp_path):

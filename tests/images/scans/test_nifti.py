@@ -38,11 +38,11 @@ def saved(path: Path, array: np.ndarray, kind=nibabel.Nifti1Image, change=None, 
 def test_axes_and_affine_are_the_files_own(kind, suffix, tmp_path):
     scan = read_nifti(saved(tmp_path / f"a{suffix}", VOLUME, kind))
     np.testing.assert_array_equal(scan.values, VOLUME)
-    np.testing.assert_allclose(scan.world, AFFINE, atol=1e-6)
+    np.testing.assert_allclose(scan.affine, AFFINE, atol=1e-6)
     assert scan.values.dtype == np.float32
     assert scan.values.flags.c_contiguous
     assert scan.spacing == pytest.approx(np.linalg.norm(AFFINE[:3, :3], axis=0))
-    assert scan.header["sform_code"] == 2
+    assert scan.format_codes["sform_code"] == 2
     assert "place: the sform (sform code 2, qform code 0)" in scan.steps
 
 
@@ -55,7 +55,7 @@ def test_packaged_files_are_as_nibabel_reads_them(name):
     four = array.ndim == 4
     ours = read_nifti(NIBABEL / name, volume=1 if four else None)
     np.testing.assert_allclose(ours.values, array[..., 1] if four else array, rtol=1e-6)
-    np.testing.assert_allclose(ours.world, theirs.affine)
+    np.testing.assert_allclose(ours.affine, theirs.affine)
 
 
 def test_big_endian_and_scaled(tmp_path):
@@ -75,23 +75,23 @@ def test_the_qform_where_there_is_no_sform_and_neither(tmp_path):
     image.header.set_qform(affine, 1)
     nibabel.save(image, tmp_path / "q.nii")
     scan = read_nifti(tmp_path / "q.nii")
-    np.testing.assert_allclose(scan.world, affine, atol=1e-6)
+    np.testing.assert_allclose(scan.affine, affine, atol=1e-6)
     assert "place: the qform (sform code 0, qform code 1)" in scan.steps
     neither = read_nifti(saved(tmp_path / "n.nii", VOLUME, affine=None, change=lambda head: head.set_zooms((2, 3, 4))))
-    assert (neither.world, neither.spacing) == (None, (2, 3, 4))
+    assert (neither.affine, neither.spacing) == (None, (2, 3, 4))
     assert neither.flags == ("no place: neither sform nor qform is set",)
 
 
 def test_micrometres_become_millimetres(tmp_path):
     scan = read_nifti(saved(tmp_path / "a.nii", VOLUME, change=lambda head: head.set_xyzt_units("micron")))
-    np.testing.assert_allclose(scan.world[:3], AFFINE[:3] / 1000, atol=1e-9)
+    np.testing.assert_allclose(scan.affine[:3], AFFINE[:3] / 1000, atol=1e-9)
     assert "micrometres taken to mm" in scan.steps[-1]
 
 
 def test_a_flat_file_lies_at_zero_of_its_third_axis(tmp_path):
     scan = read_nifti(saved(tmp_path / "a.nii", VOLUME[..., 0]))
     assert scan.shape == (2, 3)
-    np.testing.assert_allclose(scan.world @ [0, 1, 2, 1], AFFINE @ [1, 2, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(scan.affine @ [0, 1, 2, 1], AFFINE @ [1, 2, 0, 1], atol=1e-6)
 
 
 def test_a_volume_of_a_series(tmp_path):
@@ -112,7 +112,7 @@ def test_nan_is_flagged_and_colours_are_colours(tmp_path):
     colours = np.zeros((2, 3, 4), [("R", "u1"), ("G", "u1"), ("B", "u1")])
     colours["G"] = VOLUME
     scan = read_nifti(saved(tmp_path / "c.nii", colours))
-    assert (scan.colour, scan.shape, scan.values.shape) == (True, (2, 3, 4), (2, 3, 4, 3))
+    assert (scan.is_color, scan.shape, scan.values.shape) == (True, (2, 3, 4), (2, 3, 4, 3))
     np.testing.assert_array_equal(scan.values[..., 1], VOLUME)
 
 
@@ -154,7 +154,7 @@ def test_a_header_that_lies_is_one_error(fields, message, tmp_path):
 def test_a_matrix_that_is_none_gives_no_place(tmp_path):
     data = header_with(saved(tmp_path / "a.nii", VOLUME), srow_x=[0, 0, 0, 0])
     scan = read_nifti(data)
-    assert (scan.world, scan.flags) == (None, ("no place: the sform is no invertible matrix",))
+    assert (scan.affine, scan.flags) == (None, ("no place: the sform is no invertible matrix",))
 
 
 def test_a_packed_bomb_is_unpacked_no_further_than_its_header_says(tmp_path):
@@ -193,7 +193,7 @@ def test_itks_files_are_in_their_place(suffix, tmp_path):
     scan = read_scan(tmp_path / f"a{suffix}")
     np.testing.assert_array_equal(scan.values, VOLUME)
     left, back, up = image.TransformIndexToPhysicalPoint((3, 2, 1))  # x, y, z
-    np.testing.assert_allclose(scan.world @ [1, 2, 3, 1], [-left, -back, up, 1])
+    np.testing.assert_allclose(scan.affine @ [1, 2, 3, 1], [-left, -back, up, 1])
     assert scan.spacing == pytest.approx((5, 0.7, 0.5))
 
 
@@ -203,7 +203,7 @@ def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, 
     words = f"NRRD0004\ntype: float\ndimension: 3\nsizes: 2 3 4\n{measure}encoding: raw\nendian: little\n\n"
     (tmp_path / "a.nrrd").write_bytes(words.encode() + np.arange(24, dtype="<f4").tobytes())
     scan = read_itk(tmp_path / "a.nrrd")
-    assert scan.world is None
+    assert scan.affine is None
     assert scan.spacing == pixel
     element = "" if pixel is None else "ElementSpacing = 2 3 4\n"
     words = (
@@ -212,7 +212,7 @@ def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, 
     (tmp_path / "a.mhd").write_text(words)
     (tmp_path / "a.raw").write_bytes(np.arange(24, dtype="<f4").tobytes())
     scan = read_itk(tmp_path / "a.mhd")
-    assert scan.world is None
+    assert scan.affine is None
     assert scan.spacing == pixel
 
 
@@ -285,7 +285,7 @@ def test_rasters_are_as_stored(suffix, dtype, tmp_path):
     Image.fromarray(stored).save(tmp_path / f"a{suffix}")
     scan = read_scan(tmp_path / f"a{suffix}")
     np.testing.assert_array_equal(scan.values, stored)
-    assert (scan.values.dtype, scan.world, scan.spacing) == (np.float32, None, None)
+    assert (scan.values.dtype, scan.affine, scan.spacing) == (np.float32, None, None)
 
 
 def test_pages_floats_and_colours(tmp_path):
@@ -299,7 +299,7 @@ def test_pages_floats_and_colours(tmp_path):
     buffer = io.BytesIO()
     Image.fromarray(colours).save(buffer, "PNG")
     scan = read_scan(buffer.getvalue())
-    assert scan.colour
+    assert scan.is_color
     np.testing.assert_array_equal(scan.values, colours)
     with pytest.raises(ImageError, match="damaged"):
         read_scan(buffer.getvalue()[:60])

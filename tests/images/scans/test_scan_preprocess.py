@@ -8,8 +8,8 @@ import torch
 
 from camscope import GradCAM, read_scan
 from camscope.errors import ImageError, PreprocessError
-from camscope.images.scans.scan import Scan, pixels_of
-from camscope.images.scans.scan_preprocess import ScanPreprocess, letters
+from camscope.images.scans.scan import Scan, convert_scan_to_rgb
+from camscope.images.scans.scan_preprocess import ScanPreprocess, get_axis_codes
 
 WORLD = np.array([[0.7, 0, 0, 3], [0, 0.7, 0, -7], [0, 0, 5, 11], [0, 0, 0, 1.0]])
 
@@ -37,15 +37,15 @@ def test_48_orientations_enter_the_model_as_the_same_and_come_back_to_the_same_p
     expected = way(upright)[0]
     seen = set()
     for scan in turns(upright):
-        seen.add(letters(scan.world))
+        seen.add(get_axis_codes(scan.affine))
         torch.testing.assert_close(ScanPreprocess(orientation="RAS")(scan)[0][0], torch.from_numpy(upright.values))
         x, place = way(scan)
         torch.testing.assert_close(x, expected)
         heat = np.zeros(x.shape[1:])
         heat[1, 3, 5] = 1
         peak = np.unravel_index(place.project(heat)[0].argmax(), scan.shape)
-        there = scan.world @ [*(place.to_image([[1.5, 3.5, 5.5]])[0] - 0.5), 1]
-        assert (np.abs(scan.world @ [*peak, 1] - there)[:3] <= np.array([0.7, 0.7, 5]) / 2 + 1e-9).all()
+        there = scan.affine @ [*(place.to_image([[1.5, 3.5, 5.5]])[0] - 0.5), 1]
+        assert (np.abs(scan.affine @ [*peak, 1] - there)[:3] <= np.array([0.7, 0.7, 5]) / 2 + 1e-9).all()
     assert len(seen) == 48
 
 
@@ -56,11 +56,11 @@ def test_letters_are_nibabels_also_of_oblique_volumes():
         turn, _ = np.linalg.qr(drawn.normal(size=(3, 3)))
         world = np.eye(4)
         world[:3, :3] = turn * drawn.uniform(0.5, 5, 3)
-        assert letters(world) == "".join(nibabel.aff2axcodes(world))
+        assert get_axis_codes(world) == "".join(nibabel.aff2axcodes(world))
 
 
 def test_spacing_resamples_to_millimetres_and_the_place_follows():
-    scan = Scan(np.arange(8, dtype=np.float32)[:, None].repeat(4, 1), "s", pixel=(2.0, 1.0))
+    scan = Scan(np.arange(8, dtype=np.float32)[:, None].repeat(4, 1), "s", pixel_spacing=(2.0, 1.0))
     x, place = ScanPreprocess(spacing=4.0)(scan)
     assert x.shape == (1, 4, 1)
     torch.testing.assert_close(x[0, :, 0], torch.tensor([0.5, 2.5, 4.5, 6.5]))
@@ -82,21 +82,21 @@ def test_a_crop_that_is_smaller_and_larger_keeps_what_is_there_in_its_place():
 
 def test_values_are_windowed_normalised_and_copied():
     scan = Scan(np.array([[-1000, -160, 39.5], [240, 500, 40]], np.float32), "s")
-    x, _ = ScanPreprocess(window=(40, 400), normalise=((0.5, 0.5), (0.5, 0.25)), channels=2)(scan)
+    x, _ = ScanPreprocess(window=(40, 400), normalize=((0.5, 0.5), (0.5, 0.25)), channels=2)(scan)
     torch.testing.assert_close(x[0, 0, :], torch.tensor([-1.0, -1.0, 0.0]))
     torch.testing.assert_close(x[1], 2 * x[0])
-    x, _ = ScanPreprocess(normalise="range", channels=3)(scan)
+    x, _ = ScanPreprocess(normalize="range", channels=3)(scan)
     assert (x.amin().item(), x.amax().item(), x.shape) == (0, 1, (3, 2, 3))
-    x, _ = ScanPreprocess(normalise="zscore")(scan)
+    x, _ = ScanPreprocess(normalize="zscore")(scan)
     assert abs(float(x.mean())) < 1e-6
     assert abs(float(x.std(correction=0)) - 1) < 1e-6
     flat = Scan(np.full((2, 2), 7, np.float32), "s")
-    assert ScanPreprocess(normalise="zscore")(flat)[0].abs().max() == 0
-    assert ScanPreprocess(normalise="range")(flat)[0].abs().max() == 0
+    assert ScanPreprocess(normalize="zscore")(flat)[0].abs().max() == 0
+    assert ScanPreprocess(normalize="range")(flat)[0].abs().max() == 0
 
 
 def test_colour_is_from_0_to_1_and_grey_by_luminance():
-    scan = Scan(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8), "s", colour=True)
+    scan = Scan(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8), "s", is_color=True)
     assert ScanPreprocess(channels=3)(scan)[0].tolist() == [[[1, 0]], [[0, 1]], [[0, 0]]]
     torch.testing.assert_close(ScanPreprocess()(scan)[0], torch.tensor([[[0.299, 0.587]]]))
     for keywords in ({"window": (1, 2), "channels": 3}, {"channels": 2}):
@@ -108,13 +108,13 @@ def test_nan_is_refused_unless_something_takes_its_place():
     scan = Scan(np.array([[np.nan, 2.0]], np.float32), "s")
     with pytest.raises(ImageError, match="finite=0"):
         ScanPreprocess()(scan)
-    assert ScanPreprocess(finite=0)(scan)[0].tolist() == [[[0, 2]]]
+    assert ScanPreprocess(non_finite_fill=0)(scan)[0].tolist() == [[[0, 2]]]
 
 
 def test_of_two_windows_one_is_refused():
-    scan = volume().windowed((0.5, 1, "LINEAR_EXACT"))
+    scan = volume().apply_window((0.5, 1, "LINEAR_EXACT"))
     with pytest.raises(PreprocessError, match="behind a window already"):
-        scan.windowed((40, 400))
+        scan.apply_window((40, 400))
     with pytest.raises(PreprocessError, match="leave out one"):
         ScanPreprocess(window=(40, 400))(scan)
     ScanPreprocess()(scan)
@@ -145,16 +145,16 @@ def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ImageError, match="for volumes that say where they lie"):
         ScanPreprocess(orientation="RAS")(volume(world=None))
     with pytest.raises(PreprocessError, match="no std of 0"):
-        ScanPreprocess(normalise=(0, 0))(volume())
+        ScanPreprocess(normalize=(0, 0))(volume())
 
 
 def test_pixels_for_a_model_of_pictures_say_how_they_were_made():
     scan = Scan(np.array([[-160, 240], [40, 900]], np.float32), "s", unit="HU")
-    pixels, told = pixels_of(scan, (40, 401))
+    pixels, told = convert_scan_to_rgb(scan, (40, 401))
     assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
     assert told.steps == ("window: LINEAR, centre 40, width 401",)
-    pixels, told = pixels_of(scan)
+    pixels, told = convert_scan_to_rgb(scan)
     assert pixels[..., 1].tolist() == [[0, 96], [48, 255]]
     assert told.steps == ("no window was given: the whole range, -160 to 900 HU",)
     with pytest.raises(ImageError, match="explain_slices"):
-        pixels_of(volume())
+        convert_scan_to_rgb(volume())

@@ -21,11 +21,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import GradCAM, HiResCAM, Preprocess, Saliency
-from camscope.batch import Run, run_batch
+from camscope.batch import BatchRun, run_batch
 from camscope.cli import app
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS
-from camscope.images.callable_preprocess import Probed
+from camscope.images.callable_preprocess import CallablePreprocess
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from tests.nets import CASES
@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]
-ONE_PASS = [name for name, kind in METHODS.items() if kind.forwards == "1" and kind.backwards in ("0", "1")]
+ONE_PASS = [name for name, kind in METHODS.items() if kind.forward_passes == "1" and kind.backward_passes in ("0", "1")]
 
 
 # --- batches
@@ -107,12 +107,12 @@ def rows_of(place, tool, out, order, batch_size):
         for n in order:
             table.writerow([f"{n}.dcm", f"case {n}", {2: 1, 3: 0, 5: 2, 8: 1}.get(n, "")])
     run_batch(tool, place / f"{out.name}.csv", out, batch_size=batch_size)
-    return {int(row["id"].removeprefix("case ")): row for row in Run(out).table().to_pylist()}
+    return {int(row["id"].removeprefix("case ")): row for row in BatchRun(out).table().to_pylist()}
 
 
 def test_rows_of_a_run_are_single_maps_in_any_order_and_the_model_stays_as_it_was(eight, tmp_path):
     model = flat().train()
-    tool = GradCAM(model, "1", preprocess=ScanPreprocess(resize=(20, 24), normalise="range"))
+    tool = GradCAM(model, "1", preprocess=ScanPreprocess(resize=(20, 24), normalize="range"))
     model(torch.rand(2, 1, 20, 24)).sum().backward()
     with untouched(model):
         runs = {
@@ -124,7 +124,7 @@ def test_rows_of_a_run_are_single_maps_in_any_order_and_the_model_stays_as_it_wa
             one = tool.explain(eight / f"{n}.dcm", {2: 1, 3: 0, 5: 2, 8: 1}.get(n))
             assert rows[n]["label"] == one.label
             heat = np.reshape(rows[n]["heat"], one.grid)
-            assert abs(heat - one.heat).max() <= 1e-5 * one.heat.max()
+            assert abs(heat - one.attribution).max() <= 1e-5 * one.attribution.max()
         np.testing.assert_allclose(rows[2]["heat"], rows[8]["heat"], rtol=1e-5)
         assert rows[2]["sha256"] == rows[8]["sha256"]
 
@@ -133,8 +133,8 @@ def test_a_twin_in_monochrome1_has_the_same_map(tmp_path):
     pixels = (np.random.default_rng(1).random((24, 24)) * 4095).astype(np.uint16)
     (tmp_path / "a.dcm").write_bytes(written(dicom(pixels, bits=12)))
     (tmp_path / "b.dcm").write_bytes(written(dicom(4095 - pixels, "MONOCHROME1", bits=12)))
-    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=20, normalise="range"))
-    one, twin = (tool.explain(tmp_path / name, 1).heat for name in ("a.dcm", "b.dcm"))
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=20, normalize="range"))
+    one, twin = (tool.explain(tmp_path / name, 1).attribution for name in ("a.dcm", "b.dcm"))
     np.testing.assert_array_equal(one, twin)
 
 
@@ -145,10 +145,10 @@ def test_names_and_numbers_of_slices_change_no_bit_of_the_map(tmp_path):
     for one, number in zip(made, (5, 2, 9, 1, 1, 7), strict=True):
         one.InstanceNumber = number
     folder(tmp_path / "b", made[::-1], [f"{name}.dcm" for name in "qdzkab"])
-    tool = Saliency(Sums((1, 4), (2, 7), (3, 9)), preprocess=ScanPreprocess(normalise="range"))
+    tool = Saliency(Sums((1, 4), (2, 7), (3, 9)), preprocess=ScanPreprocess(normalize="range"))
     one, other = (tool.explain(tmp_path / name, 0) for name in "ab")
-    assert one.heat.tobytes() == other.heat.tobytes()
-    assert one.peak_world == other.peak_world
+    assert one.attribution.tobytes() == other.attribution.tobytes()
+    assert one.peak_mm == other.peak_mm
 
 
 # --- places
@@ -180,7 +180,7 @@ def test_a_box_is_where_it_was_after_resize_crop_pad_and_flip_of_a_volume():
     world = np.diag([-0.7, 0.7, -5.0, 1.0])
     world[:3, 3] = 30, -20, 50
     scan = Scan(np.random.default_rng(0).random((60, 30, 25), np.float32), "scan-0", world)
-    way = ScanPreprocess(orientation="RAS", resize=(48, 30, 40), crop=(32, 40, 40), normalise="range")
+    way = ScanPreprocess(orientation="RAS", resize=(48, 30, 40), crop=(32, 40, 40), normalize="range")
     part = (6, 26), (9, 31), (8, 32)
     tools = (Saliency(Sums(*part), preprocess=way), HiResCAM(Sums(*part), "whole", preprocess=way))
     for tool in tools:
@@ -195,8 +195,8 @@ def test_a_box_is_where_it_was_after_resize_crop_pad_and_flip_of_a_volume():
         assert covered.sum(axis=(1, 2)).astype(bool).tolist() == [
             8 / 48 * 60 < n + 0.5 < 40 / 48 * 60 for n in range(60)
         ]
-        np.testing.assert_allclose(one.world, world)
-        voxel = np.linalg.inv(one.world)[:3] @ [*one.peak_world, 1] + 0.5
+        np.testing.assert_allclose(one.affine, world)
+        voxel = np.linalg.inv(one.affine)[:3] @ [*one.peak_mm, 1] + 0.5
         assert all(low <= at <= high for at, (low, high) in zip(voxel, where, strict=True))
 
 
@@ -216,11 +216,11 @@ def test_a_box_is_where_it_was_after_resize_crop_pad_and_flip_of_a_picture(size)
     photo = (np.random.default_rng(0).random((*size, 3)) * 255).astype(np.uint8)
     part = (7, 31), (5, 30)
     ways = {
-        "cut and padded": (ScanPreprocess(resize=(60, 28), crop=(40, 36), normalise="range"), scan, (60, 28), (40, 36)),
+        "cut and padded": (ScanPreprocess(resize=(60, 28), crop=(40, 36), normalize="range"), scan, (60, 28), (40, 36)),
         "cut and padded, of pixels": (
             Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3, resize=(60, 28), crop=(40, 36)), photo, (60, 28), (40, 36)
         ),
-        "flipped": (Probed(mirrored), photo, (40, 36), (40, 36)),
+        "flipped": (CallablePreprocess(mirrored), photo, (40, 36), (40, 36)),
     }  # fmt: skip
     for name, (way, image, resized, crop) in ways.items():
         one = Saliency(Sums(*part), preprocess=way).explain(image, 0)
@@ -251,12 +251,12 @@ def test_a_slice_enters_the_model_as_the_same_numbers_from_every_format(tmp_path
     Image.fromarray(stored).save(tmp_path / "a.tif")
     nibabel.save(nibabel.Nifti1Image(stored, np.eye(4)), tmp_path / "rows.nii.gz")
     nibabel.save(nibabel.Nifti1Image(stored.T, np.eye(4)), tmp_path / "columns.nii")
-    way = ScanPreprocess(window=(1800, 3000), resize=24, crop=(20, 26), normalise="zscore")
-    turned = ScanPreprocess(window=(1800, 3000), resize=24, crop=(26, 20), normalise="zscore")
+    way = ScanPreprocess(window=(1800, 3000), resize=24, crop=(20, 26), normalize="zscore")
+    turned = ScanPreprocess(window=(1800, 3000), resize=24, crop=(26, 20), normalize="zscore")
     names = ("a.dcm", "a.png", "a.tif", "rows.nii.gz")
-    inputs = [GradCAM(flat(), "1", preprocess=way).read(tmp_path / name).x for name in names]
+    inputs = [GradCAM(flat(), "1", preprocess=way).prepare_input(tmp_path / name).x for name in names]
     assert len({x.numpy().tobytes() for x in inputs}) == 1
-    columns = GradCAM(flat(), "1", preprocess=turned).read(tmp_path / "columns.nii").x
+    columns = GradCAM(flat(), "1", preprocess=turned).prepare_input(tmp_path / "columns.nii").x
     torch.testing.assert_close(columns.transpose(1, 2), inputs[0])
 
 
@@ -267,10 +267,10 @@ def test_a_volume_enters_the_model_as_the_same_numbers_from_dicom_and_nifti(tmp_
     world = np.diag([-0.5, -0.8, 2.5, 1.0])
     world[:3, 3] = 20, -30, 7
     nibabel.save(nibabel.Nifti1Image(volume.transpose(2, 1, 0), world), tmp_path / "a.nii.gz")
-    tool = Saliency(Sums((1, 3), (1, 3), (1, 3)), preprocess=ScanPreprocess(orientation="RAS", normalise="range"))
-    one, other = tool.read(series), tool.read(tmp_path / "a.nii.gz")
+    tool = Saliency(Sums((1, 3), (1, 3), (1, 3)), preprocess=ScanPreprocess(orientation="RAS", normalize="range"))
+    one, other = tool.prepare_input(series), tool.prepare_input(tmp_path / "a.nii.gz")
     assert one.x.numpy().tobytes() == other.x.numpy().tobytes()
-    np.testing.assert_allclose(tool.explain(series, 0).peak_world, tool.explain(tmp_path / "a.nii.gz", 0).peak_world)
+    np.testing.assert_allclose(tool.explain(series, 0).peak_mm, tool.explain(tmp_path / "a.nii.gz", 0).peak_mm)
 
 
 # --- pictures with text in them
@@ -313,7 +313,7 @@ def pictures_of(place, allowed):
     ):
         result = CliRunner().invoke(app, [str(word) for word in command])
         assert result.exit_code == 0, result.output
-    page = Run(place / "out", scan).page(place / "page.html").read_text()
+    page = BatchRun(place / "out", scan).save_html(place / "page.html").read_text()
     drawn = [place / "why.png", *place.glob("out/overlays/*/*.png")]
     assert len(drawn) == 2
     shown = [base64.b64decode(data) for data in re.findall(r"data:image/webp;base64,([A-Za-z0-9+/=]+)", page)]
@@ -357,7 +357,7 @@ class Squares(nn.Module):
 
 def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
     """60 of them through `explain` and through a run: what is explained alone is explained in the run, to the same numbers."""
-    tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalise="range", finite=0))
+    tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalize="range", non_finite_fill=0))
     alone, said = {}, {}
     for number, (name, _, data) in enumerate(fuzz.mutated(60, seed=8)):
         file = (
@@ -374,8 +374,8 @@ def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
     assert all(re.match(r"scan-[0-9a-f]{8}: .+|.*scan-[0-9a-f]{8} .+", words) for words in said.values())
     (tmp_path / "list.csv").write_text("\n".join(["path,id", *(f"{name},of {name}" for name in [*alone, *said])]))
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out", (0,), batch_size=8)
-    assert made.images == 60
-    for row in Run(tmp_path / "out").table().to_pylist():
+    assert made.n_processed == 60
+    for row in BatchRun(tmp_path / "out").table().to_pylist():
         name = row["id"].removeprefix("of ")
         if name in said:
             assert (row["status"], row["error"]) == ("failed", said[name])

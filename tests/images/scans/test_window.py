@@ -5,7 +5,7 @@ import pytest
 from pydicom.pixels import apply_windowing
 
 from camscope.errors import PreprocessError
-from camscope.images.scans.scan import KINDS, Window
+from camscope.images.scans.scan import WINDOW_KINDS, Window
 from tests.scan_files import dicom
 
 HU = np.linspace(-1100, 3100, 4201)
@@ -34,7 +34,7 @@ def test_worked_numbers(window, value, expected):
     assert window(np.array([float(value)]))[0] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WINDOW_KINDS)
 @pytest.mark.parametrize(("centre", "width"), [(40, 400), (-600, 1500), (300.5, 2.5), (0, 1)])
 def test_equal_to_pydicoms(kind, centre, width):
     header = dicom(np.zeros((1, 1), np.int16), RescaleSlope=1, RescaleIntercept=0)
@@ -53,7 +53,7 @@ def test_float32_stays_and_integers_become_float():
 
 @pytest.mark.parametrize("given", ["40,400", (40, 400), [40, 400, "linear"], Window(40, 400)])
 def test_what_a_window_may_be_given_as(given):
-    assert Window.of(given) == Window(40, 400)
+    assert Window.parse(given) == Window(40, 400)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_what_a_window_may_be_given_as(given):
 )
 def test_what_is_no_window_is_one_error(given):
     with pytest.raises(PreprocessError, match="window"):
-        Window.of(given)
+        Window.parse(given)

@@ -12,115 +12,140 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.clustering.clusters import Partition, strategies
-from camscope.audit.clustering.clusters import Strategies as Found
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.predictions import Answered
-from camscope.audit.core.schema import Cluster, Stability, Strategies
-from camscope.audit.core.subgroup_levels import levels_of
-from camscope.audit.core.summary_values import rounded
-from camscope.audit.shortcuts.region_attribution import maps_of, share
-from camscope.audit.shortcuts.region_samples import Scenes
+from camscope.audit.clustering.clusters import ClusteringResult as Found
+from camscope.audit.clustering.clusters import Partition, cluster_maps
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.schema import ClusterAnalysis, ClusterStability, MapCluster
+from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.summary_values import round_significant
+from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions
+from camscope.audit.shortcuts.region_samples import RegionSamples
 from camscope.errors import InputError, MissingExtraError, UndefinedError
 from camscope.geometry import Placement
 from camscope.metrics.base import Mask
-from camscope.metrics.statistics import Estimate, estimated, holm, numbered
+from camscope.metrics.statistics import Estimate, adjust_holm, estimate_mean, index_groups
 from camscope.plurals import plural
 
-CHANCE = 0.05
+ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
 
 
-def ways(subject: Subject, tool: Any, finding: Finding, seen: Scenes, answered: Answered) -> Strategies:
+def analyze_clusters(
+    context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
+) -> ClusterAnalysis:
     """Of a method's maps. Where no number of clusters is claimed the two are shown that would be first."""
-    truths = subject.truths(finding)
-    heats = maps_of(subject, tool.title, finding, [one.row for one in seen.each if truths[one.row]])
+    truths = context.get_truth(finding)
+    heats = load_attributions(
+        context, explainer.title, finding, [one.row for one in samples.samples if truths[one.row]]
+    )
     shapes = {heat.shape for heat in heats.values()}
     rows = sorted(heats)
     try:
         if len(shapes) != 1:
             raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
-        found = strategies(
-            np.stack([heats[row] for row in rows]), [subject.numbers[row] for row in rows], seed=subject.config.seed
+        found = cluster_maps(
+            np.stack([heats[row] for row in rows]),
+            [context.patient_numbers[row] for row in rows],
+            seed=context.config.seed,
         )
     except UndefinedError as error:
-        return Strategies(
-            finding=finding.name, method=tool.title, claimed=1, maps=len(rows), left_out=0, reason=str(error)
+        return ClusterAnalysis(
+            finding=finding.name,
+            method=explainer.title,
+            n_clusters=1,
+            n_maps=len(rows),
+            n_excluded=0,
+            reason=str(error),
         )
-    return Strategies(
+    return ClusterAnalysis(
         finding=finding.name,
-        method=tool.title,
-        claimed=found.claimed,
-        maps=found.n,
-        left_out=len(found.zero),
-        patients=found.patients,
-        eigenvalues=tuple(rounded(one) or 0.0 for one in found.eigenvalues),
-        trials=tuple(_trial(one) for one in found.partitions),
-        clusters=tuple(_clusters(subject, found, rows, heats, seen, answered, finding)),
+        method=explainer.title,
+        n_clusters=found.n_clusters,
+        n_maps=found.n_maps,
+        n_excluded=len(found.zero_rows),
+        n_patients=found.n_patients,
+        eigenvalues=tuple(round_significant(one) or 0.0 for one in found.eigenvalues),
+        stability_by_n_clusters=tuple(_summarize_stability(one) for one in found.partitions),
+        clusters=tuple(_build_map_clusters(context, found, rows, heats, samples, predictions, finding)),
         reason="" if found.partitions else found.reason,
     )
 
 
-def _trial(one: Partition) -> Stability:
-    return Stability(
-        k=one.k,
-        stability=rounded(one.stability) or 0.0,
-        null=rounded(max(one.reference)) if one.reference else None,
-        separation=rounded(one.gap),
+def _summarize_stability(partition: Partition) -> ClusterStability:
+    return ClusterStability(
+        n_clusters=partition.n_clusters,
+        stability=round_significant(partition.stability) or 0.0,
+        null_stability=round_significant(max(partition.reference_stabilities))
+        if partition.reference_stabilities
+        else None,
+        separation=round_significant(partition.eigengap),
     )
 
 
-def _clusters(
-    subject: Subject, found: Found, rows: Sequence[int], heats: Any, seen: Scenes, answered: Answered, finding: Finding
-) -> Iterator[Cluster]:
-    if not found.partitions:
+def _build_map_clusters(
+    context: AuditContext,
+    clustering: Found,
+    rows: Sequence[int],
+    attributions: Any,
+    samples: RegionSamples,
+    predictions: Predictions,
+    finding: Finding,
+) -> Iterator[MapCluster]:
+    if not clustering.partitions:
         return
-    known = {one.k: one for one in found.partitions}
-    partition = known.get(found.claimed) or known[min(known)]
-    masses = dict(_masses(subject, partition, rows, heats, seen))
-    odds = answered.of(finding.name)
+    known = {one.n_clusters: one for one in clustering.partitions}
+    partition = known.get(clustering.n_clusters) or known[min(known)]
+    masses = dict(_compute_mean_masses(context, partition, rows, attributions, samples))
+    odds = predictions.log_odds_by_row(finding.name)
     for one in partition.clusters:
-        missed = float(np.mean([odds[rows[i]] < 0 for i in one.members]))
+        missed = float(np.mean([odds[rows[i]] < 0 for i in one.rows]))
         mass = {name: value for name, each in masses.items() if (value := each.get(one.number)) is not None}
-        yield Cluster(
+        yield MapCluster(
             number=one.number,
-            images=one.n,
-            prototypes=tuple(subject.ids[rows[i]] for i in one.medoids),
-            mass=mass,
-            missed=rounded(missed),
-            columns=tuple(_columns(subject, partition, rows, one.number)),
+            n_images=one.n_maps,
+            prototypes=tuple(context.ids[rows[i]] for i in one.medoid_rows),
+            attribution_mass=mass,
+            missed_share=round_significant(missed),
+            associated_columns=tuple(_describe_enriched_levels(context, partition, rows, one.number)),
         )
 
 
-def _masses(
-    subject: Subject, partition: Partition, rows: Sequence[int], heats: Any, seen: Scenes
+def _compute_mean_masses(
+    context: AuditContext, partition: Partition, rows: Sequence[int], attributions: Any, samples: RegionSamples
 ) -> Iterator[tuple[str, dict[int, float]]]:
     """Region -> cluster -> the mean share of its maps there."""
-    scene = {one.row: one for one in seen.each}
-    for name in seen.names:
+    scene = {one.row: one for one in samples.samples}
+    for name in samples.region_names:
         values = []
         for row in rows:
             one = scene[row]
-            heat = np.asarray(Placement.identity(tuple(one.x.shape[1:])).project(heats[row])[0], np.float64)
-            values.append(share(heat, one.regions[name]) if name in one.regions else np.nan)
-        means = averaged(partition.labels, values, [subject.numbers[row] for row in rows], seed=subject.config.seed)
-        yield name, {n: made for n, own in means.items() if own and (made := rounded(own.mean)) is not None}
+            heat = np.asarray(Placement.identity(tuple(one.x.shape[1:])).project(attributions[row])[0], np.float64)
+            values.append(compute_mass_share(heat, one.regions[name]) if name in one.regions else np.nan)
+        means = compute_cluster_means(
+            partition.labels, values, [context.patient_numbers[row] for row in rows], seed=context.config.seed
+        )
+        yield name, {n: made for n, own in means.items() if own and (made := round_significant(own.mean)) is not None}
 
 
-def _columns(subject: Subject, partition: Partition, rows: Sequence[int], cluster: int) -> Iterator[str]:
+def _describe_enriched_levels(
+    context: AuditContext, partition: Partition, rows: Sequence[int], cluster_number: int
+) -> Iterator[str]:
     """`site B: 80 % here, 41 % elsewhere`, of columns that may be told."""
-    for column in subject.config.data.subgroups:
-        said = subject.levels(column)
+    for column in context.config.data.subgroups:
+        said = context.get_subgroup_levels(column)
         try:
-            found = enriched(partition.labels, [said[row] for row in rows], [subject.numbers[row] for row in rows])
+            found = compute_level_enrichment(
+                partition.labels, [said[row] for row in rows], [context.patient_numbers[row] for row in rows]
+            )
         except UndefinedError:
             continue
         for one in found:
-            if one.cluster == cluster and one.corrected < CHANCE:
-                yield f"{column} {one.level}: {one.share:.0%} here, {one.elsewhere:.0%} elsewhere"
+            if one.cluster == cluster_number and one.corrected_p_value < ENRICHMENT_SIGNIFICANCE_LEVEL:
+                yield f"{column} {one.level}: {one.share_inside:.0%} here, {one.share_outside:.0%} elsewhere"
 
 
 @dataclass(frozen=True)
-class Enrichment:
+class LevelEnrichment:
     """How much more of a level is in a cluster than elsewhere: `n` patients (or images) of `size` in it, `others` of `rest`.
 
     `p`: Fisher's exact test, two-sided; `corrected`: Holm's over all that were asked.
@@ -128,90 +153,90 @@ class Enrichment:
 
     cluster: int
     level: Hashable
-    n: int
-    size: int
-    others: int
-    rest: int
-    p: float
-    corrected: float = 1.0
+    n_inside: int
+    cluster_size: int
+    n_outside: int
+    outside_size: int
+    p_value: float
+    corrected_p_value: float = 1.0
 
     @property
-    def share(self) -> float:
+    def share_inside(self) -> float:
         """Of those in the cluster."""
-        return self.n / self.size
+        return self.n_inside / self.cluster_size
 
     @property
-    def elsewhere(self) -> float:
+    def share_outside(self) -> float:
         """Of all the others."""
-        return self.others / self.rest
+        return self.n_outside / self.outside_size
 
 
-def enriched(
-    labels: npt.ArrayLike, column: Sequence[Hashable], groups: Sequence[Hashable] | None = None
-) -> tuple[Enrichment, ...]:
+def compute_level_enrichment(
+    labels: npt.ArrayLike, column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
+) -> tuple[LevelEnrichment, ...]:
     """(N,) clusters, (N,) levels -> each cluster's share of each level beside that elsewhere, the least likely first.
 
     Of `groups` each counts once, by its first row: two images of a patient are no independent witnesses. Rows in no cluster
     (-1) or without a level are left out. Two clusters, or two levels, are one question: it is asked of the last.
     """
-    known = _labels(labels, len(column))
-    levels = levels_of(column)
+    known = _validate_labels(labels, len(column_values))
+    levels = split_by_level(column_values)
     there = np.logical_or.reduce([*levels.values(), np.zeros(len(known), np.bool_)]) & (known >= 0)
-    rows = _first(np.flatnonzero(there), numbered(groups, len(known)))
+    rows = _select_first_per_group(np.flatnonzero(there), index_groups(groups, len(known)))
     parts = {int(one): known[rows] == one for one in np.unique(known[rows])}
     inside = {level: own[rows] for level, own in levels.items() if own[rows].any()}
     if len(parts) < 2 or len(inside) < 2:
         raise UndefinedError(
             f"{plural(len(parts), 'cluster')} and {plural(len(inside), 'level')}: there is nothing to compare"
         )
-    made = [_enrichment(cluster, level, part, own)
-            for cluster, part in _asked(parts).items() for level, own in _asked(inside).items()]  # fmt: skip
-    corrected = holm([one.p for one in made])
+    made = [_build_level_enrichment(cluster, level, part, own)
+            for cluster, part in _drop_complement(parts).items() for level, own in _drop_complement(inside).items()]  # fmt: skip
+    corrected = adjust_holm([one.p_value for one in made])
     found = [replace(one, corrected=p) for one, p in zip(made, corrected, strict=True)]
-    return tuple(sorted(found, key=lambda one: one.p))
+    return tuple(sorted(found, key=lambda one: one.p_value))
 
 
-def averaged(
+def compute_cluster_means(
     labels: npt.ArrayLike, values: npt.ArrayLike, groups: Sequence[Hashable] | None = None, *, seed: int = 0
 ) -> dict[int, Estimate | None]:
     """(N,) clusters, (N,) a number of each image -> each cluster's mean with its interval; None where no row has a value."""
     given = np.asarray(values, np.float64)
-    known, names = _labels(labels, len(given)), list(groups) if groups is not None else list(range(len(given)))
+    known, names = _validate_labels(labels, len(given)), list(groups) if groups is not None else list(range(len(given)))
     made: dict[int, Estimate | None] = {}
     for one in np.unique(known[known >= 0]):
         rows = np.flatnonzero(known == one)
         some = not np.isnan(given[rows]).all()
-        made[int(one)] = estimated(given[rows], [names[int(i)] for i in rows], seed=seed) if some else None
+        made[int(one)] = estimate_mean(given[rows], [names[int(i)] for i in rows], seed=seed) if some else None
     return made
 
 
-def _labels(labels: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
+def _validate_labels(labels: npt.ArrayLike, n_rows: int) -> npt.NDArray[np.int64]:
     known = np.asarray(labels)
-    if known.shape != (rows,) or not np.issubdtype(known.dtype, np.integer):
+    if known.shape != (n_rows,) or not np.issubdtype(known.dtype, np.integer):
         raise InputError(
-            f"labels {known.dtype} {known.shape} of {plural(rows, 'row')}: expected (N,) numbers of clusters"
+            f"labels {known.dtype} {known.shape} of {plural(n_rows, 'row')}: expected (N,) numbers of clusters"
         )
     return known.astype(np.int64)
 
 
-def _first(rows: npt.NDArray[np.int64], group: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _select_first_per_group(rows: npt.NDArray[np.int64], group_index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Of each group the first of some rows."""
-    return np.asarray(rows[np.sort(np.unique(group[rows], return_index=True)[1])])
+    return np.asarray(rows[np.sort(np.unique(group_index[rows], return_index=True)[1])])
 
 
-def _asked(masks: Mapping[Any, Mask]) -> dict[Any, Mask]:
+def _drop_complement(masks: Mapping[Any, Mask]) -> dict[Any, Mask]:
     """Of two the last: the other one is what it is not."""
     return dict(list(masks.items())[-1:] if len(masks) == 2 else masks)
 
 
-def _enrichment(cluster: int, level: Hashable, part: Mask, own: Mask) -> Enrichment:
-    n, others = int((part & own).sum()), int((~part & own).sum())
-    size, rest = int(part.sum()), int((~part).sum())
-    p = float(_stats().fisher_exact([[n, size - n], [others, rest - others]])[1])
-    return Enrichment(cluster, level, n, size, others, rest, min(1.0, p))
+def _build_level_enrichment(cluster: int, level: Hashable, cluster_mask: Mask, level_mask: Mask) -> LevelEnrichment:
+    n, others = int((cluster_mask & level_mask).sum()), int((~cluster_mask & level_mask).sum())
+    size, rest = int(cluster_mask.sum()), int((~cluster_mask).sum())
+    p = float(_import_scipy_stats().fisher_exact([[n, size - n], [others, rest - others]])[1])
+    return LevelEnrichment(cluster, level, n, size, others, rest, min(1.0, p))
 
 
-def _stats() -> Any:
+def _import_scipy_stats() -> Any:
     try:
         return import_module("scipy.stats")
     except ImportError as error:

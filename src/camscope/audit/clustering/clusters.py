@@ -6,34 +6,43 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.clustering.spectral import DIGITS, Cloud, Numbers, Sign, cloud_of, placed, pooled, reference
+from camscope.audit.clustering.spectral import (
+    EIGENVALUE_DIGITS,
+    AttributionSign,
+    IntArray,
+    PointCloud,
+    build_point_cloud,
+    pool_maps,
+    sample_reference_points,
+    smooth_and_normalize,
+)
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Floats
-from camscope.metrics.statistics import numbered
-from camscope.optional import sklearn
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import FloatArray
+from camscope.metrics.statistics import index_groups
+from camscope.optional import import_sklearn
 from camscope.plurals import plural
 
-GAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
-SHOWN = 32  # eigenvalues
-MEDOIDS = 3
-FEWEST = 5  # draws of a reference, of which one alone may well be like another
+MIN_EIGENGAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
+N_REPORTED_EIGENVALUES = 32  # eigenvalues
+N_MEDOIDS = 3
+MIN_REFERENCE_RESAMPLES = 5  # draws of a reference, of which one alone may well be like another
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class ClusterMembers:
     """Maps of one kind: which rows, of how many patients; `medoids`, the three most typical; their mean map, on the grid."""
 
     number: int
-    members: tuple[int, ...]
-    patients: int
-    medoids: tuple[int, ...]
-    mean: Floats
+    rows: tuple[int, ...]
+    n_patients: int
+    medoid_rows: tuple[int, ...]
+    mean_map: FloatArray
 
     @property
-    def n(self) -> int:
+    def n_maps(self) -> int:
         """How many maps."""
-        return len(self.members)
+        return len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,19 +55,19 @@ class Partition:
     largest of those sets. `stable` and `separate` are what `claimed` needs.
     """
 
-    k: int
-    labels: Numbers
+    n_clusters: int
+    labels: IntArray
     stability: float
-    reference: tuple[float, ...]
-    gap: float
-    gap_reference: float
-    stable: bool
-    separate: bool
-    clusters: tuple[Cluster, ...]
+    reference_stabilities: tuple[float, ...]
+    eigengap: float
+    reference_eigengap: float
+    is_stable: bool
+    is_separate: bool
+    clusters: tuple[ClusterMembers, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Strategies:
+class ClusteringResult:
     """What the maps of a model fall into.
 
     `claimed`: of the k whose clusters are stable and separate the one with the largest gap, 1 where there is none, with the
@@ -66,45 +75,45 @@ class Strategies:
     `n` maps of `patients` are not.
     """
 
-    claimed: int
+    n_clusters: int
     reason: str
     partitions: tuple[Partition, ...]
     eigenvalues: tuple[float, ...]
-    n: int
-    patients: int
-    zero: tuple[int, ...]
-    rows: int
+    n_maps: int
+    n_patients: int
+    zero_rows: tuple[int, ...]
+    n_rows: int
 
-    def partition(self, k: int) -> Partition:
+    def get_partition(self, n_clusters: int) -> Partition:
         """That into k clusters."""
-        found = {one.k: one for one in self.partitions}
-        if k not in found:
-            raise InputError(f"k={k}: there are {', '.join(map(str, found))}")
-        return found[k]
+        found = {one.n_clusters: one for one in self.partitions}
+        if n_clusters not in found:
+            raise InputError(f"k={n_clusters}: there are {', '.join(map(str, found))}")
+        return found[n_clusters]
 
     @property
-    def labels(self) -> Numbers:
+    def labels(self) -> IntArray:
         """(N,): the cluster of each row in the partition that is claimed, 0 where that is one; -1 for a map without heat."""
-        if self.claimed > 1:
-            return self.partition(self.claimed).labels
-        return np.where(np.isin(np.arange(self.rows), self.zero), -1, 0)
+        if self.n_clusters > 1:
+            return self.get_partition(self.n_clusters).labels
+        return np.where(np.isin(np.arange(self.n_rows), self.zero_rows), -1, 0)
 
 
-def strategies(
+def cluster_maps(
     maps: npt.ArrayLike,
     groups: Sequence[Hashable] | None = None,
     *,
-    k: Sequence[int] = (2, 3, 4, 5),
-    neighbours: int = 10,
-    side: int = 16,
-    sign: Sign = "positive",
-    mirror: bool = True,
-    blur: float = 1 / 16,
-    bootstraps: int = 50,
-    references: int = 10,
-    most: int = 1000,
+    cluster_counts: Sequence[int] = (2, 3, 4, 5),
+    n_neighbors: int = 10,
+    grid_size: int = 16,
+    sign: AttributionSign = "positive",
+    merge_left_right: bool = True,
+    blur_fraction: float = 1 / 16,
+    n_resamples: int = 50,
+    n_references: int = 10,
+    max_maps: int = 1000,
     seed: int = 0,
-) -> Strategies:
+) -> ClusteringResult:
     """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbours; Lapuschkin et al. 2019.
 
     After doi:10.1038/s41467-019-08987-4: maps pooled to `side` cells an axis, of sum 1; a graph of `neighbours` nearest, of
@@ -119,128 +128,155 @@ def strategies(
     Left out are k for which there are too few patients. Of more than `most` maps as many are drawn, and the others join the
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
-    expect_count(neighbours=neighbours, side=side, bootstraps=bootstraps, references=references, most=most)
-    ks = sorted(set(k))
-    if not ks or ks[0] < 2 or not blur >= 0:
-        raise InputError(f"k={tuple(k)}, blur={blur}: expected numbers of clusters, 2 or more, and a width from 0 up")
-    grid = pooled(maps, side, sign)
-    points, there = placed(grid, mirror, blur)
-    patient = numbered(groups, len(grid))[there]
+    check_positive_integer(
+        neighbours=n_neighbors, side=grid_size, bootstraps=n_resamples, references=n_references, most=max_maps
+    )
+    ks = sorted(set(cluster_counts))
+    if not ks or ks[0] < 2 or not blur_fraction >= 0:
+        raise InputError(
+            f"k={tuple(cluster_counts)}, blur={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+        )
+    grid = pool_maps(maps, grid_size, sign)
+    points, there = smooth_and_normalize(grid, merge_left_right, blur_fraction)
+    patient = index_groups(groups, len(grid))[there]
     random = np.random.default_rng(seed)
-    chosen = np.sort(random.permutation(len(points))[:most])
-    possible = _possible(ks, len(np.unique(patient[chosen])), neighbours, len(grid))
-    cloud = cloud_of(points[chosen], patient[chosen], possible, neighbours, SHOWN)
-    judged = _judged(cloud, points[chosen], bootstraps, references, random)
+    chosen = np.sort(random.permutation(len(points))[:max_maps])
+    possible = _select_feasible_counts(ks, len(np.unique(patient[chosen])), n_neighbors, len(grid))
+    cloud = build_point_cloud(points[chosen], patient[chosen], possible, n_neighbors, N_REPORTED_EIGENVALUES)
+    judged = _score_partitions(cloud, points[chosen], n_resamples, n_references, random)
     rows = np.flatnonzero(there)
-    sort = _Sorter(grid, rows, patient, chosen, cloud.apart, _nearest(points, chosen))
-    partitions = tuple(_partition(sort, one, cloud.parts[one], judged[one], neighbours) for one in possible)
-    claimed, reason = _claimed(partitions)
+    sort = _ClusterBuilder(grid, rows, patient, chosen, cloud.distances, _find_nearest_in_subset(points, chosen))
+    partitions = tuple(
+        _build_partition(sort, one, cloud.labels_by_count[one], judged[one], n_neighbors) for one in possible
+    )
+    claimed, reason = _choose_n_clusters(partitions)
     zero = tuple(np.flatnonzero(~there).tolist())
-    values = tuple(cloud.spectrum[0].clip(min=0).round(DIGITS).tolist())
-    return Strategies(claimed, reason, partitions, values, len(rows), len(np.unique(patient)), zero, len(grid))
+    values = tuple(cloud.eigenpairs[0].clip(min=0).round(EIGENVALUE_DIGITS).tolist())
+    return ClusteringResult(claimed, reason, partitions, values, len(rows), len(np.unique(patient)), zero, len(grid))
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _StabilityScores:
     """How stable and how far apart the parts of a cloud are, and those of its references."""
 
     stability: float
-    reference: tuple[float, ...]
-    gap: float
-    gap_reference: float
+    reference_stabilities: tuple[float, ...]
+    eigengap: float
+    reference_eigengap: float
 
 
-def _judged(
-    cloud: Cloud, points: Floats, bootstraps: int, references: int, random: np.random.Generator
-) -> dict[int, _Judged]:
-    stable, compared = cloud.stability(bootstraps, random), []
-    for _ in range(references):
-        null = cloud_of(reference(points, random), cloud.patient, cloud.ks, cloud.neighbours)
-        compared.append((null.stability(max(FEWEST, bootstraps // 5), random), null.gaps))
+def _score_partitions(
+    cloud: PointCloud, points: FloatArray, n_resamples: int, n_references: int, rng: np.random.Generator
+) -> dict[int, _StabilityScores]:
+    stable, compared = cloud.compute_stability(n_resamples, rng), []
+    for _ in range(n_references):
+        null = build_point_cloud(
+            sample_reference_points(points, rng), cloud.patient_index, cloud.cluster_counts, cloud.n_neighbors
+        )
+        compared.append(
+            (null.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng), null.eigengap_by_count)
+        )
     return {
-        k: _Judged(stable[k], tuple(one[k] for one, _ in compared), cloud.gaps[k], max(one[k] for _, one in compared))
-        for k in cloud.ks
+        k: _StabilityScores(
+            stable[k],
+            tuple(one[k] for one, _ in compared),
+            cloud.eigengap_by_count[k],
+            max(one[k] for _, one in compared),
+        )
+        for k in cloud.cluster_counts
     }
 
 
 @dataclass(frozen=True, eq=False)
-class _Sorter:
+class _ClusterBuilder:
     """What makes clusters of parts: the grids (N,*side) of all maps, and which of them, `rows` (M,), have heat.
 
     Of those `chosen` (m,) are the cloud's, by number; `nearest` (M,): to which of the chosen each is nearest.
     """
 
-    grid: Floats
-    rows: Numbers
-    patient: Numbers
-    chosen: Numbers
-    apart: Floats
-    nearest: Numbers
+    pooled_maps: FloatArray
+    nonzero_rows: IntArray
+    patient_index: IntArray
+    subset_index: IntArray
+    distances: FloatArray
+    nearest_in_subset: IntArray
 
-    def labels(self, parts: Numbers) -> Numbers:
+    def extend_labels(self, subset_labels: IntArray) -> IntArray:
         """(m,) 0..k-1 -> (M,): of all maps with heat, the largest cluster first, of equals that with the first map."""
         _, first, every, sizes = np.unique(
-            parts[self.nearest], return_index=True, return_inverse=True, return_counts=True
+            subset_labels[self.nearest_in_subset], return_index=True, return_inverse=True, return_counts=True
         )
         return np.asarray(np.argsort(np.lexsort((first, -sizes)))[every])
 
-    def cluster(self, number: int, labels: Numbers) -> Cluster:
+    def build_cluster(self, number: int, labels: IntArray) -> ClusterMembers:
         """One of the clusters of labels (M,)."""
-        own, typical = np.flatnonzero(labels == number), np.flatnonzero(labels[self.chosen] == number)
-        far = self.apart[np.ix_(typical, typical)].sum(1)
-        medoids = self.rows[self.chosen[typical[np.argsort(far, kind="stable")[:MEDOIDS]]]]
-        heat = self.grid[self.rows[own]]
+        own, typical = np.flatnonzero(labels == number), np.flatnonzero(labels[self.subset_index] == number)
+        far = self.distances[np.ix_(typical, typical)].sum(1)
+        medoids = self.nonzero_rows[self.subset_index[typical[np.argsort(far, kind="stable")[:N_MEDOIDS]]]]
+        heat = self.pooled_maps[self.nonzero_rows[own]]
         mean = (heat / heat.sum(tuple(range(1, heat.ndim)), keepdims=True)).mean(0)
-        patients = len(np.unique(self.patient[own]))
-        return Cluster(number, tuple(self.rows[own].tolist()), patients, tuple(medoids.tolist()), mean)
+        patients = len(np.unique(self.patient_index[own]))
+        return ClusterMembers(number, tuple(self.nonzero_rows[own].tolist()), patients, tuple(medoids.tolist()), mean)
 
 
-def _partition(sort: _Sorter, k: int, parts: Numbers, judged: _Judged, least: int) -> Partition:
-    known = sort.labels(parts)
-    clusters = tuple(sort.cluster(number, known) for number in range(int(known.max()) + 1))
-    labels = np.full(len(sort.grid), -1)
-    labels[sort.rows] = known
-    few = len(clusters) < k or min(one.patients for one in clusters) < least
+def _build_partition(
+    builder: _ClusterBuilder, n_clusters: int, subset_labels: IntArray, scores: _StabilityScores, min_patients: int
+) -> Partition:
+    known = builder.extend_labels(subset_labels)
+    clusters = tuple(builder.build_cluster(number, known) for number in range(int(known.max()) + 1))
+    labels = np.full(len(builder.pooled_maps), -1)
+    labels[builder.nonzero_rows] = known
+    few = len(clusters) < n_clusters or min(one.n_patients for one in clusters) < min_patients
     return Partition(
-        k,
+        n_clusters,
         labels,
-        judged.stability,
-        judged.reference,
-        judged.gap,
-        judged.gap_reference,
-        stable=judged.stability > max(judged.reference),
-        separate=not few and judged.gap >= max(GAP, judged.gap_reference),
+        scores.stability,
+        scores.reference_stabilities,
+        scores.eigengap,
+        scores.reference_eigengap,
+        is_stable=scores.stability > max(scores.reference_stabilities),
+        is_separate=not few and scores.eigengap >= max(MIN_EIGENGAP, scores.reference_eigengap),
         clusters=clusters,
     )
 
 
-def _claimed(partitions: tuple[Partition, ...]) -> tuple[int, str]:
-    found = [one for one in partitions if one.stable and one.separate]
+def _choose_n_clusters(partitions: tuple[Partition, ...]) -> tuple[int, str]:
+    found = [one for one in partitions if one.is_stable and one.is_separate]
     if found:
-        one = max(found, key=lambda each: each.gap)
-        words = f"adjusted Rand index {one.stability:.2f}, of one cluster cut so {max(one.reference):.2f} at most"
-        return one.k, f"separate (gap {one.gap:.2f}) and stable ({words}): {plural(one.k, 'cluster')}"
-    stable, separate = ([str(one.k) for one in partitions if getattr(one, name)] for name in ("stable", "separate"))
-    return 1, f"no number of clusters is both stable ({_listed(stable)}) and separate ({_listed(separate)})"
+        one = max(found, key=lambda each: each.eigengap)
+        words = f"adjusted Rand index {one.stability:.2f}, of one cluster cut so {max(one.reference_stabilities):.2f} at most"
+        return (
+            one.n_clusters,
+            f"separate (gap {one.eigengap:.2f}) and stable ({words}): {plural(one.n_clusters, 'cluster')}",
+        )
+    stable, separate = (
+        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("stable", "separate")
+    )
+    return (
+        1,
+        f"no number of clusters is both stable ({_format_cluster_counts(stable)}) and separate ({_format_cluster_counts(separate)})",
+    )
 
 
-def _listed(ks: list[str]) -> str:
-    return f"k = {', '.join(ks)}" if ks else "none is"
+def _format_cluster_counts(cluster_counts: list[str]) -> str:
+    return f"k = {', '.join(cluster_counts)}" if cluster_counts else "none is"
 
 
-def _possible(ks: list[int], patients: int, neighbours: int, rows: int) -> tuple[int, ...]:
-    made = tuple(k for k in ks if k * neighbours <= patients)
+def _select_feasible_counts(
+    cluster_counts: list[int], n_patients: int, n_neighbors: int, n_maps: int
+) -> tuple[int, ...]:
+    made = tuple(k for k in cluster_counts if k * n_neighbors <= n_patients)
     if not made:
         raise UndefinedError(
-            f"{plural(patients, 'patient has', 'patients have')} maps with heat, of {plural(rows, 'map')}: "
-            f"{plural(ks[0], 'cluster')} of {neighbours} would need {ks[0] * neighbours}"
+            f"{plural(n_patients, 'patient has', 'patients have')} maps with heat, of {plural(n_maps, 'map')}: "
+            f"{plural(cluster_counts[0], 'cluster')} of {n_neighbors} would need {cluster_counts[0] * n_neighbors}"
         )
     return made
 
 
-def _nearest(points: Floats, chosen: Numbers) -> Numbers:
+def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntArray:
     """(M,): the place in `chosen` of the nearest of those, of the chosen their own."""
-    search = sklearn("neighbors").NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[chosen])
+    search = import_sklearn("neighbors").NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[subset_index])
     made = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
-    made[chosen] = np.arange(len(chosen))
+    made[subset_index] = np.arange(len(subset_index))
     return made

@@ -5,70 +5,70 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.predictions import Answered
-from camscope.batch.export import Cells
-from camscope.batch.manifest import arrow
-from camscope.evaluation import Measures
-from camscope.safe_files import write_bytes, writing
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.predictions import Predictions
+from camscope.batch.export import CellEscaper
+from camscope.batch.manifest import import_arrow
+from camscope.evaluation import EvaluationResult
+from camscope.safe_files import open_atomic, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-METRICS, FAILURES, SUMMARY = "metrics.parquet", "failures.csv", "summary.json"
-REPORT, GALLERY = "report.html", "gallery.json"
-VALUES = {"localise": "", "faithfulness": "values", "robustness": "values"}
-LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
+METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
+REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
+METRIC_FOLDERS = {"localise": "", "faithfulness": "values", "robustness": "values"}
+METRIC_COLUMNS = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
 
 
-def write_metrics(subject: Subject) -> None:
+def write_metrics(context: AuditContext) -> None:
     """`metrics.parquet`."""
-    with writing(subject.folder / METRICS) as file:
-        arrow("parquet").write_table(metrics(subject), file)
+    with open_atomic(context.folder / METRICS_FILE) as file:
+        import_arrow("parquet").write_table(build_metrics_table(context), file)
 
 
-def metrics(subject: Subject) -> "pa.Table":
+def build_metrics_table(context: AuditContext) -> "pa.Table":
     """Every value of every map, in long form."""
     parts = [
-        _values(subject, stage, finding, place)
-        for stage, inner in VALUES.items()
-        for finding in subject.findings
-        if ((place := subject.folder / stage / str(finding.index) / inner) / "run.json").is_file()
+        _read_stage_values(context, stage, finding, place)
+        for stage, inner in METRIC_FOLDERS.items()
+        for finding in context.findings
+        if ((place := context.folder / stage / str(finding.class_index) / inner) / "run.json").is_file()
     ]
-    return arrow().concat_tables(parts) if parts else _schema().empty_table()
+    return import_arrow().concat_tables(parts) if parts else _build_metrics_schema().empty_table()
 
 
-def _schema() -> "pa.Schema":
-    pa = arrow()
+def _build_metrics_schema() -> "pa.Schema":
+    pa = import_arrow()
     kinds = {"row": pa.int64(), "control": pa.bool_(), "value": pa.float64()}
-    return pa.schema([(name, kinds.get(name, pa.string())) for name in LONG])
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in METRIC_COLUMNS])
 
 
-def _values(subject: Subject, stage: str, finding: Finding, place: Path) -> "pa.Table":
+def _read_stage_values(context: AuditContext, stage: str, finding: Finding, folder: Path) -> "pa.Table":
     """Of one question, and of maps that know nothing."""
-    pa, table = arrow(), Measures(place).table()
-    asked = [one in (None, str(finding.index)) for one in table["target"].to_pylist()]
+    pa, table = import_arrow(), EvaluationResult(folder).table()
+    asked = [one in (None, str(finding.class_index)) for one in table["target"].to_pylist()]
     kept = [own or control for own, control in zip(asked, table["control"].to_pylist(), strict=True)]
     table = table.filter(pa.array(kept, pa.bool_()))
-    columns = {name: table[name] for name in LONG if name in table.column_names}
+    columns = {name: table[name] for name in METRIC_COLUMNS if name in table.column_names}
     columns["stage"] = pa.array([stage] * table.num_rows, pa.string())
     columns["finding"] = pa.array([finding.name] * table.num_rows, pa.string())
-    return pa.table({name: columns[name] for name in LONG}, schema=_schema())
+    return pa.table({name: columns[name] for name in METRIC_COLUMNS}, schema=_build_metrics_schema())
 
 
-def write_failures(subject: Subject) -> int:
+def write_failures(context: AuditContext) -> int:
     """`failures.csv`: the images without an answer or without a map, and why; how many there are."""
-    rows = [(subject.ids[row], "predict", why) for row, why in sorted(Answered.read(subject.folder).errors.items())]
+    rows = [(context.ids[row], "predict", why) for row, why in sorted(Predictions.read(context.folder).errors.items())]
     known = {name for name, _, _ in rows}
-    table = subject.maps.table(["id", "status", "error"])
+    table = context.maps.table(["id", "status", "error"])
     for name, status, error in zip(*(table[one].to_pylist() for one in ("id", "status", "error")), strict=True):
         if status == "failed" and name not in known:
             known.add(name)
             rows.append((name, "explain", error or ""))
-    text, cells = io.StringIO(newline=""), Cells()
+    text, cells = io.StringIO(newline=""), CellEscaper()
     sheet = csv.writer(text)
     sheet.writerow(("id", "stage", "reason"))
     for row in rows:
-        sheet.writerow(map(cells.text, row))
-    write_bytes(subject.folder / FAILURES, text.getvalue().encode("utf-8-sig"))
+        sheet.writerow(map(cells.escape, row))
+    write_bytes(context.folder / FAILURES_FILE, text.getvalue().encode("utf-8-sig"))
     return len(rows)

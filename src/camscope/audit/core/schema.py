@@ -4,16 +4,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Word = Literal["supported", "not supported", "not testable"]
+Conclusion = Literal["supported", "not supported", "not testable"]
 
 
-class Part(BaseModel):
+class SchemaModel(BaseModel):
     """Numbers and words that do not change; NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Number(Part):
+class EstimateSummary(SchemaModel):
     """A value with its 95 % interval by patient, of `n` rows in `groups` patients, beside what knows nothing (`baseline`).
 
     `value` None: there is none, and `reason` says why. `interval`: the method of the interval; "" where there is none.
@@ -24,35 +24,35 @@ class Number(Part):
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    n: int = 0
-    groups: int = 0
-    undefined: int = 0
-    p: float | None = None
+    n_values: int = 0
+    n_groups: int = 0
+    n_undefined: int = 0
+    p_value: float | None = None
     baseline: float | None = None
     baseline_name: str = ""
     reason: str = ""
-    interval: str = ""
+    interval_method: str = ""
     unit: Literal["images", "insertions"] = "images"
-    roles: tuple[tuple[str, int], ...] = ()
+    n_groups_by_role: tuple[tuple[str, int], ...] = ()
 
 
-class Stage(Part):
+class StageResult(SchemaModel):
     """`tested` False: it was skipped, or could not be done, and `reason` says why."""
 
     tested: bool = True
     reason: str = ""
 
 
-class Step(Part):
+class FlowStep(SchemaModel):
     """Of the way of the rows into the audit: how many were left, or were lost, and why."""
 
     name: str
-    rows: int
+    n_rows: int
     reason: str = ""
-    lost: bool = False
+    is_exclusion: bool = False
 
 
-class Found(Part):
+class DataIssue(SchemaModel):
     """What is odd about the data."""
 
     code: str
@@ -62,17 +62,17 @@ class Found(Part):
     ids: tuple[str, ...] = ()
 
 
-class Count(Part):
+class LevelCount(SchemaModel):
     """So many images of a kind: of a subgroup's level, of a label."""
 
     column: str
     level: str
-    rows: int
-    patients: int
-    positives: dict[str, int] = Field(default_factory=dict)
+    n_rows: int
+    n_patients: int
+    positives_by_finding: dict[str, int] = Field(default_factory=dict)
 
 
-class Marked(Part):
+class AnnotationSource(SchemaModel):
     """Where the pixels of a finding or a region (`name`) are marked: in which kind of `source`, and which categories of it count.
 
     `left_out`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
@@ -81,23 +81,23 @@ class Marked(Part):
     name: str
     source: str
     categories: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    excluded_categories: tuple[str, ...] = ()
 
 
-class Check(Stage):
+class DataCheckResult(StageResult):
     """The data, before any model saw them. `annotated`: who said which images have a finding, and where, in words."""
 
-    annotated: str = ""
-    marked: tuple[Marked, ...] = ()
-    flow: tuple[Step, ...] = ()
-    patients: int = 0
-    grouped: bool = False
-    found: tuple[Found, ...] = ()
-    mix: dict[str, dict[str, int]] = Field(default_factory=dict)
-    levels: tuple[Count, ...] = ()
+    annotation_protocol: str = ""
+    annotation_sources: tuple[AnnotationSource, ...] = ()
+    flow: tuple[FlowStep, ...] = ()
+    n_patients: int = 0
+    has_patient_column: bool = False
+    issues: tuple[DataIssue, ...] = ()
+    metadata_value_counts: dict[str, dict[str, int]] = Field(default_factory=dict)
+    level_counts: tuple[LevelCount, ...] = ()
 
 
-class Tool(Part):
+class ExplainerInfo(SchemaModel):
     """A method with all its settings. `stride`: pixels of the model's input between the cells of its map; `millimetres`: on
     the image, where that is known.
     """
@@ -109,26 +109,26 @@ class Tool(Part):
     stride: tuple[float, ...]
     settings: dict[str, str]
     paper: str
-    millimetres: float | None = None
+    stride_mm: float | None = None
 
 
-class Resolve(Stage):
+class ResolveResult(StageResult):
     """The model and the methods."""
 
     model: str = ""
-    digest: str = ""
-    parameters: int = 0
-    classes: int = 0
-    categories: tuple[str, ...] = ()
+    weights_digest: str = ""
+    n_parameters: int = 0
+    n_classes: int = 0
+    class_names: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     input_size: tuple[int, ...] = ()
     preprocess: str = ""
     outputs: str = ""
-    tools: tuple[Tool, ...] = ()
-    passes: int = 0
+    explainers: tuple[ExplainerInfo, ...] = ()
+    n_passes: int = 0
 
 
-class Level(Part):
+class SubgroupDifference(SchemaModel):
     """A level of a subgroup: its value for a finding, and its difference to the others, judged against the margin.
 
     `region`: whose effect on the answer it is; "": none's.
@@ -138,82 +138,82 @@ class Level(Part):
     region: str = ""
     column: str
     level: str
-    value: Number
-    difference: Number
-    word: Literal["different", "equivalent", "undecided", "not testable"]
+    value: EstimateSummary
+    difference: EstimateSummary
+    conclusion: Literal["different", "equivalent", "undecided", "not testable"]
     margin: float
 
 
-class Bin(Part):
+class ReliabilityPoint(SchemaModel):
     """Of a reliability plot."""
 
     predicted: float
     observed: float
     low: float
     high: float
-    n: int
+    n_images: int
 
 
-class Group(Part):
+class SubgroupPerformance(SchemaModel):
     """A level of a subgroup by itself: what `Answers` says of all. `reason`: why there are no numbers."""
 
     column: str
     level: str
-    positives: int
-    negatives: int
-    auroc: Number = Number()
-    average_precision: Number = Number()
-    brier: Number = Number()
-    calibration_error: Number = Number()
-    slope: Number = Number()
-    intercept: Number = Number()
+    n_positives: int
+    n_negatives: int
+    auroc: EstimateSummary = EstimateSummary()
+    average_precision: EstimateSummary = EstimateSummary()
+    brier: EstimateSummary = EstimateSummary()
+    calibration_error: EstimateSummary = EstimateSummary()
+    slope: EstimateSummary = EstimateSummary()
+    intercept: EstimateSummary = EstimateSummary()
     reason: str = ""
 
 
-class Answers(Part):
+class FindingPerformance(SchemaModel):
     """How well a finding is told from its absence."""
 
     finding: str
-    positives: int
-    negatives: int
-    spread: float
-    auroc: Number
-    average_precision: Number
-    brier: Number
-    calibration_error: Number
-    slope: Number
-    intercept: Number
-    bins: tuple[Bin, ...]
-    groups: tuple[Group, ...] = ()
-    levels: tuple[Level, ...]
+    n_positives: int
+    n_negatives: int
+    log_odds_std: float
+    auroc: EstimateSummary
+    average_precision: EstimateSummary
+    brier: EstimateSummary
+    calibration_error: EstimateSummary
+    slope: EstimateSummary
+    intercept: EstimateSummary
+    bins: tuple[ReliabilityPoint, ...]
+    subgroups: tuple[SubgroupPerformance, ...] = ()
+    subgroup_differences: tuple[SubgroupDifference, ...]
 
 
-class Predict(Stage):
+class PredictResult(StageResult):
     """The model's answers. `probabilities`: it gives these, and log odds were made of them."""
 
-    probabilities: bool = False
-    flow: tuple[Step, ...] = ()
-    findings: tuple[Answers, ...] = ()
+    outputs_are_probabilities: bool = False
+    flow: tuple[FlowStep, ...] = ()
+    performance: tuple[FindingPerformance, ...] = ()
 
 
-class Maps(Part):
+class MapCounts(SchemaModel):
     """Maps of a method: how many, and how many say nothing."""
 
     method: str
     finding: str
-    maps: int
-    failures: int
-    statuses: dict[str, int]
+    n_maps: int
+    n_failures: int
+    status_counts: dict[str, int]
 
 
-class Explain(Stage):
+class ExplainResult(StageResult):
     """The maps."""
 
-    maps: tuple[Maps, ...] = ()
-    failures: tuple[Step, ...] = ()
+    map_counts: tuple[MapCounts, ...] = ()
+    failures: tuple[FlowStep, ...] = ()
 
 
-class Line(Part):
+class MetricSummary(SchemaModel):
     """A metric of a method, or of a map that knows nothing of the model (`control`): `over` is the paired difference to the
     best of these, counted so that more is better. `most`: of enrichment what all of the map inside would be, 1 / area.
     """
@@ -223,32 +223,32 @@ class Line(Part):
     layer: str | None
     finding: str
     control: bool
-    better: Literal["more", "less", "neither"]
-    fill: str | None
-    value: Number
-    over: Number | None
-    most: float | None = None
+    better_direction: Literal["more", "less", "neither"]
+    imputation: str | None
+    value: EstimateSummary
+    difference_to_control: EstimateSummary | None
+    max_value: float | None = None
 
 
-class Held(Part):
+class StablePredictionShare(SchemaModel):
     """Of the changes of a stability the share under which the answer held: the others say nothing of maps, and are left out."""
 
     metric: str
     finding: str
-    share: Number
+    share: EstimateSummary
 
 
-class Measured(Stage):
+class MetricsResult(StageResult):
     """Metrics of some images. `formulas`: what each of them is, with all that it depends on."""
 
-    images: int = 0
+    n_images: int = 0
     formulas: dict[str, str] = Field(default_factory=dict)
-    held: tuple[Held, ...] = ()
-    lines: tuple[Line, ...] = ()
-    levels: tuple[Level, ...] = ()
+    stable_predictions: tuple[StablePredictionShare, ...] = ()
+    metric_summaries: tuple[MetricSummary, ...] = ()
+    subgroup_differences: tuple[SubgroupDifference, ...] = ()
 
 
-class Similarity(Part):
+class RandomizationSimilarity(SchemaModel):
     """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images.
 
     `end`: after the last step, with its interval by patient. `passes` None: there is nothing to compare.
@@ -256,157 +256,157 @@ class Similarity(Part):
 
     name: str
     curve: tuple[float | None, ...]
-    low: float | None
-    null: float | None
-    high: float | None
+    null_low: float | None
+    null_mean: float | None
+    null_high: float | None
     passes: bool | None
     reason: str
-    end: Number = Number()
+    final_similarity: EstimateSummary = EstimateSummary()
 
 
-class Randomised(Part):
+class RandomizationTest(SchemaModel):
     """The randomisation test of a method."""
 
     method: str
     finding: str
-    steps: tuple[str, ...]
+    part_names: tuple[str, ...]
     seeds: tuple[int, ...]
-    similarities: tuple[Similarity, ...]
+    similarities: tuple[RandomizationSimilarity, ...]
     passes: bool | None
     reason: str
     control: bool
 
 
-class Sanity(Stage):
+class SanityResult(StageResult):
     """Whether maps notice that the training is gone."""
 
-    images: int = 0
-    tests: tuple[Randomised, ...] = ()
+    n_images: int = 0
+    tests: tuple[RandomizationTest, ...] = ()
 
 
-class Mass(Part):
+class AttributionMass(SchemaModel):
     """How much of a method's maps lies in a region. `most`: what the enrichment of a map that is all inside would be."""
 
     region: str
     method: str
     finding: str
-    share: Number
-    enrichment: Number
-    confounder_sensitivity: Number
-    resolved: bool
+    share: EstimateSummary
+    enrichment: EstimateSummary
+    confounder_sensitivity: EstimateSummary
+    is_resolvable: bool
     diameter: float
     stride: float
     reason: str = ""
-    most: float | None = None
+    max_enrichment: float | None = None
 
 
-class Overlap(Part):
+class RegionOverlap(SchemaModel):
     """How much of a region lies in another one: the mean share of its pixels, over the `images` that have it."""
 
     finding: str
     region: str
-    within: str
+    other_region: str
     share: float
-    images: int
+    n_images: int
 
 
-class Intervention(Part):
+class InterventionEffect(SchemaModel):
     """What a change of the input does to the log odds of a finding, in their standard deviations."""
 
     region: str
     finding: str
     kind: Literal["remove", "insert", "keep only"]
-    fill: str | None
-    effect: Number
+    imputation: str | None
+    effect: EstimateSummary
 
 
-class Blanked(Part):
+class MaskedAuroc(SchemaModel):
     """The AUROC that is left when a region is filled (`blank`), or all but it (`keep only`)."""
 
     region: str
     finding: str
     kind: Literal["blank", "keep only"]
-    fill: str
-    auroc: Number
+    imputation: str
+    auroc: EstimateSummary
 
 
-class Leak(Part):
+class ColumnLeakage(SchemaModel):
     """Whether a column of the manifest can be read off the model's features.
 
     `readable`: the interval lies above a half, and no deal of the labels at random gave as much; the most gave `null_high`.
     """
 
     column: str
-    auroc: Number
-    null_high: float | None
-    readable: bool = False
+    auroc: EstimateSummary
+    null_max: float | None
+    is_decodable: bool = False
 
 
-class Cluster(Part):
+class MapCluster(SchemaModel):
     """Images whose maps are alike: their number, the most typical ones, and what they have in common.
 
     `mass`: the mean share of their maps in each region. `missed`: the share of them with a probability below a half.
     """
 
     number: int
-    images: int
+    n_images: int
     prototypes: tuple[str, ...]
-    mass: dict[str, float] = Field(default_factory=dict)
-    missed: float | None = None
-    columns: tuple[str, ...] = ()
+    attribution_mass: dict[str, float] = Field(default_factory=dict)
+    missed_share: float | None = None
+    associated_columns: tuple[str, ...] = ()
 
 
-class Stability(Part):
+class ClusterStability(SchemaModel):
     """Of so many clusters, beside what one way of looking alone would show."""
 
-    k: int
+    n_clusters: int
     stability: float
-    null: float | None
+    null_stability: float | None
     separation: float | None = None
 
 
-class Strategies(Part):
+class ClusterAnalysis(SchemaModel):
     """Groups of maps, of so many `patients`. `claimed`: 1 where there is no reason to believe in several ways of looking."""
 
     finding: str
     method: str
-    claimed: int
-    maps: int
-    left_out: int
-    patients: int = 0
+    n_clusters: int
+    n_maps: int
+    n_excluded: int
+    n_patients: int = 0
     eigenvalues: tuple[float, ...] = ()
-    trials: tuple[Stability, ...] = ()
-    clusters: tuple[Cluster, ...] = ()
+    stability_by_n_clusters: tuple[ClusterStability, ...] = ()
+    clusters: tuple[MapCluster, ...] = ()
     reason: str = ""
 
 
-class Reading(Part):
+class ReviewCase(SchemaModel):
     """An image that somebody should look at, and why."""
 
     id: str
     finding: str
-    why: str
+    reason: str
 
 
-class Shortcut(Stage):
+class ShortcutResult(StageResult):
     """What travels with the finding. `regions`: how many images have it; `markers`: finding -> those that only some
     images have.
     """
 
-    regions: dict[str, int] = Field(default_factory=dict)
-    markers: dict[str, tuple[str, ...]] = {}
-    missing: tuple[Step, ...] = ()
-    overlaps: tuple[Overlap, ...] = ()
-    masses: tuple[Mass, ...] = ()
-    interventions: tuple[Intervention, ...] = ()
-    blanked: tuple[Blanked, ...] = ()
-    levels: tuple[Level, ...] = ()
-    leaks: tuple[Leak, ...] = ()
-    strategies: tuple[Strategies, ...] = ()
-    reading: tuple[Reading, ...] = ()
+    region_counts: dict[str, int] = Field(default_factory=dict)
+    markers_by_finding: dict[str, tuple[str, ...]] = {}
+    missing_regions: tuple[FlowStep, ...] = ()
+    overlaps: tuple[RegionOverlap, ...] = ()
+    attribution_mass: tuple[AttributionMass, ...] = ()
+    interventions: tuple[InterventionEffect, ...] = ()
+    masked_auroc: tuple[MaskedAuroc, ...] = ()
+    subgroup_differences: tuple[SubgroupDifference, ...] = ()
+    leakage: tuple[ColumnLeakage, ...] = ()
+    cluster_analyses: tuple[ClusterAnalysis, ...] = ()
+    review_cases: tuple[ReviewCase, ...] = ()
 
 
-class Verdict(Part):
+class Verdict(SchemaModel):
     """The answer to one question. `worry`: whether "supported" speaks against the model, or "not supported" does.
 
     `decided`: the part of this file whose numbers gave the word.
@@ -415,44 +415,44 @@ class Verdict(Part):
     question: str
     claim: str
     finding: str
-    subject: str = ""
-    word: Word
-    speaks: Literal["for", "against", "neither"]
-    effect: Number
+    qualifier: str = ""
+    conclusion: Conclusion
+    direction: Literal["for", "against", "neither"]
+    effect: EstimateSummary
     margin: float | None
     rule: str
     reason: str
     section: str
 
 
-class Summary(Part):
+class Summary(SchemaModel):
     """All that was found."""
 
     schema_version: Literal["camscope/audit/1"] = "camscope/audit/1"
-    camscope: str
+    camscope_version: str
     title: str
-    question: str
-    config: str
-    data: str
+    intended_use: str
+    config_digest: str
+    data_digest: str
     seed: int
-    replicates: int
+    n_resamples: int
     margins: dict[str, float]
-    fills: tuple[str, ...]
+    imputations: tuple[str, ...]
     profile: str
-    check: Check
-    resolve: Resolve
-    predict: Predict
-    explain: Explain
-    localise: Measured
-    faithfulness: Measured
-    sanity: Sanity
-    robustness: Measured
-    shortcut: Shortcut
+    check: DataCheckResult
+    resolve: ResolveResult
+    predict: PredictResult
+    explain: ExplainResult
+    localization: MetricsResult
+    faithfulness: MetricsResult
+    sanity: SanityResult
+    robustness: MetricsResult
+    shortcut: ShortcutResult
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...]
-    limits: tuple[str, ...]
+    limitations: tuple[str, ...]
 
 
-def plain(part: BaseModel) -> dict[str, Any]:
+def to_json_dict(model: BaseModel) -> dict[str, Any]:
     """As JSON has it."""
-    return part.model_dump(mode="json")
+    return model.model_dump(mode="json")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.schema import Line, Number
-from camscope.audit.core.subgroup_levels import FOR_AN_INTERVAL
-from camscope.batch.manifest import arrow
-from camscope.evaluation import Measures
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.schema import EstimateSummary, MetricSummary
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
+from camscope.batch.manifest import import_arrow
+from camscope.evaluation import EvaluationResult
 from camscope.evaluation import summary as told
 from camscope.metrics import METRICS, Estimate
 from camscope.plurals import plural
@@ -24,86 +24,106 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-DIGITS = 10  # significant ones: what rounding does to the last bits is no difference between two runs
+SIGNIFICANT_DIGITS = 10  # significant ones: what rounding does to the last bits is no difference between two runs
 
 
-def number(found: Estimate | None, baseline: float | None = None, name: str = "", reason: str = "") -> Number:
+def summarize_estimate(
+    estimate: Estimate | None, baseline: float | None = None, baseline_name: str = "", reason: str = ""
+) -> EstimateSummary:
     """An estimate and its baseline; without an estimate, why there is none.
 
     With few patients, or with most images from one of them, it has no interval and no p.
     """
-    if found is None:
-        return Number(reason=reason or "there is no value", baseline=rounded(baseline), baseline_name=name)
-    few = found.groups < FOR_AN_INTERVAL
-    none = few or found.is_dominated
-    low, high = (None, None) if none else (rounded(found.low), rounded(found.high))
-    why = f"too few patients for an interval: {patients(found)}, and {FOR_AN_INTERVAL} are needed" if few else ""
-    if found.is_dominated and not (found.roles and reason):  # of insertions the reason says whose they are
-        why = found.dominance("patient")
+    if estimate is None:
+        return EstimateSummary(
+            reason=reason or "there is no value", baseline=round_significant(baseline), baseline_name=baseline_name
+        )
+    few = estimate.n_groups < MIN_PATIENTS_FOR_INTERVAL
+    none = few or estimate.is_dominated_by_few_groups
+    low, high = (None, None) if none else (round_significant(estimate.low), round_significant(estimate.high))
+    why = (
+        f"too few patients for an interval: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_INTERVAL} are needed"
+        if few
+        else ""
+    )
+    if estimate.is_dominated_by_few_groups and not (
+        estimate.n_groups_by_role and reason
+    ):  # of insertions the reason says whose they are
+        why = estimate.describe_dominance("patient")
     if not none and (low is None or high is None):
         why = "nothing varies from which an interval could be estimated"
-    return Number(
-        value=rounded(found.mean),
+    return EstimateSummary(
+        value=round_significant(estimate.mean),
         low=low,
         high=high,
-        n=found.n,
-        groups=found.groups,
-        undefined=found.undefined,
-        p=None if none else rounded(found.p),
-        baseline=rounded(baseline),
-        baseline_name=name,
+        n_values=estimate.n_values,
+        n_groups=estimate.n_groups,
+        n_undefined=estimate.n_undefined,
+        p_value=None if none else round_significant(estimate.p_value),
+        baseline=round_significant(baseline),
+        baseline_name=baseline_name,
         reason="; ".join(filter(None, (reason, why))),
-        interval="" if low is None or high is None else found.method,
-        unit="insertions" if found.roles else "images",
-        roles=found.roles,
+        interval_method="" if low is None or high is None else estimate.interval_method,
+        unit="insertions" if estimate.n_groups_by_role else "images",
+        n_groups_by_role=estimate.n_groups_by_role,
     )
 
 
-def patients(found: Estimate | Number) -> str:
+def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
     """How many there are: `7`; of insertions of each kind: `92 receivers, 1 donor`."""
-    return ", ".join(plural(count, role.removesuffix("s")) for role, count in found.roles) or str(found.groups)
+    return ", ".join(plural(count, role.removesuffix("s")) for role, count in estimate.n_groups_by_role) or str(
+        estimate.n_groups
+    )
 
 
-def rounded(value: float | None) -> float | None:
+def round_significant(value: float | None) -> float | None:
     """To so many digits; None for what is no finite number."""
     if value is None or not math.isfinite(value):
         return None
-    return float(np.format_float_positional(value, DIGITS, unique=False, fractional=False, trim="-"))
+    return float(np.format_float_positional(value, SIGNIFICANT_DIGITS, unique=False, fractional=False, trim="-"))
 
 
-PATIENT = "patient of the audit"
-Better = Literal["more", "less", "neither"]
-WORDS: dict[bool | None, Better] = {True: "more", False: "less", None: "neither"}
+PATIENT_COLUMN = "patient of the audit"
+BetterDirection = Literal["more", "less", "neither"]
+BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "less", None: "neither"}
 
 
-def lines(subject: Subject, measures: Measures, finding: Finding) -> list[Line]:
+def summarize_finding_metrics(
+    context: AuditContext, evaluation: EvaluationResult, finding: Finding
+) -> list[MetricSummary]:
     """Of every metric and method, of images with a finding."""
-    own = of_finding(subject, grouped(subject, measures.table()), finding, True)
-    return summed_up(own, finding.name, **subject.how)
+    own = filter_finding(context, add_patient_column(context, evaluation.table()), finding, True)
+    return summarize_metrics(own, finding.name, **context.bootstrap_options)
 
 
-def formulas(found: Iterable[Line]) -> dict[str, str]:
+def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
     """What each of the metrics is, in words, with what it depends on."""
-    return {name: METRICS[name].formula for name in dict.fromkeys(one.metric for one in found)}
+    return {name: METRICS[name].formula for name in dict.fromkeys(one.metric for one in metric_summaries)}
 
 
-def summed_up(own: "pa.Table", finding: str, *, replicates: int, seed: int) -> list[Line]:
+def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
     """The same of a table of one finding, `grouped` by patient."""
-    if not own.num_rows:
+    if not table.num_rows:
         return []
-    found = told.summarised(own, PATIENT, seed=seed, replicates=replicates)
-    return [_line(one, finding, _floor(every), own) for every in found.values() for one in every]
+    found = told.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
+    return [
+        _build_metric_summary(one, finding, _select_best_control(every), table)
+        for every in found.values()
+        for one in every
+    ]
 
 
-def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
+def add_patient_column(context: AuditContext, table: "pa.Table") -> "pa.Table":
     """With the patient of each row, by a number."""
-    whose = [subject.numbers[row] for row in table["row"].to_pylist()]
-    return table.append_column(PATIENT, arrow().array(whose, arrow().int64()))
+    whose = [context.patient_numbers[row] for row in table["row"].to_pylist()]
+    return table.append_column(PATIENT_COLUMN, import_arrow().array(whose, import_arrow().int64()))
 
 
-def of_finding(subject: Subject, table: "pa.Table", finding: Finding, only: bool | None = None) -> "pa.Table":
+def filter_finding(
+    context: AuditContext, table: "pa.Table", finding: Finding, has_finding: bool | None = None
+) -> "pa.Table":
     """The rows of one question; of maps that know nothing those of the image, whatever was asked of it."""
-    compute, asked = arrow("compute"), str(finding.index)
+    compute, asked = import_arrow("compute"), str(finding.class_index)
     own = compute.fill_null(compute.equal(table["target"], asked), True)
     controls = (
         compute.and_(table["control"], own)
@@ -111,44 +131,54 @@ def of_finding(subject: Subject, table: "pa.Table", finding: Finding, only: bool
         else table["control"]
     )
     kept = table.filter(compute.or_(compute.and_(own, compute.invert(table["control"])), controls))
-    if only is None:
+    if has_finding is None:
         return kept
-    truths = subject.truths(finding)
-    return kept.filter(arrow().array([truths[row] is only for row in kept["row"].to_pylist()], arrow().bool_()))
-
-
-def _floor(every: list[told.Line]) -> told.Line | None:
-    """The best of the maps that know nothing."""
-    return next((one for one in every if one.control and one.estimate is not None), None)
-
-
-def _line(one: told.Line, finding: str, floor: told.Line | None, table: "pa.Table") -> Line:
-    best = None if floor is None or floor.estimate is None else floor.estimate.mean
-    name = "" if floor is None or best is None else floor.method
-    over: Number | None = None if one.over_control is None else number(one.over_control, 0.0, "no difference")
-    return Line(
-        metric=one.metric,
-        method=one.method,
-        layer=one.layer,
-        finding=finding,
-        control=one.control,
-        better=WORDS[METRICS[one.metric].higher_is_better],
-        fill=one.fill,
-        value=number(one.estimate, best, name, reason="" if one.estimate else _why(one, table)),
-        over=over,
+    truths = context.get_truth(finding)
+    return kept.filter(
+        import_arrow().array([truths[row] is has_finding for row in kept["row"].to_pylist()], import_arrow().bool_())
     )
 
 
-def _why(one: told.Line, table: "pa.Table") -> str:
+def _select_best_control(lines: list[told.MethodSummary]) -> told.MethodSummary | None:
+    """The best of the maps that know nothing."""
+    return next((one for one in lines if one.is_control and one.estimate is not None), None)
+
+
+def _build_metric_summary(
+    line: told.MethodSummary, finding: str, control: told.MethodSummary | None, table: "pa.Table"
+) -> MetricSummary:
+    best = None if control is None or control.estimate is None else control.estimate.mean
+    name = "" if control is None or best is None else control.method
+    over: EstimateSummary | None = (
+        None
+        if line.difference_to_control is None
+        else summarize_estimate(line.difference_to_control, 0.0, "no difference")
+    )
+    return MetricSummary(
+        metric=line.metric,
+        method=line.method,
+        layer=line.layer,
+        finding=finding,
+        control=line.is_control,
+        better_direction=BETTER_DIRECTIONS[METRICS[line.metric].higher_is_better],
+        imputation=line.imputation,
+        value=summarize_estimate(
+            line.estimate, best, name, reason="" if line.estimate else _find_most_common_reason(line, table)
+        ),
+        difference_to_control=over,
+    )
+
+
+def _find_most_common_reason(line: told.MethodSummary, table: "pa.Table") -> str:
     """What is said of most of the rows of a metric and method without a value."""
     names = ("metric", "method", "layer", "fill")
-    wanted = tuple(getattr(one, name) for name in names)
+    wanted = tuple(getattr(line, name) for name in names)
     rows = zip(*(table[name].to_pylist() for name in ("reason", *names)), strict=True)
     said = Counter(reason for reason, *about in rows if tuple(about) == wanted and reason)
     return f"no map has a value: {said.most_common(1)[0][0]}" if said else "no map has a value"
 
 
-def values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
+def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
     """Row -> what a metric says of a method's map."""
     rows: list[Mapping[str, Any]] = table.select(["row", "metric", "method", "layer", "value"]).to_pylist()
     return {

@@ -12,15 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Floats, Mask
-from camscope.metrics.cluster_variance import MIN_EFFECTIVE, effective_groups
-from camscope.metrics.statistics import PRECISION, REPLICATES, Estimate, draws, interval_of, numbered, reach
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.statistics import (
+    N_RESAMPLES,
+    RELATIVE_PRECISION,
+    Estimate,
+    compute_bootstrap_interval,
+    compute_interval_multiplier,
+    index_groups,
+    iter_bootstrap_indices,
+)
 from camscope.plurals import plural
 
-Numbers = npt.NDArray[np.int64]
-Area = Callable[[Floats, Floats], Floats]  # (r,V) weights of positives and of negatives at each answer -> (r,)
-LOST = 0.1  # the share of draws that may hold one class only
+IntArray = npt.NDArray[np.int64]
+AreaFunction = Callable[
+    [FloatArray, FloatArray], FloatArray
+]  # (r,V) weights of positives and of negatives at each answer -> (r,)
+MAX_UNDEFINED_SHARE = 0.1  # the share of draws that may hold one class only
 
 
 @dataclass(frozen=True)
@@ -31,75 +41,75 @@ class Ranking:
     """
 
     truth: Mask
-    group: Numbers
-    place: Numbers
-    order: Numbers
-    groups: int
-    undefined: int
+    group_index: IntArray
+    rank: IntArray
+    row_index: IntArray
+    n_resampled_groups: int
+    n_undefined: int
 
     @property
-    def positives(self) -> int:
+    def n_positives(self) -> int:
         """How many rows show the finding."""
         return int(self.truth.sum())
 
     @property
-    def negatives(self) -> int:
+    def n_negatives(self) -> int:
         """How many do not."""
-        return len(self.truth) - self.positives
+        return len(self.truth) - self.n_positives
 
     @property
-    def witnesses(self) -> tuple[int, int]:
+    def n_groups_per_class(self) -> tuple[int, int]:
         """How many groups have a positive, and how many a negative row."""
-        return len(np.unique(self.group[self.truth])), len(np.unique(self.group[~self.truth]))
+        return len(np.unique(self.group_index[self.truth])), len(np.unique(self.group_index[~self.truth]))
 
     @property
-    def effective(self) -> float:
+    def n_effective_groups(self) -> float:
         """How many groups the rows of the class weigh as that has the fewest; see `effective_groups`."""
-        return effective_groups(self._sizes)
+        return count_effective_groups(self._limiting_group_sizes)
 
     @property
-    def largest(self) -> float:
+    def largest_group_share(self) -> float:
         """The share of that class's rows that one group has."""
-        return float(self._sizes.max() / self._sizes.sum())
+        return float(self._limiting_group_sizes.max() / self._limiting_group_sizes.sum())
 
     @property
-    def _sizes(self) -> Numbers:
-        sizes = [np.bincount(self.group[rows]) for rows in (self.truth, ~self.truth)]
-        return min(sizes, key=effective_groups)
+    def _limiting_group_sizes(self) -> IntArray:
+        sizes = [np.bincount(self.group_index[rows]) for rows in (self.truth, ~self.truth)]
+        return min(sizes, key=count_effective_groups)
 
     @property
-    def patients(self) -> int:
+    def n_groups(self) -> int:
         """How many groups have a row."""
-        return len(np.unique(self.group))
+        return len(np.unique(self.group_index))
 
-    def only(self, rows: Mask) -> "Ranking":
+    def select_rows(self, row_mask: Mask) -> "Ranking":
         """(M,) of the rows as they came -> the ranking of some; draws are still of all groups."""
-        some = rows[self.order]
-        made = replace(self, truth=self.truth[some], group=self.group[some], place=self.place[some])
-        return _two_classes(replace(made, order=self.order[some]))
+        some = row_mask[self.row_index]
+        made = replace(self, truth=self.truth[some], group=self.group_index[some], place=self.rank[some])
+        return _check_two_classes(replace(made, order=self.row_index[some]))
 
-    def summed(self, weights: Floats) -> tuple[Floats, Floats]:
+    def sum_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(r,N) of the rows in order -> (r,V), (r,V): at each answer the weight of positives and of negatives."""
         positive = weights * self.truth
         negative = weights - positive
-        starts = np.flatnonzero(np.diff(self.place, prepend=-1))
+        starts = np.flatnonzero(np.diff(self.rank, prepend=-1))
         if len(starts) == len(self.truth):
             return positive, negative
         return np.add.reduceat(positive, starts, 1), np.add.reduceat(negative, starts, 1)
 
-    def point(self, area: Area) -> float:
+    def compute_area(self, area_function: AreaFunction) -> float:
         """The number of all rows."""
-        return float(area(*self.summed(np.ones((1, len(self.truth)))))[0])
+        return float(area_function(*self.sum_weights_by_rank(np.ones((1, len(self.truth)))))[0])
 
-    def words(self) -> str:
+    def describe_counts(self) -> str:
         """What there is of each class."""
-        classes = f"{plural(self.positives, 'positive')} and {plural(self.negatives, 'negative')}"
-        return f"{classes} in {plural(self.patients, 'group')}"
+        classes = f"{plural(self.n_positives, 'positive')} and {plural(self.n_negatives, 'negative')}"
+        return f"{classes} in {plural(self.n_groups, 'group')}"
 
 
-def ranked(truth: npt.ArrayLike, answer: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
+def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
     """(N,) bool, (N,) numbers, (N,) patients -> their ranking; UndefinedError where a class has no row."""
-    known, given = expect_truth(truth), np.asarray(answer, np.float64)
+    known, given = check_truth(truth), np.asarray(score, np.float64)
     if given.shape != known.shape:
         raise InputError(f"truth {known.shape} and answers {given.shape}; expected (N,) of both, of the same images")
     if np.isinf(given).any():
@@ -110,19 +120,19 @@ def ranked(truth: npt.ArrayLike, answer: npt.ArrayLike, groups: Sequence[Hashabl
     names = list(groups) if groups is not None else list(range(len(given)))
     if len(names) != len(given):
         raise InputError(f"{plural(len(given), 'answer')} and {plural(len(names), 'group')}; expected (N,) of both")
-    group = numbered([names[int(i)] for i in order], len(order))
+    group = index_groups([names[int(i)] for i in order], len(order))
     place = np.unique(given[order], return_inverse=True)[1]
     lost = len(given) - len(order)
-    return _two_classes(Ranking(known[order], group, place, order, len(np.unique(group)), lost))
+    return _check_two_classes(Ranking(known[order], group, place, order, len(np.unique(group)), lost))
 
 
-def _two_classes(ranking: Ranking) -> Ranking:
-    if not ranking.positives or not ranking.negatives:
-        raise UndefinedError(f"{ranking.words()}: of one class there is none")
+def _check_two_classes(ranking: Ranking) -> Ranking:
+    if not ranking.n_positives or not ranking.n_negatives:
+        raise UndefinedError(f"{ranking.describe_counts()}: of one class there is none")
     return ranking
 
 
-def expect_truth(truth: npt.ArrayLike) -> Mask:
+def check_truth(truth: npt.ArrayLike) -> Mask:
     """(N,) bool; InputError for anything else."""
     known = np.asarray(truth)
     if known.dtype != np.bool_ or known.ndim != 1:
@@ -130,45 +140,53 @@ def expect_truth(truth: npt.ArrayLike) -> Mask:
     return known
 
 
-def redrawn(ranking: Ranking, area: Area, replicates: int, seed: int) -> Floats:
+def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
     """(replicates,): the number of draws of groups; NaN where a draw holds one class only."""
     rows = len(ranking.truth)
     made = []
-    for drawn in draws(ranking.groups, replicates, seed, rows):
-        positive, negative = ranking.summed(times(drawn, ranking.groups)[:, ranking.group])
+    for drawn in iter_bootstrap_indices(ranking.n_resampled_groups, n_resamples, seed, rows):
+        positive, negative = ranking.sum_weights_by_rank(
+            count_draws(drawn, ranking.n_resampled_groups)[:, ranking.group_index]
+        )
         both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
         values = np.full(len(drawn), np.nan)
-        values[both] = area(positive[both], negative[both])
+        values[both] = area_function(positive[both], negative[both])
         made.append(values)
     return np.concatenate(made)
 
 
-def kept(drawn: Floats, words: str) -> Floats:
+def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
     """The replicates with a value; UndefinedError where more than a tenth have none."""
-    lost = int(np.isnan(drawn).sum())
-    if lost > LOST * len(drawn):
-        raise UndefinedError(f"{words}: {lost} of {plural(len(drawn), 'draw')} of groups hold one class only")
-    return drawn[~np.isnan(drawn)]
+    lost = int(np.isnan(resampled_areas).sum())
+    if lost > MAX_UNDEFINED_SHARE * len(resampled_areas):
+        raise UndefinedError(
+            f"{description}: {lost} of {plural(len(resampled_areas), 'draw')} of groups hold one class only"
+        )
+    return resampled_areas[~np.isnan(resampled_areas)]
 
 
-def times(drawn: Numbers, groups: int) -> Floats:
+def count_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
     """(r,groups) numbers -> (r,groups): how often each group was drawn."""
-    flat = drawn + groups * np.arange(len(drawn))[:, None]
-    return np.bincount(flat.ravel(), minlength=len(drawn) * groups).reshape(len(drawn), groups).astype(np.float64)
+    flat = drawn_groups + n_groups * np.arange(len(drawn_groups))[:, None]
+    return (
+        np.bincount(flat.ravel(), minlength=len(drawn_groups) * n_groups)
+        .reshape(len(drawn_groups), n_groups)
+        .astype(np.float64)
+    )
 
 
-def under_roc(positive: Floats, negative: Floats) -> Floats:
+def compute_roc_area(positive_weights: FloatArray, negative_weights: FloatArray) -> FloatArray:
     """(r,V), (r,V) -> (r,): the share of pairs in which the positive one is higher; equals count half."""
-    lower = np.cumsum(negative, 1) - 0.5 * negative
-    return np.asarray((positive * lower).sum(1) / (positive.sum(1) * negative.sum(1)))
+    lower = np.cumsum(negative_weights, 1) - 0.5 * negative_weights
+    return np.asarray((positive_weights * lower).sum(1) / (positive_weights.sum(1) * negative_weights.sum(1)))
 
 
-def under_precision(positive: Floats, negative: Floats) -> Floats:
+def compute_precision_recall_area(positive_weights: FloatArray, negative_weights: FloatArray) -> FloatArray:
     """(r,V), (r,V) -> (r,): Σ over answers, the highest first, of the recall gained there times the precision."""
-    hits = np.cumsum(positive[:, ::-1], 1)
-    called = hits + np.cumsum(negative[:, ::-1], 1)
+    hits = np.cumsum(positive_weights[:, ::-1], 1)
+    called = hits + np.cumsum(negative_weights[:, ::-1], 1)
     precision = np.divide(hits, called, out=np.zeros_like(hits), where=called > 0)
-    return np.asarray((positive[:, ::-1] * precision).sum(1) / hits[:, -1])
+    return np.asarray((positive_weights[:, ::-1] * precision).sum(1) / hits[:, -1])
 
 
 NEWCOMBE = "newcombe"  # the method of an interval: that of `area_interval`
@@ -176,10 +194,10 @@ NEWCOMBE = "newcombe"  # the method of an interval: that of `area_interval`
 
 def auroc(
     truth: npt.ArrayLike,
-    answer: npt.ArrayLike,
+    score: npt.ArrayLike,
     groups: Sequence[Hashable] | None = None,
     *,
-    replicates: int = REPLICATES,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
     """(N,) bool, (N,) -> area under the ROC curve: the chance that an image with the finding is answered higher, ties half.
@@ -187,17 +205,17 @@ def auroc(
     `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `area_interval`. NaN
     answers are left out, and counted. UndefinedError where one class has no row, or more than a tenth of the draws none.
     """
-    expect_count(replicates=replicates)
-    ranking = ranked(truth, answer, groups)
-    return area_estimate(ranking, redrawn(ranking, under_roc, replicates, seed))
+    check_positive_integer(replicates=n_resamples)
+    ranking = rank_scores(truth, score, groups)
+    return build_auroc_estimate(ranking, bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))
 
 
 def average_precision(
     truth: npt.ArrayLike,
-    answer: npt.ArrayLike,
+    score: npt.ArrayLike,
     groups: Sequence[Hashable] | None = None,
     *,
-    replicates: int = REPLICATES,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
     """(N,) bool, (N,) -> Σ_k (R_k - R_{k-1}) P_k over answers, the highest first. Chance is the share of positives.
@@ -205,29 +223,35 @@ def average_precision(
     As `auroc`, with the interval of `estimated`, for as many groups as the rarer class has. Where all pairs are in order it
     is 1 in every draw: nothing says how far below it may lie, and the interval has no ends (NaN).
     """
-    expect_count(replicates=replicates)
-    ranking = ranked(truth, answer, groups)
-    drawn = kept(redrawn(ranking, under_precision, replicates, seed), ranking.words())
-    low, high = interval_of(drawn, min(ranking.patients, *ranking.witnesses), effective=ranking.effective)
+    check_positive_integer(replicates=n_resamples)
+    ranking = rank_scores(truth, score, groups)
+    drawn = drop_undefined(
+        bootstrap_areas(ranking, compute_precision_recall_area, n_resamples, seed), ranking.describe_counts()
+    )
+    low, high = compute_bootstrap_interval(
+        drawn, min(ranking.n_groups, *ranking.n_groups_per_class), n_effective_groups=ranking.n_effective_groups
+    )
     low, high = (np.nan, np.nan) if low == 1 else (low, high)
-    return _estimate(ranking, ranking.point(under_precision), low, high)
+    return _build_estimate(ranking, ranking.compute_area(compute_precision_recall_area), low, high)
 
 
-def area_estimate(ranking: Ranking, drawn: Floats) -> Estimate:
+def build_auroc_estimate(ranking: Ranking, resampled_aurocs: FloatArray) -> Estimate:
     """The AUROC of a ranking, with the interval that its draws give."""
-    point, known = ranking.point(under_roc), kept(drawn, ranking.words())
-    ends = area_interval(point, known, *ranking.witnesses, effective=ranking.effective)
-    return replace(_estimate(ranking, point, *ends), method=NEWCOMBE)
+    point, known = ranking.compute_area(compute_roc_area), drop_undefined(resampled_aurocs, ranking.describe_counts())
+    ends = compute_auroc_interval(
+        point, known, *ranking.n_groups_per_class, n_effective_groups=ranking.n_effective_groups
+    )
+    return replace(_build_estimate(ranking, point, *ends), method=NEWCOMBE)
 
 
-def area_interval(
+def compute_auroc_interval(
     point: float,
-    drawn: Floats,
-    positives: int,
-    negatives: int,
-    level: float = 0.95,
+    resampled_aurocs: FloatArray,
+    n_positive_groups: int,
+    n_negative_groups: int,
+    confidence_level: float = 0.95,
     *,
-    effective: float | None = None,
+    n_effective_groups: float | None = None,
 ) -> tuple[float, float]:
     """An AUROC A, its draws and the patients of either class -> the two limits a where |A - a| = t √(D V(a)).
 
@@ -238,41 +262,55 @@ def area_interval(
     patients of one size the rows of either class weigh at least; NaN where they are fewer than `MIN_EFFECTIVE` and more
     were counted.
     """
-    fewest = min(positives, negatives)
-    if fewest < 2 or (effective is not None and effective < min(fewest, MIN_EFFECTIVE) - PRECISION):
+    fewest = min(n_positive_groups, n_negative_groups)
+    if fewest < 2 or (
+        n_effective_groups is not None and n_effective_groups < min(fewest, MIN_EFFECTIVE_GROUPS) - RELATIVE_PRECISION
+    ):
         return np.nan, np.nan
-    variance, expected = float(np.var(drawn)), _variance(point, positives, negatives)
+    variance, expected = (
+        float(np.var(resampled_aurocs)),
+        _compute_hanley_mcneil_variance(point, n_positive_groups, n_negative_groups),
+    )
     wider = variance / expected if variance and expected else 1.0
-    far = reach(fewest if effective is None else effective, level) * sqrt(wider)
+    far = compute_interval_multiplier(
+        fewest if n_effective_groups is None else n_effective_groups, confidence_level
+    ) * sqrt(wider)
 
     def inside(limit: float) -> bool:
-        return abs(point - limit) <= far * sqrt(_variance(limit, positives, negatives))
+        return abs(point - limit) <= far * sqrt(
+            _compute_hanley_mcneil_variance(limit, n_positive_groups, n_negative_groups)
+        )
 
-    return _last(inside, point, 0.0), _last(inside, point, 1.0)
+    return _bisect_boundary(inside, point, 0.0), _bisect_boundary(inside, point, 1.0)
 
 
-def _last(inside: Callable[[float], bool], start: float, end: float) -> float:
+def _bisect_boundary(is_inside: Callable[[float], bool], start: float, end: float) -> float:
     """Between a start that is inside and an end that is not: where it ends, by bisection."""
     for _ in range(50):
         middle = (start + end) / 2
-        start, end = (middle, end) if inside(middle) else (start, middle)
+        start, end = (middle, end) if is_inside(middle) else (start, middle)
     return end
 
 
-def _variance(area: float, positives: int, negatives: int) -> float:
-    half = (positives + negatives) / 2 - 1
-    return area * (1 - area) * (1 + half * (1 - area) / (2 - area) + half * area / (1 + area)) / (positives * negatives)
+def _compute_hanley_mcneil_variance(area: float, n_positives: int, n_negatives: int) -> float:
+    half = (n_positives + n_negatives) / 2 - 1
+    return (
+        area
+        * (1 - area)
+        * (1 + half * (1 - area) / (2 - area) + half * area / (1 + area))
+        / (n_positives * n_negatives)
+    )
 
 
-def _estimate(ranking: Ranking, point: float, low: float, high: float) -> Estimate:
+def _build_estimate(ranking: Ranking, point: float, low: float, high: float) -> Estimate:
     return Estimate(
         point,
         low,
         high,
         len(ranking.truth),
-        ranking.patients,
-        ranking.undefined,
-        witnesses=min(ranking.witnesses),
-        effective=ranking.effective,
-        largest=ranking.largest,
+        ranking.n_groups,
+        ranking.n_undefined,
+        n_limiting_groups=min(ranking.n_groups_per_class),
+        n_effective_groups=ranking.n_effective_groups,
+        largest_group_share=ranking.largest_group_share,
     )

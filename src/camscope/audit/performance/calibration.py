@@ -9,16 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.performance.auc import LOST, expect_truth, times
+from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, check_truth, count_draws
 from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Floats, Mask
-from camscope.metrics.cluster_variance import effective_groups
-from camscope.metrics.statistics import REPLICATES, Estimate, draws, estimated, interval_of, numbered
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.cluster_variance import count_effective_groups
+from camscope.metrics.statistics import (
+    N_RESAMPLES,
+    Estimate,
+    compute_bootstrap_interval,
+    estimate_mean,
+    index_groups,
+    iter_bootstrap_indices,
+)
 from camscope.plurals import plural
 
-STEPS = 40  # of Newton's method, which needs 5 to 10
-CLOSE = 1e-9  # of a step in standard deviations of the answers: nothing is left to gain
+MAX_NEWTON_STEPS = 40  # of Newton's method, which needs 5 to 10
+STEP_TOLERANCE = 1e-9  # of a step in standard deviations of the answers: nothing is left to gain
 
 
 @dataclass(frozen=True)
@@ -31,76 +38,83 @@ class Recalibration:
     reason: str = ""
 
 
-def recalibrated(
-    y: Mask, z: Floats, group: npt.NDArray[np.int64], undefined: int, replicates: int, seed: int
+def fit_recalibration(
+    y: Mask, z: FloatArray, group: npt.NDArray[np.int64], n_undefined: int, n_resamples: int, seed: int
 ) -> Recalibration:
     """(N,) bool, (N,) log odds, (N,) numbers of patients -> the lines of greatest likelihood."""
     if not np.isfinite(z).all():
-        return _none(
+        return _build_undefined_recalibration(
             f"{plural(int(np.isinf(z).sum()), 'probability is', 'probabilities are')} 0 or 1: give their log odds"
         )
     whole = np.ones((1, len(y)))
-    if not _overlapping(y, z, whole)[0]:
-        return _none("answers part the classes, or there is one class only: any steeper line fits better")
+    if not _has_class_overlap(y, z, whole)[0]:
+        return _build_undefined_recalibration(
+            "answers part the classes, or there is one class only: any steeper line fits better"
+        )
     count = int(group.max()) + 1
-    drawn = [_lines(y, z, times(part, count)[:, group]) for part in draws(count, replicates, seed, len(y))]
+    drawn = [
+        _fit_lines(y, z, count_draws(part, count)[:, group])
+        for part in iter_bootstrap_indices(count, n_resamples, seed, len(y))
+    ]
     lines = np.concatenate(drawn)
     lost = int(np.isnan(lines).any(1).sum())
-    if lost > LOST * replicates:
-        return _none(f"in {lost} of {plural(replicates, 'draw')} of patients the answers part the classes")
-    point = _lines(y, z, whole)[0]
+    if lost > MAX_UNDEFINED_SHARE * n_resamples:
+        return _build_undefined_recalibration(
+            f"in {lost} of {plural(n_resamples, 'draw')} of patients the answers part the classes"
+        )
+    point = _fit_lines(y, z, whole)[0]
     if np.isnan(point).any():
-        return _none("the answers are too extreme: no line is found")
+        return _build_undefined_recalibration("the answers are too extreme: no line is found")
     known = lines[~np.isnan(lines).any(1)]
     sizes = np.bincount(group)
-    effective, largest = effective_groups(sizes), float(sizes.max() / sizes.sum())
+    effective, largest = count_effective_groups(sizes), float(sizes.max() / sizes.sum())
     slope, intercept, in_the_large = (
         Estimate(
             float(point[i]),
-            *interval_of(known[:, i], count, effective=effective),
+            *compute_bootstrap_interval(known[:, i], count, n_effective_groups=effective),
             len(y),
             count,
-            undefined,
-            effective=effective,
-            largest=largest,
+            n_undefined,
+            n_effective_groups=effective,
+            largest_group_share=largest,
         )
         for i in range(3)
     )
     return Recalibration(slope, intercept, in_the_large)
 
 
-def _none(reason: str) -> Recalibration:
+def _build_undefined_recalibration(reason: str) -> Recalibration:
     return Recalibration(None, None, None, reason)
 
 
-def _overlapping(y: Mask, z: Floats, weights: Floats) -> npt.NDArray[np.bool_]:
+def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
     """(r,): whether each class reaches into the other, without which no line has the greatest likelihood."""
-    low, high = zip(*(_ends(z, (weights > 0) & one) for one in (y, ~y)), strict=True)
+    low, high = zip(*(_compute_range(z, (weights > 0) & one) for one in (y, ~y)), strict=True)
     return np.asarray((low[0] < high[1]) & (low[1] < high[0]))
 
 
-def _ends(z: Floats, there: Mask) -> tuple[Floats, Floats]:
+def _compute_range(z: FloatArray, mask: Mask) -> tuple[FloatArray, FloatArray]:
     """(r,), (r,): the lowest and the highest answer of those there; of none, the highest is below the lowest."""
-    return np.where(there, z, np.inf).min(1), np.where(there, z, -np.inf).max(1)
+    return np.where(mask, z, np.inf).min(1), np.where(mask, z, -np.inf).max(1)
 
 
-def _lines(y: Mask, z: Floats, weights: Floats) -> Floats:
+def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
     """(r,N) -> (r,3): slope, intercept, intercept where the slope is 1; NaN where there is none."""
     made = np.full((len(weights), 3), np.nan)
-    fits = _overlapping(y, z, weights)
+    fits = _has_class_overlap(y, z, weights)
     used = weights[fits]
     centre, spread = z.mean(), z.std()
-    slope, intercept = _newton(y, (z - centre) / spread, used)
-    made[fits] = np.stack([slope / spread, intercept - slope * centre / spread, _offset(y, z, used)], 1)
+    slope, intercept = _fit_slope_and_intercept(y, (z - centre) / spread, used)
+    made[fits] = np.stack([slope / spread, intercept - slope * centre / spread, _fit_offset(y, z, used)], 1)
     return made
 
 
-def _newton(y: Mask, x: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def _fit_slope_and_intercept(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(N,) standardised -> (r,), (r,): slope and intercept, by Newton's method; NaN where it does not end."""
     slope, intercept = np.zeros(len(weights)), _logit(weights @ y / weights.sum(1))
     moved = np.full(len(weights), np.inf)
-    for _ in range(STEPS):
-        if not (moved > CLOSE).any():
+    for _ in range(MAX_NEWTON_STEPS):
+        if not (moved > STEP_TOLERANCE).any():
             break
         share = _sigmoid(slope[:, None] * x + intercept[:, None])
         left, bend = weights * (y - share), weights * share * (1 - share)
@@ -112,49 +126,49 @@ def _newton(y: Mask, x: Floats, weights: Floats) -> tuple[Floats, Floats]:
         moved = np.abs(steps).max(0)
         steps /= np.maximum(1, moved)  # no step of more than one standard deviation: from far off Newton's overshoots
         slope, intercept = slope + steps[0], intercept + steps[1]
-    lost = ~(moved <= CLOSE)
+    lost = ~(moved <= STEP_TOLERANCE)
     slope[lost] = np.nan
     return slope, intercept
 
 
-def _offset(y: Mask, z: Floats, weights: Floats) -> Floats:
+def _fit_offset(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
     """(r,): the intercept that makes the probabilities of all rows add up to the positives; NaN where it is not found."""
     total, intercept = weights @ y, np.zeros(len(weights))
     step = np.full(len(weights), np.inf)
-    for _ in range(STEPS):
-        if not (np.abs(step) > CLOSE).any():
+    for _ in range(MAX_NEWTON_STEPS):
+        if not (np.abs(step) > STEP_TOLERANCE).any():
             break
         share = _sigmoid(z + intercept[:, None])
         with np.errstate(divide="ignore", invalid="ignore"):
             step = (total - (weights * share).sum(1)) / (weights * share * (1 - share)).sum(1)
         intercept += np.clip(step, -1, 1)
-    return np.where(np.abs(step) <= CLOSE, intercept, np.nan)
+    return np.where(np.abs(step) <= STEP_TOLERANCE, intercept, np.nan)
 
 
-def _logit(share: Floats) -> Floats:
+def _logit(share: FloatArray) -> FloatArray:
     return np.asarray(np.log(share) - np.log1p(-share))
 
 
-def _sigmoid(x: Floats) -> Floats:
+def _sigmoid(x: FloatArray) -> FloatArray:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
-PERFECT = 1000  # sets of perfectly calibrated truth that say what error chance alone makes
+N_PERFECT_SIMULATIONS = 1000  # sets of perfectly calibrated truth that say what error chance alone makes
 
 
 @dataclass(frozen=True)
-class Bin:
+class CalibrationBin:
     """Images of about one probability, for a plot: their mean `probability`, the `share` with the finding, `low`..`high`.
 
     The interval is Wilson's, of as many independent answers as there are `groups`.
     """
 
-    probability: float
-    share: float
+    mean_probability: float
+    positive_share: float
     low: float
     high: float
-    n: int
-    groups: int
+    n_images: int
+    n_groups: int
 
 
 @dataclass(frozen=True)
@@ -169,24 +183,24 @@ class Calibration:
     """
 
     brier: Estimate
-    error: Estimate
-    by_chance: float
-    by_chance_high: float
+    calibration_error: Estimate
+    chance_error: float
+    chance_error_high: float
     slope: Estimate | None
     intercept: Estimate | None
     in_the_large: Estimate | None
     reason: str
-    bins: tuple[Bin, ...]
+    bins: tuple[CalibrationBin, ...]
 
 
-def calibration(
+def compute_calibration(
     truth: npt.ArrayLike,
     probability: npt.ArrayLike,
     groups: Sequence[Hashable] | None = None,
-    bins: int = 10,
+    n_bins: int = 10,
     *,
     log_odds: npt.ArrayLike | None = None,
-    replicates: int = REPLICATES,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Calibration:
     """(N,) bool, (N,) in 0..1 -> its calibration, intervals of patients drawn whole; NaN answers are left out and counted.
@@ -194,97 +208,123 @@ def calibration(
     `log_odds` (N,): the same answers before the sigmoid, which tell probabilities apart that are 1 in a computer's numbers.
     UndefinedError where no row has an answer.
     """
-    expect_count(bins=bins, replicates=replicates)
-    known, given = expect_truth(truth), np.asarray(probability, np.float64)
-    odds = _log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
-    _expect(known, given, odds)
+    check_positive_integer(bins=n_bins, replicates=n_resamples)
+    known, given = check_truth(truth), np.asarray(probability, np.float64)
+    odds = _to_log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
+    _check_probabilities(known, given, odds)
     names = list(groups) if groups is not None else list(range(len(given)))
-    brier = estimated((given - known) ** 2, names, bounds=(0.0, 1.0))
+    brier = estimate_mean((given - known) ** 2, names, bounds=(0.0, 1.0))
     there = ~np.isnan(given)
     y, p, z = known[there], given[there], odds[there]
-    group = numbered([name for name, one in zip(names, there, strict=True) if one], len(y))
-    place = _places(p, bins)
-    line = recalibrated(y, z, group, brier.undefined, replicates, seed)
-    error = _error(y, p, group, place, replicates, seed, brier.undefined)
-    return _made(brier, error, _by_chance(p, group, place, seed), line, _bins(y, p, group, place))
+    group = index_groups([name for name, one in zip(names, there, strict=True) if one], len(y))
+    place = _assign_bins(p, n_bins)
+    line = fit_recalibration(y, z, group, brier.n_undefined, n_resamples, seed)
+    error = _estimate_calibration_error(y, p, group, place, n_resamples, seed, brier.n_undefined)
+    return _build_calibration(
+        brier, error, _simulate_chance_errors(p, group, place, seed), line, _build_bins(y, p, group, place)
+    )
 
 
-def _made(
-    brier: Estimate, error: Estimate, chance: tuple[float, float], line: Recalibration, bins: tuple[Bin, ...]
+def _build_calibration(
+    brier: Estimate,
+    calibration_error: Estimate,
+    chance_errors: tuple[float, float],
+    recalibration: Recalibration,
+    bins: tuple[CalibrationBin, ...],
 ) -> Calibration:
-    return Calibration(brier, error, *chance, line.slope, line.intercept, line.in_the_large, line.reason, bins)
+    return Calibration(
+        brier,
+        calibration_error,
+        *chance_errors,
+        recalibration.slope,
+        recalibration.intercept,
+        recalibration.in_the_large,
+        recalibration.reason,
+        bins,
+    )
 
 
-def _log_odds(probability: Floats) -> Floats:
+def _to_log_odds(probability: FloatArray) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.log(probability) - np.log1p(-probability))
 
 
-def _expect(truth: Mask, probability: Floats, odds: Floats) -> None:
-    if not truth.shape == probability.shape == odds.shape:
-        raise InputError(f"truth {truth.shape}, answers {probability.shape} and log odds {odds.shape}; expected (N,)")
+def _check_probabilities(truth: Mask, probability: FloatArray, log_odds: FloatArray) -> None:
+    if not truth.shape == probability.shape == log_odds.shape:
+        raise InputError(
+            f"truth {truth.shape}, answers {probability.shape} and log odds {log_odds.shape}; expected (N,)"
+        )
     wrong = np.flatnonzero((probability < 0) | (probability > 1))
     if len(wrong):
         raise InputError(
             f"answer {int(wrong[0])} is {probability[wrong[0]]}: expected probabilities, 0..1, NaN for none"
         )
-    if (np.isnan(odds) != np.isnan(probability)).any():
+    if (np.isnan(log_odds) != np.isnan(probability)).any():
         raise InputError("log odds and probabilities are of different rows: where one is NaN the other must be")
 
 
-def _places(p: Floats, bins: int) -> npt.NDArray[np.int64]:
+def _assign_bins(p: FloatArray, n_bins: int) -> npt.NDArray[np.int64]:
     """(N,): which of the bins of equally many rows; equal answers share one, so that there may be fewer."""
-    edges = np.quantile(p, np.arange(1, bins) / bins)
+    edges = np.quantile(p, np.arange(1, n_bins) / n_bins)
     return np.unique(np.searchsorted(edges, p, side="right"), return_inverse=True)[1]
 
 
-def _error(
+def _estimate_calibration_error(
     y: Mask,
-    p: Floats,
+    p: FloatArray,
     group: npt.NDArray[np.int64],
-    place: npt.NDArray[np.int64],
-    replicates: int,
+    bin_index: npt.NDArray[np.int64],
+    n_resamples: int,
     seed: int,
-    lost: int,
+    n_undefined: int,
 ) -> Estimate:
     """The bins are those of all rows in every draw."""
     count = int(group.max()) + 1
-    gaps = np.zeros((count, int(place.max()) + 1))
-    np.add.at(gaps, (group, place), p - y)
+    gaps = np.zeros((count, int(bin_index.max()) + 1))
+    np.add.at(gaps, (group, bin_index), p - y)
     sizes = np.bincount(group).astype(np.float64)
     drawn = []
-    for part in draws(count, replicates, seed):
-        weights = times(part, count)
+    for part in iter_bootstrap_indices(count, n_resamples, seed):
+        weights = count_draws(part, count)
         drawn.append(np.abs(weights @ gaps).sum(1) / (weights @ sizes))
-    effective = effective_groups(sizes)
-    low, high = interval_of(np.concatenate(drawn), count, effective=effective)
+    effective = count_effective_groups(sizes)
+    low, high = compute_bootstrap_interval(np.concatenate(drawn), count, n_effective_groups=effective)
     error, largest = float(np.abs(gaps.sum(0)).sum() / len(y)), float(sizes.max() / sizes.sum())
-    return Estimate(error, low, high, len(y), count, lost, effective=effective, largest=largest)
+    return Estimate(
+        error, low, high, len(y), count, n_undefined, n_effective_groups=effective, largest_group_share=largest
+    )
 
 
-def _by_chance(p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[np.int64], seed: int) -> tuple[float, float]:
+def _simulate_chance_errors(
+    p: FloatArray, group: npt.NDArray[np.int64], bin_index: npt.NDArray[np.int64], seed: int
+) -> tuple[float, float]:
     """What the error would be, were all probabilities right; the images of one patient show the finding together."""
     random = np.random.default_rng(seed)
-    count, bins = int(group.max()) + 1, int(place.max()) + 1
-    sums = np.bincount(place, weights=p, minlength=bins)
+    count, bins = int(group.max()) + 1, int(bin_index.max()) + 1
+    sums = np.bincount(bin_index, weights=p, minlength=bins)
     errors = [
-        np.abs(np.bincount(place, weights=random.random(count)[group] < p, minlength=bins) - sums).sum() / len(p)
-        for _ in range(PERFECT)
+        np.abs(np.bincount(bin_index, weights=random.random(count)[group] < p, minlength=bins) - sums).sum() / len(p)
+        for _ in range(N_PERFECT_SIMULATIONS)
     ]
     return float(np.mean(errors)), float(np.quantile(errors, 0.975))
 
 
-def _bins(y: Mask, p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[np.int64]) -> tuple[Bin, ...]:
-    return tuple(_bin(y[place == one], p[place == one], group[place == one]) for one in range(int(place.max()) + 1))
+def _build_bins(
+    y: Mask, p: FloatArray, group: npt.NDArray[np.int64], bin_index: npt.NDArray[np.int64]
+) -> tuple[CalibrationBin, ...]:
+    return tuple(
+        _build_bin(y[bin_index == one], p[bin_index == one], group[bin_index == one])
+        for one in range(int(bin_index.max()) + 1)
+    )
 
 
-def _bin(y: Mask, p: Floats, group: npt.NDArray[np.int64]) -> Bin:
+def _build_bin(y: Mask, p: FloatArray, group: npt.NDArray[np.int64]) -> CalibrationBin:
     witnesses, share = len(np.unique(group)), float(y.mean())
-    effective = effective_groups(np.unique(group, return_counts=True)[1])
-    return Bin(float(p.mean()), share, *wilson(share, effective), len(y), witnesses)
+    effective = count_effective_groups(np.unique(group, return_counts=True)[1])
+    return CalibrationBin(float(p.mean()), share, *compute_wilson_interval(share, effective), len(y), witnesses)
 
 
-def wilson(share: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:
+def compute_wilson_interval(share: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95 % interval of a share of n independent answers; Wilson 1927, doi:10.1080/01621459.1927.10502953."""
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)

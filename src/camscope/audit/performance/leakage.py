@@ -9,35 +9,43 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import Subject
-from camscope.audit.core.predictions import Answered
-from camscope.audit.core.schema import Leak
-from camscope.audit.core.subgroup_levels import levels_of
-from camscope.audit.core.summary_values import number, rounded
-from camscope.audit.performance.auc import NEWCOMBE, Ranking, area_interval, kept, ranked, redrawn, under_roc
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.schema import ColumnLeakage
+from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.summary_values import round_significant, summarize_estimate
+from camscope.audit.performance.auc import (
+    NEWCOMBE,
+    Ranking,
+    bootstrap_areas,
+    compute_auroc_interval,
+    compute_roc_area,
+    drop_undefined,
+    rank_scores,
+)
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Floats, Mask
-from camscope.metrics.statistics import REPLICATES, Estimate, numbered
-from camscope.optional import sklearn
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.statistics import N_RESAMPLES, Estimate, index_groups
+from camscope.optional import import_sklearn
 from camscope.plurals import plural
 
-Numbers = npt.NDArray[np.int64]
-SURPRISING = 0.05
+IntArray = npt.NDArray[np.int64]
+PROBE_SIGNIFICANCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelAuroc:
     """One level of the column: its rows and patients, and the AUROC of telling it from all others."""
 
     name: Hashable
-    n: int
-    groups: int
+    n_rows: int
+    n_groups: int
     auroc: float
 
 
 @dataclass(frozen=True)
-class LeakTest:
+class LinearProbeResult:
     """What a linear probe reads off features.
 
     `auroc`: of two levels, or the mean over levels, each against all others; its interval is of other patients read by the
@@ -48,67 +56,69 @@ class LeakTest:
     """
 
     auroc: Estimate
-    chance: float
-    chance_high: float
-    p: float
-    readable: bool
-    levels: tuple[Level, ...]
-    features: int
-    folds: int
-    permutations: int
-    left_out: tuple[tuple[Hashable, int], ...]
+    chance_auroc: float
+    chance_auroc_max: float
+    p_value: float
+    is_decodable: bool
+    levels: tuple[LevelAuroc, ...]
+    n_features: int
+    n_folds: int
+    n_permutations: int
+    excluded_levels: tuple[tuple[Hashable, int], ...]
 
 
-def leak(
+def probe_leakage(
     features: npt.ArrayLike,
     labels: Sequence[Hashable],
     groups: Sequence[Hashable] | None = None,
     *,
-    folds: int = 5,
-    permutations: int = 20,
-    replicates: int = REPLICATES,
+    n_folds: int = 5,
+    n_permutations: int = 20,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
-) -> LeakTest:
+) -> LinearProbeResult:
     """(N,D), (N,) labels, (N,) patients -> AUROC of an L2 logistic probe of standardised features, patients held out whole.
 
     Left out are rows without a label, and levels with fewer than two patients a fold. UndefinedError where fewer than two
     levels remain, or no feature varies.
     """
-    expect_count(folds=folds, permutations=permutations, replicates=replicates)
-    given, every = np.asarray(features, np.float64), numbered(groups, len(labels))
-    if given.ndim != 2 or len(given) != len(labels) or not np.isfinite(given).all() or folds < 2:
+    check_positive_integer(folds=n_folds, permutations=n_permutations, replicates=n_resamples)
+    given, every = np.asarray(features, np.float64), index_groups(groups, len(labels))
+    if given.ndim != 2 or len(given) != len(labels) or not np.isfinite(given).all() or n_folds < 2:
         raise InputError(
-            f"features {given.shape} of {plural(len(labels), 'label')} in {plural(folds, 'fold')}: expected "
+            f"features {given.shape} of {plural(len(labels), 'label')} in {plural(n_folds, 'fold')}: expected "
             "(N,D) finite numbers, and 2 folds"
         )
-    levels, few = _enough(levels_of(labels), every, 2 * folds)
+    levels, few = _select_levels(split_by_level(labels), every, 2 * n_folds)
     rows = np.logical_or.reduce(list(levels.values()))
     label = np.select([own[rows] for own in levels.values()], range(len(levels)))
-    x, group = _standardised(given[rows]), np.unique(every[rows], return_inverse=True)[1]
-    probe = _Probe(x, group, folds, seed)
-    rankings = _rankings(label, probe.scores(label), group)
+    x, group = _standardize_features(given[rows]), np.unique(every[rows], return_inverse=True)[1]
+    probe = _LinearProbe(x, group, n_folds, seed)
+    rankings = _rank_levels(label, probe.predict_log_odds(label), group)
     random = np.random.default_rng(seed)
-    null = [_area(probe, _dealt(label, group, random), group) for _ in range(permutations)]
-    found = _estimate(rankings, len(labels) - len(label), replicates, seed)
-    p = (1 + sum(one >= found.mean for one in null)) / (1 + permutations)
-    named = tuple(_level(name, ranking) for name, ranking in zip(levels, rankings, strict=True))
+    null = [_compute_probe_auroc(probe, _permute_labels(label, group, random), group) for _ in range(n_permutations)]
+    found = _estimate_probe_auroc(rankings, len(labels) - len(label), n_resamples, seed)
+    p = (1 + sum(one >= found.mean for one in null)) / (1 + n_permutations)
+    named = tuple(_summarize_level(name, ranking) for name, ranking in zip(levels, rankings, strict=True))
     varying = int((np.ptp(given[rows], 0) > 0).sum())
-    readable = bool(found.low > 0.5 and p <= SURPRISING)
-    return LeakTest(found, float(np.mean(null)), max(null), p, readable, named, varying, folds, permutations, few)
+    readable = bool(found.low > 0.5 and p <= PROBE_SIGNIFICANCE_LEVEL)
+    return LinearProbeResult(
+        found, float(np.mean(null)), max(null), p, readable, named, varying, n_folds, n_permutations, few
+    )
 
 
-def _enough(
-    levels: dict[Hashable, Mask], group: Numbers, least: int
+def _select_levels(
+    levels: dict[Hashable, Mask], group: IntArray, min_patients: int
 ) -> tuple[dict[Hashable, Mask], tuple[tuple[Hashable, int], ...]]:
     patients = {name: len(np.unique(group[rows])) for name, rows in levels.items()}
-    few = tuple((name, count) for name, count in patients.items() if count < least)
+    few = tuple((name, count) for name, count in patients.items() if count < min_patients)
     if len(levels) - len(few) < 2:
         words = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
-        raise UndefinedError(f"expected two levels of {plural(least, 'patient')} or more; there are {words}")
-    return {name: rows for name, rows in levels.items() if patients[name] >= least}, few
+        raise UndefinedError(f"expected two levels of {plural(min_patients, 'patient')} or more; there are {words}")
+    return {name: rows for name, rows in levels.items() if patients[name] >= min_patients}, few
 
 
-def _standardised(x: Floats) -> Floats:
+def _standardize_features(x: FloatArray) -> FloatArray:
     """(N,D) -> (N,d): features that vary, of mean 0 and deviation 1, their products over D; turned, where D > N, into N."""
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
@@ -122,103 +132,110 @@ def _standardised(x: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _LinearProbe:
     """Out-of-fold scores of the rows (N,d) of patients, for any labels."""
 
-    x: Floats
-    group: Numbers
-    folds: int
+    x: FloatArray
+    group: IntArray
+    n_folds: int
     seed: int
 
-    def scores(self, label: Numbers) -> Floats:
+    def predict_log_odds(self, level_index: IntArray) -> FloatArray:
         """(N,) -> (N,K): log odds of each level, by a probe of other patients to which all levels weigh alike."""
-        split = sklearn("model_selection").StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
-        made = np.zeros((len(label), int(label.max()) + 1))
-        for train, test in split.split(self.x, label, self.group):
-            probe = sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=1000)
-            given = probe.fit(self.x[train], label[train]).decision_function(self.x[test])
-            made[np.ix_(test, probe.classes_)] = _log_odds(given)
+        split = import_sklearn("model_selection").StratifiedGroupKFold(
+            self.n_folds, shuffle=True, random_state=self.seed
+        )
+        made = np.zeros((len(level_index), int(level_index.max()) + 1))
+        for train, test in split.split(self.x, level_index, self.group):
+            probe = import_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=1000)
+            given = probe.fit(self.x[train], level_index[train]).decision_function(self.x[test])
+            made[np.ix_(test, probe.classes_)] = _compute_one_vs_rest_log_odds(given)
         return made
 
 
-def _log_odds(given: Floats) -> Floats:
+def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
     """(n,) of the second of two, or (n,K) logits -> (n,K): o_k - log Σ_others exp(o)."""
-    if given.ndim == 1:
-        return np.stack([-given, given], 1)
-    others = [np.logaddexp.reduce(np.delete(given, k, 1), 1) for k in range(given.shape[1])]
-    return np.asarray(given - np.stack(others, 1))
+    if decision.ndim == 1:
+        return np.stack([-decision, decision], 1)
+    others = [np.logaddexp.reduce(np.delete(decision, k, 1), 1) for k in range(decision.shape[1])]
+    return np.asarray(decision - np.stack(others, 1))
 
 
-def _dealt(label: Numbers, group: Numbers, random: np.random.Generator) -> Numbers:
+def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Generator) -> IntArray:
     """(N,): each patient gets the labels of another, in any order, over again where that one has fewer images."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes
     giver = random.permutation(len(sizes))[group[order]]
-    shuffled = label[order][np.lexsort((random.random(len(label)), group[order]))]
-    made = np.empty_like(label)
-    made[order] = shuffled[starts[giver] + (np.arange(len(label)) - starts[group[order]]) % sizes[giver]]
+    shuffled = level_index[order][np.lexsort((random.random(len(level_index)), group[order]))]
+    made = np.empty_like(level_index)
+    made[order] = shuffled[starts[giver] + (np.arange(len(level_index)) - starts[group[order]]) % sizes[giver]]
     return made
 
 
-def _rankings(label: Numbers, scores: Floats, group: Numbers) -> list[Ranking]:
+def _rank_levels(level_index: IntArray, scores: FloatArray, group: IntArray) -> list[Ranking]:
     """One of each level, of two the same twice; draws of all are of the same patients."""
-    made = [ranked(label == k, scores[:, k], None) for k in range(scores.shape[1])]
-    return [replace(one, group=group[one.order], groups=int(group.max()) + 1) for one in made]
+    made = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
+    return [replace(one, group=group[one.row_index], groups=int(group.max()) + 1) for one in made]
 
 
-def _area(probe: _Probe, label: Numbers, group: Numbers) -> float:
-    return _mean_area(_rankings(label, probe.scores(label), group))
+def _compute_probe_auroc(probe: _LinearProbe, level_index: IntArray, group: IntArray) -> float:
+    return _compute_mean_auroc(_rank_levels(level_index, probe.predict_log_odds(level_index), group))
 
 
-def _mean_area(rankings: list[Ranking]) -> float:
-    return float(np.mean([one.point(under_roc) for one in rankings]))
+def _compute_mean_auroc(rankings: list[Ranking]) -> float:
+    return float(np.mean([one.compute_area(compute_roc_area) for one in rankings]))
 
 
-def _estimate(rankings: list[Ranking], undefined: int, replicates: int, seed: int) -> Estimate:
-    drawn = np.mean([redrawn(one, under_roc, replicates, seed) for one in rankings], 0)
-    rarest, words = min(rankings, key=lambda one: min(one.witnesses)), rankings[0].words()
-    few = min(rankings, key=lambda one: one.effective)
-    low, high = area_interval(_mean_area(rankings), kept(drawn, words), *rarest.witnesses, effective=few.effective)
+def _estimate_probe_auroc(rankings: list[Ranking], n_undefined: int, n_resamples: int, seed: int) -> Estimate:
+    drawn = np.mean([bootstrap_areas(one, compute_roc_area, n_resamples, seed) for one in rankings], 0)
+    rarest, words = min(rankings, key=lambda one: min(one.n_groups_per_class)), rankings[0].describe_counts()
+    few = min(rankings, key=lambda one: one.n_effective_groups)
+    low, high = compute_auroc_interval(
+        _compute_mean_auroc(rankings),
+        drop_undefined(drawn, words),
+        *rarest.n_groups_per_class,
+        n_effective_groups=few.n_effective_groups,
+    )
     one = rankings[0]
     return Estimate(
-        _mean_area(rankings),
+        _compute_mean_auroc(rankings),
         low,
         high,
         len(one.truth),
-        one.patients,
-        undefined,
-        method=NEWCOMBE,
-        witnesses=min(rarest.witnesses),
-        effective=few.effective,
-        largest=few.largest,
+        one.n_groups,
+        n_undefined,
+        interval_method=NEWCOMBE,
+        n_limiting_groups=min(rarest.n_groups_per_class),
+        n_effective_groups=few.n_effective_groups,
+        largest_group_share=few.largest_group_share,
     )
 
 
-def _level(name: Hashable, ranking: Ranking) -> Level:
-    patients = len(np.unique(ranking.group[ranking.truth]))
-    return Level(name, ranking.positives, patients, ranking.point(under_roc))
+def _summarize_level(name: Hashable, ranking: Ranking) -> LevelAuroc:
+    patients = len(np.unique(ranking.group_index[ranking.truth]))
+    return LevelAuroc(name, ranking.n_positives, patients, ranking.compute_area(compute_roc_area))
 
 
-def leaks(subject: Subject, answered: Answered) -> Iterator[Leak]:
+def probe_columns(context: AuditContext, predictions: Predictions) -> Iterator[ColumnLeakage]:
     """A probe for each subgroup column, of rows that say something in it."""
-    places = {row: n for n, row in enumerate(answered.rows)}
-    for column in subject.config.data.subgroups:
-        said = subject.levels(column)
-        rows = [row for row in answered.rows if said[row] is not None]
-        features = answered.features[[places[row] for row in rows]]
+    places = {row: n for n, row in enumerate(predictions.rows)}
+    for column in context.config.data.subgroups:
+        said = context.get_subgroup_levels(column)
+        rows = [row for row in predictions.rows if said[row] is not None]
+        features = predictions.features[[places[row] for row in rows]]
         try:
-            found = leak(
+            found = probe_leakage(
                 features,
                 [str(said[row]) for row in rows],
-                [subject.patients[row] for row in rows],
-                seed=subject.config.seed,
+                [context.patients[row] for row in rows],
+                seed=context.config.seed,
             )
-            yield Leak(
+            yield ColumnLeakage(
                 column=column,
-                auroc=number(found.auroc, found.chance, "labels dealt to patients at random"),
-                null_high=rounded(found.chance_high),
-                readable=found.readable,
+                auroc=summarize_estimate(found.auroc, found.chance_auroc, "labels dealt to patients at random"),
+                null_max=round_significant(found.chance_auroc_max),
+                is_decodable=found.is_decodable,
             )
         except UndefinedError as error:
-            yield Leak(column=column, auroc=number(None, 0.5, "chance", str(error)), null_high=None)
+            yield ColumnLeakage(column=column, auroc=summarize_estimate(None, 0.5, "chance", str(error)), null_max=None)

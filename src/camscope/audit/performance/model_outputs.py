@@ -17,43 +17,51 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.audit.core.context import Finding, Subject
+from camscope.audit.core.context import AuditContext, Finding
 from camscope.errors import InputError, NonFiniteError, TargetError
-from camscope.explainers.core.evaluation_context import asking, expect_one_of, home, interacting, survey
-from camscope.hooks.record import record
-from camscope.metrics.model_scorer import Asking, scoring
+from camscope.explainers.core.evaluation_context import (
+    check_one_of,
+    device_and_dtype,
+    evaluation_context,
+    has_interacting_samples,
+    inspect_model,
+)
+from camscope.hooks.record import record_layers
+from camscope.metrics.model_scorer import ScoringSettings, scoring_scope
 from camscope.plurals import plural
-from camscope.pytree import the_tensor
-from camscope.targets.base import Names, Target
-from camscope.targets.classes import index_of
+from camscope.pytree import find_main_tensor
+from camscope.targets.base import ClassNameLookup, Target
+from camscope.targets.classes import resolve_class_index
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
 
 
-def logits_of(subject: Subject, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def compute_logits_and_features(
+    context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
     """(N,C,*S) -> (N,K), and (N,D) features: a layer's output of this grid, averaged over places; without one the logits.
 
     NonFiniteError for NaN and infinity.
     """
-    x = x.to(*home(subject.model))
-    settings = Asking("eval", None, subject.categories or None)
-    if len(x) > 1 and interacting(survey(subject.model), settings, x):
-        each = [logits_of(subject, one, layer, grid) for one in x.split(1)]
+    x = x.to(*device_and_dtype(context.model))
+    settings = ScoringSettings("eval", None, context.class_names or None)
+    if len(x) > 1 and has_interacting_samples(inspect_model(context.model), settings, x):
+        each = [compute_logits_and_features(context, one, layer, grid) for one in x.split(1)]
         return torch.cat([logits for logits, _ in each]), torch.cat([features for _, features in each])
     names = [] if layer is None else [layer]
     with (
         torch.no_grad(),
-        asking(survey(subject.model), settings, x) as asked,
-        record(subject.model, names, device=None) as seen,
+        evaluation_context(inspect_model(context.model), settings, x) as asked,
+        record_layers(context.model, names, device=None) as seen,
     ):
-        score = asked.score(subject.findings[0].index)
+        score = asked.create_score(context.findings[0].class_index)
         logits = class_scores(score.forward(asked.x)).double()
     if not bool(logits.isfinite().all()):
         raise NonFiniteError("the model's answer holds NaN or infinity")
-    kept = next((the_tensor(name, one.output)[1] for name, one in seen.items()), logits)
-    return logits.cpu(), pooled(kept.float(), tuple(grid)).cpu()
+    kept = next((find_main_tensor(name, one.output)[1] for name, one in seen.items()), logits)
+    return logits.cpu(), pool_features(kept.float(), tuple(grid)).cpu()
 
 
-def pooled(output: Tensor, grid: tuple[int, ...]) -> Tensor:
+def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
     """(N,D): of a layer's output (N,D,*grid), (N,*grid,D) or of tokens (N,T,D) the mean over places."""
     if output.ndim < 3:
         return output
@@ -62,34 +70,44 @@ def pooled(output: Tensor, grid: tuple[int, ...]) -> Tensor:
     return output.flatten(2).mean(2)
 
 
-def gives_probabilities(logits: Tensor, outputs: str) -> bool:
+def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
     """Whether the answers (N,K) to all images are probabilities: of a softmax, or each by itself."""
     if outputs == "softmax":
         return logits.shape[1] > 1 and are_probabilities(logits)
     return bool(((logits >= 0) & (logits <= 1)).all())
 
 
-def odds_of(subject: Subject, logits: Tensor, findings: Sequence[Finding], *, probabilities: bool) -> Tensor:
+def compute_log_odds(
+    context: AuditContext, logits: Tensor, findings: Sequence[Finding], *, outputs_are_probabilities: bool
+) -> Tensor:
     """(N,K) -> (N,F) log odds; of probabilities those that they stand for, as far as numbers reach."""
-    outputs = subject.config.model.outputs
+    outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(
             "the model has one output, and the softmax of one is 1: if it is the log odds of the finding, "
             'set outputs = "sigmoid" under [model]'
         )
     for one in findings:
-        if one.index >= logits.shape[1]:
-            raise InputError(f"class {one.index} is out of range: the model has {plural(logits.shape[1], 'class')}")
-    if outputs == "sigmoid" and probabilities:
+        if one.class_index >= logits.shape[1]:
+            raise InputError(
+                f"class {one.class_index} is out of range: the model has {plural(logits.shape[1], 'class')}"
+            )
+    if outputs == "sigmoid" and outputs_are_probabilities:
         least = torch.finfo(torch.float32).eps / 2
         logits = logits.clamp(least, 1 - least).logit()
-    return torch.stack([LogOdds(one.index, outputs, probabilities=probabilities)(logits) for one in findings], 1)
+    return torch.stack(
+        [
+            LogOdds(one.class_index, outputs, outputs_are_probabilities=outputs_are_probabilities)(logits)
+            for one in findings
+        ],
+        1,
+    )
 
 
-Kind = Literal["softmax", "sigmoid"]
-Answers = NDArray[np.float64]
+LogOddsKind = Literal["softmax", "sigmoid"]
+LogOddsArray = NDArray[np.float64]
 
-TOGETHER: Final = 8  # images that the model is first asked about, to see what a pass of it takes
+N_MEMORY_PROBE_IMAGES: Final = 8  # images that the model is first asked about, to see what a pass of it takes
 
 
 @dataclass(frozen=True)
@@ -101,43 +119,45 @@ class LogOdds(Target):
     """
 
     index: int
-    kind: Kind = "softmax"
-    probabilities: bool | None = field(default=None, kw_only=True, repr=False)
+    kind: LogOddsKind = "softmax"
+    outputs_are_probabilities: bool | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        expect_one_of("kind", self.kind, "softmax", "sigmoid")
+        check_one_of("kind", self.kind, "softmax", "sigmoid")
 
-    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> Self:
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """With it known whether the model gives probabilities."""
         return replace(self, probabilities=are_probabilities(class_scores(output).detach()))
 
-    def words(self, sample: int, name: Names) -> str:
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """The question in words."""
-        return f"log odds of {name(self.index)}"
+        return f"log odds of {class_name(self.index)}"
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         logits = full_precision(class_scores(output))
-        at = index_of(self.index, logits.shape[1], None)
+        at = resolve_class_index(self.index, logits.shape[1], None)
         if self.kind == "sigmoid":
             return logits[:, at]
         if logits.shape[1] == 1:
             raise TargetError('the model has one output, and the softmax of one is 1: ask for LogOdds(0, "sigmoid")')
-        plain = are_probabilities(logits) if self.probabilities is None else self.probabilities
+        plain = are_probabilities(logits) if self.outputs_are_probabilities is None else self.outputs_are_probabilities
         logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log() if plain else logits
         others = torch.cat([logits[:, :at], logits[:, at + 1 :]], 1)
         return logits[:, at] - others.logsumexp(1)
 
 
-def asked(model: nn.Module, x: Tensor, target: Target, *, batch_size: int | None = None) -> Answers:
+def compute_target_scores(
+    model: nn.Module, x: Tensor, target: Target, *, batch_size: int | None = None
+) -> LogOddsArray:
     """(N,C,*S) -> (N,): the model's answers, in passes that fit into memory, or of `batch_size`; see `scoring`.
 
     The model is left as it was.
     """
     if len(x) == 0:
         return np.empty(0)
-    first = x[: min(TOGETHER, batch_size or TOGETHER)]
+    first = x[: min(N_MEMORY_PROBE_IMAGES, batch_size or N_MEMORY_PROBE_IMAGES)]
     owners = torch.arange(len(x), device=x.device) % len(first)
-    with scoring(model, first, target, batch_size=batch_size) as scores:
-        found = scores.of(len(x), lambda part: (x[part], owners[part]))[0]
+    with scoring_scope(model, first, target, batch_size=batch_size) as scores:
+        found = scores.score_variants(len(x), lambda part: (x[part], owners[part]))[0]
     return np.asarray(found.cpu().numpy(), np.float64)

@@ -6,66 +6,74 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import Subject
-from camscope.audit.core.schema import Bin, Group, Number
-from camscope.audit.core.subgroup_levels import levels_of
-from camscope.audit.core.summary_values import number, rounded
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.schema import EstimateSummary, ReliabilityPoint, SubgroupPerformance
+from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
-from camscope.audit.performance.calibration import Calibration, calibration
+from camscope.audit.performance.calibration import Calibration, compute_calibration
 from camscope.errors import UndefinedError
 from camscope.metrics import Estimate
 
-Truth = npt.NDArray[np.bool_]
+BoolArray = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-LEAST = 10  # patients of a subgroup: of fewer an interval says nothing of others
+MIN_PATIENTS_PER_SUBGROUP = 10  # patients of a subgroup: of fewer an interval says nothing of others
 
 
-def measures(
-    truth: Truth, odds: Floats, patients: Sequence[Any], *, replicates: int, seed: int
-) -> tuple[dict[str, Number], Calibration]:
+def compute_performance(
+    truth: BoolArray, log_odds: Floats, patients: Sequence[Any], *, n_resamples: int, seed: int
+) -> tuple[dict[str, EstimateSummary], Calibration]:
     """(N,) bool, (N,) log odds -> AUROC, average precision, Brier score, calibration error, slope and intercept."""
-    how: Any = {"replicates": replicates, "seed": seed}
+    how: Any = {"replicates": n_resamples, "seed": seed}
     share = float(truth.mean())
-    judged = calibration(truth, 1 / (1 + np.exp(-odds)), patients, log_odds=odds, **how)
+    judged = compute_calibration(truth, 1 / (1 + np.exp(-log_odds)), patients, log_odds=log_odds, **how)
     made = {
-        "auroc": _number(lambda: auroc(truth, odds, patients, **how), 0.5, "chance"),
-        "average_precision": _number(lambda: average_precision(truth, odds, patients, **how), share, "prevalence"),
-        "brier": number(judged.brier, share * (1 - share), "the prevalence for all"),
-        "calibration_error": number(judged.error, judged.by_chance, "perfect calibration, by chance"),
-        "slope": number(judged.slope, 1.0, "perfect calibration", judged.reason),
-        "intercept": number(judged.intercept, 0.0, "perfect calibration", judged.reason),
+        "auroc": _summarize_or_reason(lambda: auroc(truth, log_odds, patients, **how), 0.5, "chance"),
+        "average_precision": _summarize_or_reason(
+            lambda: average_precision(truth, log_odds, patients, **how), share, "prevalence"
+        ),
+        "brier": summarize_estimate(judged.brier, share * (1 - share), "the prevalence for all"),
+        "calibration_error": summarize_estimate(
+            judged.calibration_error, judged.chance_error, "perfect calibration, by chance"
+        ),
+        "slope": summarize_estimate(judged.slope, 1.0, "perfect calibration", judged.reason),
+        "intercept": summarize_estimate(judged.intercept, 0.0, "perfect calibration", judged.reason),
     }
     return made, judged
 
 
-def by_group(subject: Subject, rows: Sequence[int], truth: Truth, odds: Floats) -> Iterator[Group]:
+def compute_subgroup_performance(
+    context: AuditContext, rows: Sequence[int], truth: BoolArray, log_odds: Floats
+) -> Iterator[SubgroupPerformance]:
     """The same of every level of every subgroup with enough patients; of the others it is said that they are too few."""
-    for column in subject.config.data.subgroups:
-        said = subject.levels(column)
-        for level, own in levels_of([said[row] for row in rows]).items():
-            patients = [subject.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
+    for column in context.config.data.subgroups:
+        said = context.get_subgroup_levels(column)
+        for level, own in split_by_level([said[row] for row in rows]).items():
+            patients = [context.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
             positives, negatives = int(truth[own].sum()), int((~truth[own]).sum())
-            made = Group(column=column, level=str(level), positives=positives, negatives=negatives)
-            if len(set(patients)) < LEAST or not positives or not negatives:
+            made = SubgroupPerformance(column=column, level=str(level), n_positives=positives, n_negatives=negatives)
+            if len(set(patients)) < MIN_PATIENTS_PER_SUBGROUP or not positives or not negatives:
                 yield made.model_copy(update={"reason": "too few patients, or images of one class only"})
             else:
-                yield made.model_copy(update=measures(truth[own], odds[own], patients, **subject.how)[0])
+                yield made.model_copy(
+                    update=compute_performance(truth[own], log_odds[own], patients, **context.bootstrap_options)[0]
+                )
 
 
-def bins(judged: Calibration) -> Iterator[Bin]:
+def summarize_bins(calibration: Calibration) -> Iterator[ReliabilityPoint]:
     """Of a reliability plot."""
-    for one in judged.bins:
-        yield Bin(
-            predicted=rounded(one.probability) or 0.0,
-            observed=rounded(one.share) or 0.0,
-            low=rounded(one.low) or 0.0,
-            high=rounded(one.high) or 0.0,
-            n=one.n,
+    for one in calibration.bins:
+        yield ReliabilityPoint(
+            predicted=round_significant(one.mean_probability) or 0.0,
+            observed=round_significant(one.positive_share) or 0.0,
+            low=round_significant(one.low) or 0.0,
+            high=round_significant(one.high) or 0.0,
+            n_images=one.n_images,
         )
 
 
-def _number(estimate: Callable[[], Estimate], baseline: float, name: str) -> Number:
+def _summarize_or_reason(compute: Callable[[], Estimate], baseline: float, baseline_name: str) -> EstimateSummary:
     try:
-        return number(estimate(), baseline, name)
+        return summarize_estimate(compute(), baseline, baseline_name)
     except UndefinedError as error:
-        return number(None, baseline, name, str(error))
+        return summarize_estimate(None, baseline, baseline_name, str(error))

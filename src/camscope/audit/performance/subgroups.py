@@ -12,21 +12,38 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.schema import Level
-from camscope.audit.core.subgroup_levels import FOR_A_WORD, levels_of
-from camscope.audit.core.summary_values import number
-from camscope.audit.performance.auc import Ranking, area_estimate, area_interval, kept, ranked, redrawn, under_roc
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.schema import SubgroupDifference
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.performance.auc import (
+    Ranking,
+    bootstrap_areas,
+    build_auroc_estimate,
+    compute_auroc_interval,
+    compute_roc_area,
+    drop_undefined,
+    rank_scores,
+)
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import expect_count
-from camscope.metrics.base import Floats, Mask
-from camscope.metrics.cluster_variance import degrees_of_freedom, deletion_effects
-from camscope.metrics.statistics import PRECISION, REPLICATES, STUDENT, Estimate, estimated, numbered, p_of, t_quantile
+from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.cluster_variance import compute_degrees_of_freedom, compute_jackknife_deviations
+from camscope.metrics.statistics import (
+    N_RESAMPLES,
+    RELATIVE_PRECISION,
+    STUDENT_T_INTERVAL,
+    Estimate,
+    compute_p_from_intervals,
+    compute_t_quantile,
+    estimate_mean,
+    index_groups,
+)
 from camscope.plurals import plural
 
-Word = Literal["different", "equivalent", "undecided"]
-Ends = Callable[[float], tuple[float, float]]  # at a level
-LEVEL = 0.05
+ContrastConclusion = Literal["different", "equivalent", "undecided"]
+IntervalAtLevel = Callable[[float], tuple[float, float]]  # at a level
+SIGNIFICANCE_LEVEL = 0.05
 SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 
 
@@ -41,16 +58,16 @@ class Contrast:
     """
 
     level: Hashable
-    against: Hashable
-    own: Estimate | None = None
-    other: Estimate | None = None
+    reference_level: Hashable
+    level_estimate: Estimate | None = None
+    reference_estimate: Estimate | None = None
     difference: Estimate | None = None
-    word: Word | None = None
+    conclusion: ContrastConclusion | None = None
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Side:
+class ContrastSide:
     """The number of one side; of its own `patients`, by number, `witnesses` vouch for it.
 
     Of a mean, `moves`: by how much each group, by number, moves it (see `deletion_effects`), and `freedom`: degrees of freedom
@@ -58,26 +75,28 @@ class Side:
     """
 
     estimate: Estimate
-    patients: npt.NDArray[np.int64]
-    witnesses: int
-    constant: bool = False
-    moves: Floats = field(default_factory=lambda: np.zeros(0))
-    freedom: float = np.inf
-    drawn: Floats = field(default_factory=lambda: np.zeros(0))
-    at: Ends = lambda level: (np.nan, np.nan)
+    patient_indices: npt.NDArray[np.int64]
+    n_groups: int
+    is_constant: bool = False
+    jackknife_effects: FloatArray = field(default_factory=lambda: np.zeros(0))
+    dof: float = np.inf
+    resampled_aurocs: FloatArray = field(default_factory=lambda: np.zeros(0))
+    interval_at_level: IntervalAtLevel = lambda level: (np.nan, np.nan)
 
 
-Interval = tuple[Callable[[Side, Side, float], tuple[float, float]], str]  # the ends of a difference, and the method
+DifferenceInterval = tuple[
+    Callable[[ContrastSide, ContrastSide, float], tuple[float, float]], str
+]  # the ends of a difference, and the method
 
 
-def contrast(
+def compare_level_means(
     values: npt.ArrayLike,
-    subgroup: Sequence[Hashable],
+    levels: Sequence[Hashable],
     groups: Sequence[Hashable] | None = None,
     *,
     margin: float,
-    least: int = FOR_A_WORD,
-    replicates: int = REPLICATES,
+    min_patients: int = MIN_PATIENTS_FOR_VERDICT,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
     """(N,) a number of each image, (N,) its level -> the mean of each level against that of all others; two: one contrast.
@@ -88,49 +107,53 @@ def contrast(
     given = np.asarray(values, np.float64)
     if given.ndim != 1 or np.isinf(given).any():
         raise InputError(f"values {given.shape}: expected (N,) numbers, NaN for none")
-    expect_count(least=least, replicates=replicates)
-    group, known = numbered(groups, len(given)), ~np.isnan(given)
+    check_positive_integer(least=min_patients, replicates=n_resamples)
+    group, known = index_groups(groups, len(given)), ~np.isnan(given)
 
-    def side(rows: Mask) -> Side:
-        return _mean(given, rows & known, group, least, replicates, seed)
+    def side(rows: Mask) -> ContrastSide:
+        return _build_mean_side(given, rows & known, group, min_patients, n_resamples, seed)
 
-    return _contrasts(side, (_student, STUDENT), _levels(subgroup, known), margin)
+    return _build_contrasts(
+        side, (_compute_mean_interval, STUDENT_T_INTERVAL), _select_level_masks(levels, known), margin
+    )
 
 
-def contrast_aurocs(
+def compare_level_aurocs(
     truth: npt.ArrayLike,
-    answer: npt.ArrayLike,
-    subgroup: Sequence[Hashable],
+    score: npt.ArrayLike,
+    levels: Sequence[Hashable],
     groups: Sequence[Hashable] | None = None,
     *,
     margin: float,
-    least: int = FOR_A_WORD,
-    replicates: int = REPLICATES,
+    min_patients: int = MIN_PATIENTS_FOR_VERDICT,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
     """As `contrast`, of each level's AUROC. Of either class a side needs half of `least` patients, too."""
-    whole = ranked(truth, answer, groups)
-    expect_count(least=least, replicates=replicates)
-    known = np.isin(np.arange(len(np.asarray(truth))), whole.order)
+    whole = rank_scores(truth, score, groups)
+    check_positive_integer(least=min_patients, replicates=n_resamples)
+    known = np.isin(np.arange(len(np.asarray(truth))), whole.row_index)
 
-    def side(rows: Mask) -> Side:
-        return _area(whole.only(rows), least, replicates, seed)
+    def side(rows: Mask) -> ContrastSide:
+        return _build_auroc_side(whole.select_rows(rows), min_patients, n_resamples, seed)
 
-    return _contrasts(side, (_moved, SQUARE_AND_ADD), _levels(subgroup, known), margin)
+    return _build_contrasts(
+        side, (_compute_square_and_add_interval, SQUARE_AND_ADD), _select_level_masks(levels, known), margin
+    )
 
 
-def _levels(subgroup: Sequence[Hashable], known: Mask) -> dict[Hashable, Mask]:
-    if len(subgroup) != len(known):
-        raise InputError(f"{plural(len(known), 'row')} and {plural(len(subgroup), 'level')}; expected (N,) of both")
-    made = {level: rows & known for level, rows in levels_of(subgroup).items()}
+def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
+    if len(levels) != len(has_value):
+        raise InputError(f"{plural(len(has_value), 'row')} and {plural(len(levels), 'level')}; expected (N,) of both")
+    made = {level: rows & has_value for level, rows in split_by_level(levels).items()}
     if len(made) < 2:
         raise UndefinedError(f"all rows are of one level, {next(iter(made))!r}" if made else "no row has a level")
     return made
 
 
-def _contrasts(
-    side: Callable[[Mask], Side],
-    interval: Interval,
+def _build_contrasts(
+    build_side: Callable[[Mask], ContrastSide],
+    interval: DifferenceInterval,
     levels: Mapping[Hashable, Mask],
     margin: float,
 ) -> tuple[Contrast, ...]:
@@ -139,186 +162,239 @@ def _contrasts(
     names = list(levels)
     pairs = [(names[0], names[1])] if len(names) == 2 else [(name, None) for name in names]
     every = np.logical_or.reduce(list(levels.values()))
-    sides = [_both(side, (name, levels[name]), (against, every & ~levels[name])) for name, against in pairs]
+    sides = [
+        _build_sides(build_side, (name, levels[name]), (against, every & ~levels[name])) for name, against in pairs
+    ]
     count = sum(not isinstance(one, str) for one in sides)
     return tuple(
-        Contrast(*pair, reason=both) if isinstance(both, str) else _contrast(*pair, *both, interval, count, margin)
+        Contrast(*pair, reason=both)
+        if isinstance(both, str)
+        else _build_contrast(*pair, *both, interval, count, margin)
         for pair, both in zip(pairs, sides, strict=True)
     )
 
 
-def _both(side: Callable[[Mask], Side], *sides: tuple[Hashable, Mask]) -> tuple[Side, Side] | str:
+def _build_sides(
+    build_side: Callable[[Mask], ContrastSide], *sides: tuple[Hashable, Mask]
+) -> tuple[ContrastSide, ContrastSide] | str:
     """The two sides, or why one of them has no number."""
     made = []
     for name, rows in sides:
         try:
-            made.append(side(rows))
+            made.append(build_side(rows))
         except UndefinedError as error:
             return f"{'all others' if name is None else name}: {error}"
     return made[0], made[1]
 
 
-def _contrast(
+def _build_contrast(
     level: Hashable,
-    against: Hashable,
-    own: Side,
-    other: Side,
-    interval: Interval,
-    count: int,
+    reference_level: Hashable,
+    side: ContrastSide,
+    reference: ContrastSide,
+    interval: DifferenceInterval,
+    n_contrasts: int,
     margin: float,
 ) -> Contrast:
     """`count`: how many contrasts there are, for which each is corrected."""
-    one, two, patients = own.estimate, other.estimate, len(np.union1d(own.patients, other.patients))
+    one, two, patients = (
+        side.estimate,
+        reference.estimate,
+        len(np.union1d(side.patient_indices, reference.patient_indices)),
+    )
     ends, method = interval
-    flat = [str(words) for words, made in ((level, own), (against or "all others", other)) if made.constant]
+    flat = [
+        str(words) for words, made in ((level, side), (reference_level or "all others", reference)) if made.is_constant
+    ]
     reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
-    reason = reason or _dominance(level, own) or _dominance(against or "all others", other)
+    reason = (
+        reason or _describe_dominance(level, side) or _describe_dominance(reference_level or "all others", reference)
+    )
     low, high, p = np.nan, np.nan, None
-    if len(flat) < 2 and not (one.is_dominated or two.is_dominated):
-        low, high = ends(own, other, 1 - LEVEL / count)
-        p = min(1.0, count * p_of(lambda certainty: ends(own, other, certainty)))
-    difference = Estimate(one.mean - two.mean, low, high, one.n + two.n, patients, p=p, method=method)
-    return Contrast(level, against, one, two, difference, _word(low, high, margin), reason)
+    if len(flat) < 2 and not (one.is_dominated_by_few_groups or two.is_dominated_by_few_groups):
+        low, high = ends(side, reference, 1 - SIGNIFICANCE_LEVEL / n_contrasts)
+        p = min(1.0, n_contrasts * compute_p_from_intervals(lambda certainty: ends(side, reference, certainty)))
+    difference = Estimate(
+        one.mean - two.mean, low, high, one.n_values + two.n_values, patients, p_value=p, interval_method=method
+    )
+    return Contrast(level, reference_level, one, two, difference, _derive_conclusion(low, high, margin), reason)
 
 
-def _dominance(level: Hashable, side: Side) -> str:
-    why = side.estimate.dominance("patient")
+def _describe_dominance(level: Hashable, side: ContrastSide) -> str:
+    why = side.estimate.describe_dominance("patient")
     return f"{level}: {why}" if why else ""
 
 
-def _word(low: float, high: float, margin: float) -> Word:
+def _derive_conclusion(low: float, high: float, margin: float) -> ContrastConclusion:
     if -margin < low and high < margin:
         return "equivalent"
     return "different" if low > 0 or high < 0 else "undecided"
 
 
-def _error(own: Side, other: Side) -> float:
+def _compute_jackknife_error(side: ContrastSide, reference: ContrastSide) -> float:
     """Of the difference of two means, by the jackknife: of patients in both, both move at once.
 
     A side whose values are all equal is taken to vary as the other does: it would not be seen.
     """
-    one, two = own.moves, other.moves
-    if own.constant:
-        return sqrt(float((two**2).sum()) * (1 + other.witnesses / own.witnesses))
-    if other.constant:
-        return sqrt(float((one**2).sum()) * (1 + own.witnesses / other.witnesses))
+    one, two = side.jackknife_effects, reference.jackknife_effects
+    if side.is_constant:
+        return sqrt(float((two**2).sum()) * (1 + reference.n_groups / side.n_groups))
+    if reference.is_constant:
+        return sqrt(float((one**2).sum()) * (1 + side.n_groups / reference.n_groups))
     return sqrt(float(((one - two) ** 2).sum()))
 
 
-def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, replicates: int, seed: int) -> Side:
+def _build_mean_side(
+    values: FloatArray, rows: Mask, group: npt.NDArray[np.int64], min_patients: int, n_resamples: int, seed: int
+) -> ContrastSide:
     count, own = int(group.max()) + 1, np.unique(group[rows])
     patients = len(own)
-    _expect_patients(patients, least)
-    sums = np.bincount(group[rows], weights=given[rows], minlength=count)
+    _check_n_patients(patients, min_patients)
+    sums = np.bincount(group[rows], weights=values[rows], minlength=count)
     sizes = np.bincount(group[rows], minlength=count)
-    constant = float(np.ptp(given[rows])) <= PRECISION * float(np.abs(given[rows]).max())
+    constant = float(np.ptp(values[rows])) <= RELATIVE_PRECISION * float(np.abs(values[rows]).max())
     moves = np.zeros(count)
     if patients > 1:
-        moves[own] = deletion_effects(np.asarray(sums[own], np.float64), sizes[own])
-    made = estimated(given[rows], group[rows].tolist(), replicates=replicates, seed=seed)
-    freedom = degrees_of_freedom(sizes[own]) if patients > 1 else 1.0
-    return Side(made, own, patients, constant, moves, freedom)
+        moves[own] = compute_jackknife_deviations(np.asarray(sums[own], np.float64), sizes[own])
+    made = estimate_mean(values[rows], group[rows].tolist(), n_resamples=n_resamples, seed=seed)
+    freedom = compute_degrees_of_freedom(sizes[own]) if patients > 1 else 1.0
+    return ContrastSide(made, own, patients, constant, moves, freedom)
 
 
-def _area(ranking: Ranking, least: int, replicates: int, seed: int) -> Side:
-    _expect_patients(ranking.patients, least)
-    witnesses = min(ranking.witnesses)
-    if witnesses < (least + 1) // 2:
-        raise UndefinedError(f"{ranking.words()}, {witnesses} of one class: expected {(least + 1) // 2} of each")
-    drawn = redrawn(ranking, under_roc, replicates, seed)
-    point, known = ranking.point(under_roc), kept(drawn, ranking.words())
+def _build_auroc_side(ranking: Ranking, min_patients: int, n_resamples: int, seed: int) -> ContrastSide:
+    _check_n_patients(ranking.n_groups, min_patients)
+    witnesses = min(ranking.n_groups_per_class)
+    if witnesses < (min_patients + 1) // 2:
+        raise UndefinedError(
+            f"{ranking.describe_counts()}, {witnesses} of one class: expected {(min_patients + 1) // 2} of each"
+        )
+    drawn = bootstrap_areas(ranking, compute_roc_area, n_resamples, seed)
+    point, known = ranking.compute_area(compute_roc_area), drop_undefined(drawn, ranking.describe_counts())
 
-    def at(level: float) -> tuple[float, float]:
-        return area_interval(point, known, *ranking.witnesses, level=level, effective=ranking.effective)
+    def at(confidence_level: float) -> tuple[float, float]:
+        return compute_auroc_interval(
+            point,
+            known,
+            *ranking.n_groups_per_class,
+            confidence_level=confidence_level,
+            n_effective_groups=ranking.n_effective_groups,
+        )
 
-    return Side(area_estimate(ranking, drawn), np.unique(ranking.group), witnesses, drawn=drawn, at=at)
+    return ContrastSide(
+        build_auroc_estimate(ranking, drawn),
+        np.unique(ranking.group_index),
+        witnesses,
+        resampled_aurocs=drawn,
+        interval_at_level=at,
+    )
 
 
-def _expect_patients(patients: int, least: int) -> None:
-    if patients < least:
-        raise UndefinedError(f"{plural(patients, 'group')}; expected {least}, so few patients say nothing of others")
+def _check_n_patients(n_patients: int, min_patients: int) -> None:
+    if n_patients < min_patients:
+        raise UndefinedError(
+            f"{plural(n_patients, 'group')}; expected {min_patients}, so few patients say nothing of others"
+        )
 
 
-def _student(own: Side, other: Side, level: float) -> tuple[float, float]:
+def _compute_mean_interval(side: ContrastSide, reference: ContrastSide, confidence_level: float) -> tuple[float, float]:
     """Student's t of the jackknife's variance, with the degrees of freedom of the side that has fewer."""
-    gap = own.estimate.mean - other.estimate.mean
-    half = t_quantile(min(own.freedom, other.freedom), (1 - level) / 2) * _error(own, other)
+    gap = side.estimate.mean - reference.estimate.mean
+    half = compute_t_quantile(min(side.dof, reference.dof), (1 - confidence_level) / 2) * _compute_jackknife_error(
+        side, reference
+    )
     return gap - half, gap + half
 
 
-def _moved(own: Side, other: Side, level: float) -> tuple[float, float]:
+def _compute_square_and_add_interval(
+    side: ContrastSide, reference: ContrastSide, confidence_level: float
+) -> tuple[float, float]:
     """Square-and-add: each side's own interval, which is no point where all pairs are in order, and how both move together.
 
     Zou 2007, doi:10.1037/1082-989X.12.4.399.
     """
-    one, two, (low, high), (least, most) = own.estimate, other.estimate, own.at(level), other.at(level)
-    both = ~np.isnan(own.drawn + other.drawn)
-    r = _correlation(own.drawn[both], other.drawn[both])
+    one, two, (low, high), (least, most) = (
+        side.estimate,
+        reference.estimate,
+        side.interval_at_level(confidence_level),
+        reference.interval_at_level(confidence_level),
+    )
+    both = ~np.isnan(side.resampled_aurocs + reference.resampled_aurocs)
+    r = _compute_resample_correlation(side.resampled_aurocs[both], reference.resampled_aurocs[both])
     ends = ((one.mean - low, most - two.mean, -1.0), (high - one.mean, two.mean - least, 1.0))
     gap = one.mean - two.mean
     first, last = (gap + copysign(sqrt(max(0.0, a * a + b * b - 2 * r * a * b)), sign) for a, b, sign in ends)
     return first, last
 
 
-def _correlation(one: Floats, two: Floats) -> float:
-    return float(np.corrcoef(one, two)[0, 1]) if np.ptp(one) > 0 and np.ptp(two) > 0 else 0.0
+def _compute_resample_correlation(first: FloatArray, second: FloatArray) -> float:
+    return float(np.corrcoef(first, second)[0, 1]) if np.ptp(first) > 0 and np.ptp(second) > 0 else 0.0
 
 
-def levels(
-    subject: Subject,
+def compare_subgroups(
+    context: AuditContext,
     finding: Finding,
     values: Mapping[int, float],
     margin: float,
     truth: Mapping[int, bool] | None = None,
     region: str = "",
-) -> Iterator[Level]:
+) -> Iterator[SubgroupDifference]:
     """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
     rows, about = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
-    for column in subject.config.data.subgroups:
-        said = subject.levels(column)
+    for column in context.config.data.subgroups:
+        said = context.get_subgroup_levels(column)
         try:
-            found = _subgroup_contrasts(
-                subject, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth
+            found = _compute_contrasts(
+                context, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth
             )
         except UndefinedError as error:
             found = ()
-            yield _open(column, "", str(error), about)
+            yield _build_untestable_difference(column, "", str(error), about)
         for one in found:
-            yield _of(column, one, about)
+            yield _build_difference(column, one, about)
 
 
-def _subgroup_contrasts(
-    subject: Subject,
+def _compute_contrasts(
+    context: AuditContext,
     rows: Sequence[int],
     values: Sequence[float],
-    said: Sequence[str | None],
+    levels: Sequence[str | None],
     margin: float,
     truth: Mapping[int, bool] | None,
 ) -> tuple[Contrast, ...]:
-    groups = [subject.patients[row] for row in rows]
+    groups = [context.patients[row] for row in rows]
     if truth is None:
-        return contrast(values, said, groups, margin=margin, **subject.how)
+        return compare_level_means(values, levels, groups, margin=margin, **context.bootstrap_options)
     known = np.array([truth[row] for row in rows], np.bool_)
-    return contrast_aurocs(known, values, said, groups, margin=margin, **subject.how)
+    return compare_level_aurocs(known, values, levels, groups, margin=margin, **context.bootstrap_options)
 
 
-def _of(column: str, one: Contrast, about: Mapping[str, Any]) -> Level:
-    level = str(one.level) if one.against is None else f"{one.level} against {one.against}"
-    if one.difference is None or one.word is None:
-        return _open(column, level, one.reason, about)
-    difference = number(one.difference, 0.0, "no difference", one.reason)
-    return Level(
+def _build_difference(column: str, contrast: Contrast, common_fields: Mapping[str, Any]) -> SubgroupDifference:
+    level = (
+        str(contrast.level)
+        if contrast.reference_level is None
+        else f"{contrast.level} against {contrast.reference_level}"
+    )
+    if contrast.difference is None or contrast.conclusion is None:
+        return _build_untestable_difference(column, level, contrast.reason, common_fields)
+    difference = summarize_estimate(contrast.difference, 0.0, "no difference", contrast.reason)
+    return SubgroupDifference(
         column=column,
         level=level,
-        value=number(
-            one.own, one.other.mean if one.other else None, "the others" if one.against is None else str(one.against)
+        value=summarize_estimate(
+            contrast.level_estimate,
+            contrast.reference_estimate.mean if contrast.reference_estimate else None,
+            "the others" if contrast.reference_level is None else str(contrast.reference_level),
         ),
         difference=difference,
-        word=one.word,
-        **about,
+        conclusion=contrast.conclusion,
+        **common_fields,
     )
 
 
-def _open(column: str, level: str, reason: str, about: Mapping[str, Any]) -> Level:
-    nothing = number(None, reason=reason)
-    return Level(column=column, level=level, value=nothing, difference=nothing, word="not testable", **about)
+def _build_untestable_difference(
+    column: str, level: str, reason: str, common_fields: Mapping[str, Any]
+) -> SubgroupDifference:
+    nothing = summarize_estimate(None, reason=reason)
+    return SubgroupDifference(
+        column=column, level=level, value=nothing, difference=nothing, conclusion="not testable", **common_fields
+    )

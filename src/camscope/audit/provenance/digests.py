@@ -10,61 +10,68 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from camscope.audit.core.config import Marks
-from camscope.audit.core.context import THREADS, Subject
-from camscope.batch.image_loading import sha256_of
-from camscope.batch.manifest import arrow
-from camscope.batch.path_resolver import Locations
+from camscope.audit.core.config import MaskSource
+from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
+from camscope.batch.image_loading import hash_source
+from camscope.batch.manifest import import_arrow
+from camscope.batch.path_resolver import PathResolver
 from camscope.data_readers import read_parquet
 from camscope.errors import CamscopeError, MissingExtraError, UndefinedError
-from camscope.evaluation.ground_truth import Coco, Column, Files, Namesakes, is_mask_path, mask_source
-from camscope.models import LIBRARIES
-from camscope.safe_files import open_regular
+from camscope.evaluation.ground_truth import (
+    AnnotationColumn,
+    CocoAnnotations,
+    FilenameIndex,
+    MaskFolder,
+    is_mask_path,
+    open_mask_source,
+)
+from camscope.models import LOADER_BY_LIBRARY
+from camscope.safe_files import open_regular_file
 
 T = TypeVar("T")
 U = TypeVar("U")
-TIMES = ("seconds",)  # columns of a table that no second run repeats
-ANYWHERE = Locations(confined=False)  # files that the config names, or lie in a folder that it names
-NONE = "none"  # where there is nothing that could have a digest
-OFTEN = 32  # images after which it is told how many are done
-PIECE = 1024  # files that are read before their digests are taken in
-_MASKS: WeakKeyDictionary[Subject, str] = WeakKeyDictionary()  # a start asks several times
-_IMAGES: WeakKeyDictionary[Subject, dict[str, str | None]] = WeakKeyDictionary()
+VOLATILE_COLUMNS = ("seconds",)  # columns of a table that no second run repeats
+UNCONFINED_LOCATIONS = PathResolver(confined=False)  # files that the config names, or lie in a folder that it names
+NO_DIGEST = "none"  # where there is nothing that could have a digest
+PROGRESS_INTERVAL = 32  # images after which it is told how many are done
+FILES_PER_CHUNK = 1024  # files that are read before their digests are taken in
+_MASK_DIGESTS: WeakKeyDictionary[AuditContext, str] = WeakKeyDictionary()  # a start asks several times
+_IMAGE_DIGESTS: WeakKeyDictionary[AuditContext, dict[str, str | None]] = WeakKeyDictionary()
 
 
-def of_bytes(path: str | Path, limit: int | None = None) -> str:
+def digest_file(path: str | Path, limit: int | None = None) -> str:
     """Of a file, byte by byte, 64 hex digits; OSError for more than `limit` bytes."""
-    with open_regular(path, limit) as file:
+    with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def of_content(path: Path) -> str:
+def digest_content(path: Path) -> str:
     """Of what a file says, 64 hex digits: of a table its rows without times, whatever was compressed how."""
     if path.suffix != ".parquet":
-        return of_bytes(path)
+        return digest_file(path)
     table = read_parquet(path)
-    kept = table.select([name for name in table.column_names if name not in TIMES]).combine_chunks()
-    sink = arrow().BufferOutputStream()
-    with arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:
+    kept = table.select([name for name in table.column_names if name not in VOLATILE_COLUMNS]).combine_chunks()
+    sink = import_arrow().BufferOutputStream()
+    with import_arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:
         writer.write_table(kept.replace_schema_metadata())
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def of_input(place: str | None) -> str | None:
+def digest_optional_file(path: str | None) -> str | None:
     """Of a file's bytes, if it is one."""
-    return of_bytes(place) if place and Path(place).is_file() else None
+    return digest_file(path) if path and Path(path).is_file() else None
 
 
-def of_source(model: str) -> str:
+def digest_model_source(source: str) -> str:
     """Of the file whose function makes the model: of FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION; "none" of a library's."""
-    where, colon, _ = model.rpartition(":")
-    if not colon or model.partition(":")[0] in LIBRARIES:
-        return NONE
-    file = Path(where).expanduser() if where.endswith(".py") else _file_of(where)
-    return of_bytes(file) if file is not None and file.is_file() else NONE
+    where, colon, _ = source.rpartition(":")
+    if not colon or source.partition(":")[0] in LOADER_BY_LIBRARY:
+        return NO_DIGEST
+    file = Path(where).expanduser() if where.endswith(".py") else _find_module_file(where)
+    return digest_file(file) if file is not None and file.is_file() else NO_DIGEST
 
 
-def _file_of(module: str) -> Path | None:
+def _find_module_file(module: str) -> Path | None:
     """Where its source is: no module is imported for it but the packages around it."""
     try:
         spec = importlib.util.find_spec(module)
@@ -73,93 +80,99 @@ def _file_of(module: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
-def of_images(subject: Subject, told: Callable[[int, int], None] | None = None) -> dict[str, str | None]:
+def digest_images(
+    context: AuditContext, on_progress: Callable[[int, int], None] | None = None
+) -> dict[str, str | None]:
     """Of each audited row its name and the sha256 of its image, as `maps/` has it; None where there is nothing to read.
 
     Each is read once a start. `told`: how many are done, of how many.
     """
-    if subject not in _IMAGES:
+    if context not in _IMAGE_DIGESTS:
         found: dict[str, str | None] = {}
-        for row, digits in _each(lambda row: _of_image(subject, row), subject.rows):
-            found[subject.ids[row]] = digits
-            if told is not None and (len(found) % OFTEN == 0 or len(found) == len(subject.rows)):
-                told(len(found), len(subject.rows))
-        _IMAGES[subject] = found
-    return _IMAGES[subject]
+        for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.rows):
+            found[context.ids[row]] = digits
+            if on_progress is not None and (len(found) % PROGRESS_INTERVAL == 0 or len(found) == len(context.rows)):
+                on_progress(len(found), len(context.rows))
+        _IMAGE_DIGESTS[context] = found
+    return _IMAGE_DIGESTS[context]
 
 
-def _of_image(subject: Subject, row: int) -> str | None:
+def _digest_image(context: AuditContext, row: int) -> str | None:
     try:
-        return sha256_of(subject.source(row))
+        return hash_source(context.get_image_source(row))
     except MissingExtraError:
         raise
     except Exception:  # a store, a network and a dataset may raise anything; failures.csv says what
         return None
 
 
-def _each(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
+def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
     """Each with what a thread made of it, in their order."""
     left = iter(items)
-    with ThreadPoolExecutor(THREADS) as pool:
-        while piece := list(islice(left, PIECE)):
-            yield from zip(piece, pool.map(work, piece), strict=True)
+    with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
+        while piece := list(islice(left, FILES_PER_CHUNK)):
+            yield from zip(piece, pool.map(function, piece), strict=True)
 
 
-def others(images: Mapping[str, str | None], then: Mapping[str, str | None]) -> list[str]:
+def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
     """The names of images that are other ones, or of which there is only one."""
-    return [name for name in {**then, **images} if name not in images or images[name] != then.get(name, "")]
+    return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 
-def of_masks(subject: Subject) -> str:
+def digest_masks(context: AuditContext) -> str:
     """Of every mask that the config names, of the audited rows, 64 hex digits; "none" where it names none."""
-    if subject not in _MASKS:
-        _MASKS[subject] = _of_masks(subject)
-    return _MASKS[subject]
+    if context not in _MASK_DIGESTS:
+        _MASK_DIGESTS[context] = _compute_masks_digest(context)
+    return _MASK_DIGESTS[context]
 
 
-def _of_masks(subject: Subject) -> str:
-    data, regions = subject.config.data, subject.config.regions
-    several: Mapping[str, str | Marks | None] = (
-        data.evidence if isinstance(data.evidence, dict) else {"": data.evidence}
+def _compute_masks_digest(context: AuditContext) -> str:
+    data, regions = context.config.data, context.config.regions
+    several: Mapping[str, str | MaskSource | None] = (
+        data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
     )
     named = {"organ": regions.organ, **{f"evidence {name}".strip(): place for name, place in sorted(several.items())}}
     named |= {f"region {name}": column for name, column in sorted(regions.columns.items())}
     if not any(named.values()):
-        return NONE
+        return NO_DIGEST
     sha = hashlib.sha256()
     for part, name in named.items():
-        if isinstance(name, Marks) and name.category:
+        if isinstance(name, MaskSource) and name.category:
             sha.update(f"{part}\n{name.category}\n".encode())
-        for (what, _), found in _each(lambda one: _there(*one[1]), () if name is None else _masks(subject, name)):
+        for (what, _), found in _map_in_threads(
+            lambda one: _digest_mask(*one[1]), () if name is None else _iter_mask_files(context, name)
+        ):
             sha.update(f"{part}\n{what}\n{found}\n".encode())
     return sha.hexdigest()
 
 
-def _masks(subject: Subject, name: str | Marks) -> Iterator[tuple[str, tuple[Locations, str]]]:
+def _iter_mask_files(
+    context: AuditContext, mask_config: str | MaskSource
+) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
     """The masks that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
-    known = subject.evidence_in(name)
-    if isinstance(known, Column):
-        for row, value in subject.column(known.name).items():
+    known = context.open_ground_truth(mask_config)
+    if isinstance(known, AnnotationColumn):
+        for row, value in context.get_column(known.name).items():
             if is_mask_path(value):
                 yield str(row), (known.locations, value)
-    elif isinstance(known, Files):
-        named = Namesakes(((file, file) for file in known.files), stems=True)
-        for row, path in subject.column("path").items():
+    elif isinstance(known, MaskFolder):
+        named = FilenameIndex(((file, file) for file in known.files), ignore_suffix=True)
+        for row, path in context.get_column("path").items():
             with suppress(UndefinedError):  # of several of its name none is asked
-                if file := named.of(path):
-                    yield str(row), (ANYWHERE, file)
-    elif isinstance(known, Coco):
-        coco = subject.place_of(name if isinstance(name, str) else name.file or "")
-        yield "annotations", (ANYWHERE, str(coco))
-        for _, _, annotated in known.known:
+                if file := named.find(path):
+                    yield str(row), (UNCONFINED_LOCATIONS, file)
+    elif isinstance(known, CocoAnnotations):
+        coco = context.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")
+        yield "annotations", (UNCONFINED_LOCATIONS, str(coco))
+        for _, _, annotated in known.annotated_images:
             for one in annotated:
                 if "mask_file" in one:
                     yield str(one["mask_file"]), (known.locations, str(one["mask_file"]))
 
 
-def _there(places: Locations, path: str) -> str:
+def _digest_mask(locations: PathResolver, path: str) -> str:
     try:
-        source = mask_source(places, path)
-        return hashlib.sha256(source).hexdigest() if isinstance(source, bytes) else of_bytes(source)
+        source = open_mask_source(locations, path)
+        return hashlib.sha256(source).hexdigest() if isinstance(source, bytes) else digest_file(source)
     except (CamscopeError, OSError):
         return "missing"

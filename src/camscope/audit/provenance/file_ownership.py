@@ -9,42 +9,44 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from camscope.audit.core.output_tables import FAILURES, GALLERY, METRICS, REPORT, SUMMARY
-from camscope.audit.core.schema import Stage, Summary
+from camscope.audit.core.output_tables import FAILURES_FILE, GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
+from camscope.audit.core.schema import StageResult, Summary
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.digests import of_bytes
-from camscope.audit.provenance.provenance import FILE, LOG
-from camscope.batch.manifest import arrow
-from camscope.batch.run_store import PART, PARTS, RUN, SIBLING, Store
+from camscope.audit.provenance.digests import digest_file
+from camscope.audit.provenance.provenance import LOG_FILE, PROVENANCE_FILE
+from camscope.batch.manifest import import_arrow
+from camscope.batch.run_store import PART_PATTERN, PARTS_FOLDER, RUN_FILE, TEMPORARY_FILE_PATTERN, RunStore
 from camscope.errors import OutputError
 from camscope.safe_files import read_bytes
 
-PLAN, STAGES = "audit.json", "stages"
-RUNS = {"maps": ("",), "localise": ("",), "faithfulness": ("maps", "values"), "robustness": ("maps", "values")}
-TABLES = {
+PLAN_FILE, STAGES_FOLDER = "audit.json", "stages"
+RUN_FOLDERS = {"maps": ("",), "localise": ("",), "faithfulness": ("maps", "values"), "robustness": ("maps", "values")}
+TABLE_COLUMNS = {
     "predictions.parquet": ("row", "id", "error"),
     "interventions.parquet": ("row", "finding", "region", "without"),
 }
-WRITES = {
+OUTPUT_BY_STAGE = {
     "explain": "maps",
     "predict": "predictions.parquet",
     "shortcut": "interventions.parquet",
 }  # else the stage's name
-LAST = "report"  # what is written after all stages
-LAST_FILES = (SUMMARY, GALLERY, REPORT, FAILURES, METRICS)
-POLICY = "default-src 'none'; img-src data:"  # of the report's pages, in their head
-HEAD = 4096  # bytes of a page in which it stands
-MAX_JSON = 2**28  # bytes
-LISTED = 10  # files in an error
+REPORT_STAGE = "report"  # what is written after all stages
+REPORT_STAGE_FILES = (SUMMARY_FILE, GALLERY_FILE, REPORT_FILE, FAILURES_FILE, METRICS_FILE)
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:"  # of the report's pages, in their head
+PAGE_HEAD_BYTES = 4096  # bytes of a page in which it stands
+MAX_OUTPUT_JSON_BYTES = 2**28  # bytes
+MAX_FILES_LISTED = 10  # files in an error
 
 
-def expect_own(folder: Path) -> list[Path]:
+def list_audit_files(folder: Path) -> list[Path]:
     """The files under an audit's names; OutputError that lists all which this audit did not write as they are, and links."""
-    files = list(_Ledger(folder).files())
+    files = list(_FileLog(folder).iter_files())
     foreign = [path for path, is_own in files if not is_own]
     if foreign:
         names = [path.relative_to(folder).as_posix() + (" (a link)" if path.is_symlink() else "") for path in foreign]
-        listed = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+        listed = ", ".join(names[:MAX_FILES_LISTED]) + (
+            f" and {len(names) - MAX_FILES_LISTED} more" if len(names) > MAX_FILES_LISTED else ""
+        )
         raise OutputError(
             f"{folder}: not of an audit, or changed since the audit wrote it: {listed}; nothing was replaced or removed: move "
             "it away, or choose another folder"
@@ -54,171 +56,185 @@ def expect_own(folder: Path) -> list[Path]:
 
 def remove_outputs(folder: Path) -> None:
     """Remove what an audit wrote but its log, which says what was declared before; or nothing, where anything else is there."""
-    for path in expect_own(folder):
-        if path.parent != folder or path.name not in (PLAN, LOG):
+    for path in list_audit_files(folder):
+        if path.parent != folder or path.name not in (PLAN_FILE, LOG_FILE):
             path.unlink()
-    for name in (STAGES, *RUNS):
+    for name in (STAGES_FOLDER, *RUN_FOLDERS):
         for place, _, _ in os.walk(folder / name, topdown=False):
             with suppress(OSError):  # it is not empty
                 Path(place).rmdir()
-    if (folder / LOG).is_file():
-        provenance.note(folder, {"event": "removed"})
+    if (folder / LOG_FILE).is_file():
+        provenance.append_event(folder, {"event": "removed"})
 
 
-def note_finished(folder: Path) -> None:
+def log_interrupted_stages(folder: Path) -> None:
     """Into the log: what stages wrote that were done, and stopped before they said so."""
-    for stage in _Ledger(folder).open:
-        if (folder / STAGES / f"{stage}.json").is_file():
-            note_written(folder, stage)
+    for stage in _FileLog(folder).open_stages:
+        if (folder / STAGES_FOLDER / f"{stage}.json").is_file():
+            log_stage_files(folder, stage)
 
 
-def note_begun(folder: Path, stage: str, findings: Sequence[int] = ()) -> None:
+def log_stage_start(folder: Path, stage: str, findings: Sequence[int] = ()) -> None:
     """Into the log: which stage writes from now on, and of which findings."""
-    provenance.note(folder, {"event": "writing", "of": stage, "findings": [str(one) for one in findings]})
+    provenance.append_event(folder, {"event": "writing", "of": stage, "findings": [str(one) for one in findings]})
 
 
-def note_written(folder: Path, stage: str) -> None:
+def log_stage_files(folder: Path, stage: str) -> None:
     """Into the log: the digests of the files that a stage wrote, where they are new."""
-    ledger = _Ledger(folder)
-    written = {name: of_bytes(folder / name) for name in ledger.names(stage)}
+    ledger = _FileLog(folder)
+    written = {name: digest_file(folder / name) for name in ledger.list_stage_files(stage)}
     new = {name: digits for name, digits in written.items() if digits not in ledger.digests.get(name, ())}
-    if new or stage in ledger.open:
-        provenance.note(folder, {"event": "files", "of": stage, "files": new})
+    if new or stage in ledger.open_stages:
+        provenance.append_event(folder, {"event": "files", "of": stage, "files": new})
 
 
 @dataclass
-class _Ledger:
+class _FileLog:
     """What the log of an audit says of its files."""
 
     folder: Path
     digests: dict[str, set[str]] = field(default_factory=dict)  # by path
-    open: dict[str, set[str]] = field(default_factory=dict)  # stages that write, or were stopped: their findings
-    written: bool = False  # older versions wrote no digests
+    open_stages: dict[str, set[str]] = field(default_factory=dict)  # stages that write, or were stopped: their findings
+    has_digests: bool = False  # older versions wrote no digests
 
     def __post_init__(self) -> None:
-        for event in provenance.events(self.folder) if _is_log(self.folder / LOG) else ():
+        for event in provenance.read_events(self.folder) if _is_event_log(self.folder / LOG_FILE) else ():
             kind, stage = event.get("event"), str(event.get("of"))
             if kind == "removed":
-                self.digests, self.open = {}, {}
+                self.digests, self.open_stages = {}, {}
             elif kind == "writing" and isinstance(event.get("findings"), list):
-                self.open[stage] = set(map(str, event["findings"]))
+                self.open_stages[stage] = set(map(str, event["findings"]))
             elif kind == "files" and isinstance(event.get("files"), dict):
-                self.written = True
+                self.has_digests = True
                 for name, digits in event["files"].items():
                     self.digests.setdefault(name, set()).add(str(digits))
-                self.open.pop(stage, None)
+                self.open_stages.pop(stage, None)
 
-    def files(self) -> Iterator[tuple[Path, bool]]:
+    def iter_files(self) -> Iterator[tuple[Path, bool]]:
         """Every file and link under an audit's names, and whether this audit wrote it."""
-        for name in (PLAN, LOG, FILE, *LAST_FILES, *TABLES):
+        for name in (PLAN_FILE, LOG_FILE, PROVENANCE_FILE, *REPORT_STAGE_FILES, *TABLE_COLUMNS):
             if os.path.lexists(path := self.folder / name):
-                yield path, self._is_own(path, name)
-        for name in (STAGES, *RUNS):
-            if path_is_other(top := self.folder / name):
+                yield path, self._is_audit_file(path, name)
+        for name in (STAGES_FOLDER, *RUN_FOLDERS):
+            if exists_as_non_folder(top := self.folder / name):
                 yield top, False
                 continue
             for place, folders, files in os.walk(top):
                 links = [one for one in folders if Path(place, one).is_symlink()]
                 for path in (Path(place, one) for one in sorted([*files, *links])):
-                    yield path, self._is_own(path, path.relative_to(self.folder).as_posix())
+                    yield path, self._is_audit_file(path, path.relative_to(self.folder).as_posix())
 
-    def names(self, stage: str) -> list[str]:
+    def list_stage_files(self, stage: str) -> list[str]:
         """The files that a stage has written, by their names."""
-        if stage == LAST:
-            return [name for name in (PLAN, *LAST_FILES) if (self.folder / name).is_file()]
-        own, findings = WRITES.get(stage, stage), self.open.get(stage, set())
-        known = [f"{STAGES}/{stage}.json", own]
-        if own in RUNS:
+        if stage == REPORT_STAGE:
+            return [name for name in (PLAN_FILE, *REPORT_STAGE_FILES) if (self.folder / name).is_file()]
+        own, findings = OUTPUT_BY_STAGE.get(stage, stage), self.open_stages.get(stage, set())
+        known = [f"{STAGES_FOLDER}/{stage}.json", own]
+        if own in RUN_FOLDERS:
             for place, _, files in os.walk(self.folder / own):
                 names = (Path(place, one).relative_to(self.folder).as_posix() for one in files)
                 known += [
-                    name for name in names if _is_of_run(name, findings) and not SIBLING.fullmatch(Path(name).name)
+                    name
+                    for name in names
+                    if _is_run_file(name, findings) and not TEMPORARY_FILE_PATTERN.fullmatch(Path(name).name)
                 ]
         return [name for name in known if (self.folder / name).is_file()]
 
-    def _is_own(self, path: Path, name: str) -> bool:
+    def _is_audit_file(self, path: Path, name: str) -> bool:
         if path.is_symlink() or not path.is_file():
             return False
-        if name in self.digests and not self._is_open(name):
-            return _digits(path) in self.digests[name]
-        if SIBLING.fullmatch(path.name):  # of a process that was killed while it wrote
+        if name in self.digests and not self._is_from_open_stage(name):
+            return _digest_or_empty(path) in self.digests[name]
+        if TEMPORARY_FILE_PATTERN.fullmatch(path.name):  # of a process that was killed while it wrote
             return True
-        if name in (LOG, FILE):
-            return _is_log(path) if name == LOG else _is_sealed(path)
-        if self.written or self.open:
-            return (name == PLAN or self._is_open(name)) and self._is_such(path, name)
-        if self._finished is not None:  # by an older version
-            return self._finished.get(name) == _digits(path) and self._is_such(path, name)
-        return self._is_such(path, name)
+        if name in (LOG_FILE, PROVENANCE_FILE):
+            return _is_event_log(path) if name == LOG_FILE else _has_valid_seal(path)
+        if self.has_digests or self.open_stages:
+            return (name == PLAN_FILE or self._is_from_open_stage(name)) and self._has_expected_content(path, name)
+        if self._legacy_digests is not None:  # by an older version
+            return self._legacy_digests.get(name) == _digest_or_empty(path) and self._has_expected_content(path, name)
+        return self._has_expected_content(path, name)
 
-    def _is_open(self, name: str) -> bool:
+    def _is_from_open_stage(self, name: str) -> bool:
         """Whether a stage that was stopped may have written it, so that the log does not know its digest."""
-        for stage, findings in self.open.items():
-            own = WRITES.get(stage, stage)
-            if stage == LAST and name in (*LAST_FILES, FILE):
+        for stage, findings in self.open_stages.items():
+            own = OUTPUT_BY_STAGE.get(stage, stage)
+            if stage == REPORT_STAGE and name in (*REPORT_STAGE_FILES, PROVENANCE_FILE):
                 return True
-            if name in (own, f"{STAGES}/{stage}.json") or (name.startswith(f"{own}/") and _is_of_run(name, findings)):
+            if name in (own, f"{STAGES_FOLDER}/{stage}.json") or (
+                name.startswith(f"{own}/") and _is_run_file(name, findings)
+            ):
                 return True
         return False
 
-    def _is_such(self, path: Path, name: str) -> bool:
+    def _has_expected_content(self, path: Path, name: str) -> bool:
         """Whether a file is, by its name and content, what an audit writes there."""
         top, _, rest = name.partition("/")
         if not rest:
-            return _is_output(path)
-        if top == STAGES:
-            return name in _stage_files() and _has_keys(path, "tested", "reason")
-        return _is_of_run(name, None) and _is_run(path.parent.parent if path.parent.name == PARTS else path.parent)
+            return _is_top_level_output(path)
+        if top == STAGES_FOLDER:
+            return name in _list_stage_file_names() and _has_keys(path, "tested", "reason")
+        return _is_run_file(name, None) and _is_run_folder(
+            path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent
+        )
 
     @cached_property
-    def _finished(self) -> dict[str, str] | None:
+    def _legacy_digests(self) -> dict[str, str] | None:
         """The digests in a provenance, of which older versions had no others."""
-        found = _json_of(self.folder / FILE)
-        known = found.get("bytes") if isinstance(found, dict) and _is_sealed(self.folder / FILE) else None
+        found = _read_json_or_none(self.folder / PROVENANCE_FILE)
+        known = (
+            found.get("bytes") if isinstance(found, dict) and _has_valid_seal(self.folder / PROVENANCE_FILE) else None
+        )
         return known if isinstance(known, dict) else None
 
 
-def path_is_other(path: Path) -> bool:
+def exists_as_non_folder(path: Path) -> bool:
     """Whether anything is there but a folder."""
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
 
 
-def _stage_files() -> set[str]:
+def _list_stage_file_names() -> set[str]:
     kinds = {name: one.annotation for name, one in Summary.model_fields.items()}
     return {
-        f"{STAGES}/{name}.json" for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Stage)
+        f"{STAGES_FOLDER}/{name}.json"
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, StageResult)
     }
 
 
-def _is_of_run(name: str, findings: set[str] | None) -> bool:
+def _is_run_file(name: str, findings: set[str] | None) -> bool:
     """Whether an audit writes a run whose file has this name: of these findings, or of any."""
     top, *inner = name.split("/")
-    if top not in RUNS:
+    if top not in RUN_FOLDERS:
         return False
     if top != "maps":
         if not inner or not inner[0].isdecimal() or (findings is not None and inner[0] not in findings):
             return False
         inner = inner[1:]
-        if RUNS[top] != ("",):
-            if not inner or inner[0] not in RUNS[top]:
+        if RUN_FOLDERS[top] != ("",):
+            if not inner or inner[0] not in RUN_FOLDERS[top]:
                 return False
             inner = inner[1:]
     if len(inner) == 1:
-        return inner[0] == RUN or SIBLING.fullmatch(inner[0]) is not None
-    return len(inner) == 2 and inner[0] == PARTS and any(kind.fullmatch(inner[1]) for kind in (PART, SIBLING))
+        return inner[0] == RUN_FILE or TEMPORARY_FILE_PATTERN.fullmatch(inner[0]) is not None
+    return (
+        len(inner) == 2
+        and inner[0] == PARTS_FOLDER
+        and any(kind.fullmatch(inner[1]) for kind in (PART_PATTERN, TEMPORARY_FILE_PATTERN))
+    )
 
 
-def _is_output(path: Path) -> bool:
+def _is_top_level_output(path: Path) -> bool:
     """Whether a file beside the stages is what an audit writes under its name."""
-    if path.name in TABLES:
-        return _has_columns(path, *TABLES[path.name])
+    if path.name in TABLE_COLUMNS:
+        return _has_columns(path, *TABLE_COLUMNS[path.name])
     checks: dict[str, Callable[[Path], bool]] = {
-        PLAN: is_plan,
-        SUMMARY: lambda file: _has_keys(file, "camscope", "verdicts"),
-        GALLERY: lambda file: _has_keys(file, "shelves"),
-        REPORT: _is_page,
-        FAILURES: _is_failures,
-        METRICS: lambda file: _has_columns(file, "stage", "finding", "metric", "control"),
+        PLAN_FILE: is_plan,
+        SUMMARY_FILE: lambda file: _has_keys(file, "camscope", "verdicts"),
+        GALLERY_FILE: lambda file: _has_keys(file, "shelves"),
+        REPORT_FILE: _is_report_page,
+        FAILURES_FILE: _is_failures_table,
+        METRICS_FILE: lambda file: _has_columns(file, "stage", "finding", "metric", "control"),
     }
     return checks[path.name](path)
 
@@ -228,42 +244,42 @@ def is_plan(path: Path) -> bool:
     return _has_keys(path, "camscope", "config", "data", "model")
 
 
-def _is_run(folder: Path) -> bool:
+def _is_run_folder(folder: Path) -> bool:
     with suppress(OutputError):
-        return Store(folder).facts is not None
+        return RunStore(folder).run_info is not None
     return False
 
 
-def _digits(path: Path) -> str:
+def _digest_or_empty(path: Path) -> str:
     with suppress(OSError):
-        return of_bytes(path)
+        return digest_file(path)
     return ""
 
 
-def _is_sealed(path: Path) -> bool:
+def _has_valid_seal(path: Path) -> bool:
     """Whether a provenance says what it said when an audit wrote it."""
-    found = _json_of(path)
-    return isinstance(found, dict) and "schema_version" in found and provenance.seal(found) == found.get("seal")
+    found = _read_json_or_none(path)
+    return isinstance(found, dict) and "schema_version" in found and provenance.compute_seal(found) == found.get("seal")
 
 
-def _json_of(path: Path) -> object:
+def _read_json_or_none(path: Path) -> object:
     with suppress(OSError, ValueError, RecursionError, MemoryError):
-        return json.loads(read_bytes(path, MAX_JSON))
+        return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None
 
 
 def _has_keys(path: Path, *keys: str) -> bool:
-    found = _json_of(path)
+    found = _read_json_or_none(path)
     return isinstance(found, dict) and set(keys) <= found.keys()
 
 
 def _has_columns(path: Path, *names: str) -> bool:
-    with suppress(OSError, arrow().ArrowException):
-        return set(names) <= set(arrow("parquet").read_schema(path).names)
+    with suppress(OSError, import_arrow().ArrowException):
+        return set(names) <= set(import_arrow("parquet").read_schema(path).names)
     return False
 
 
-def _is_log(path: Path) -> bool:
+def _is_event_log(path: Path) -> bool:
     """Whether each line, but one that was cut off, is an event with its time."""
     with suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -271,13 +287,13 @@ def _is_log(path: Path) -> bool:
     return False
 
 
-def _is_page(path: Path) -> bool:
+def _is_report_page(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
-        return POLICY.encode() in file.read(HEAD)
+        return CONTENT_SECURITY_POLICY.encode() in file.read(PAGE_HEAD_BYTES)
     return False
 
 
-def _is_failures(path: Path) -> bool:
+def _is_failures_table(path: Path) -> bool:
     with suppress(OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8-sig", newline="") as file:
         return next(csv.reader(file), None) == ["id", "stage", "reason"]
     return False

@@ -1,8 +1,18 @@
 """The report of an audit: one page that says what was found, how, and what was not tested."""
 
-from camscope.audit.report.consistency import numbers_in, unknown
-from camscope.audit.report.gallery import cases, gallery
-from camscope.audit.report.gallery_schema import Case, Pictures, unpictured
-from camscope.audit.report.page import norms_csv, page
+from camscope.audit.report.consistency import extract_numbers, find_unsupported_claims
+from camscope.audit.report.gallery import build_gallery, list_predicted_images
+from camscope.audit.report.gallery_schema import Gallery, PredictedImage, replace_images_with_digests
+from camscope.audit.report.page import read_norms_csv, render_page
 
-__all__ = ["Case", "Pictures", "cases", "gallery", "norms_csv", "numbers_in", "page", "unknown", "unpictured"]
+__all__ = [
+    "PredictedImage",
+    "Gallery",
+    "list_predicted_images",
+    "build_gallery",
+    "read_norms_csv",
+    "extract_numbers",
+    "render_page",
+    "find_unsupported_claims",
+    "replace_images_with_digests",
+]

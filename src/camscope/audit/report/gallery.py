@@ -4,55 +4,68 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from camscope.audit.core.predictions import Answered
+from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import Summary
-from camscope.audit.report.gallery_schema import Case, Frame, Pictures, Shelf
-from camscope.audit.report.thumbnails import shots
-from camscope.batch import Run
+from camscope.audit.report.gallery_schema import Gallery, GalleryEntry, GallerySection, PredictedImage
+from camscope.audit.report.thumbnails import build_gallery_images
+from camscope.batch import BatchRun
 
-SALT = 11  # of the draw, so that it is not that of another stage
-LEAST = 4  # images of a shelf of the worst
-MOST = 24  # images that are to be read
-TYPICAL = 4  # of each cluster
+GALLERY_SEED_SALT = 11  # of the draw, so that it is not that of another stage
+MIN_IMAGES_PER_EXTREME = 4  # images of a shelf of the worst
+MAX_REVIEW_IMAGES = 24  # images that are to be read
+MAX_PROTOTYPES_PER_CLUSTER = 4  # of each cluster
 
 
-def cases(answered: Answered, truths: Mapping[str, Mapping[int, bool | None]], ids: Mapping[int, str]) -> list[Case]:
+def list_predicted_images(
+    predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
+) -> list[PredictedImage]:
     """Of all images that were answered, in their order. `truths`: finding -> row -> whether it is there."""
-    odds = {name: answered.of(name) for name in answered.findings}
+    odds = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
     return [
-        Case(
+        PredictedImage(
             row,
-            ids[row],
+            image_ids[row],
             {name: each[row] for name, each in odds.items()},
-            {name: each.get(row) for name, each in truths.items()},
+            {name: each.get(row) for name, each in truth_by_finding.items()},
         )
-        for row in answered.rows
+        for row in predictions.rows
     ]
 
 
-def gallery(
-    run: Run,
+def build_gallery(
+    run: BatchRun,
     summary: Summary,
-    known: Sequence[Case],
-    targets: Mapping[str, str],
+    predicted_images: Sequence[PredictedImage],
+    target_by_finding: Mapping[str, str],
     *,
-    count: int = 12,
+    n_random_images: int = 12,
     height: int = 224,
-    allow_pixels: bool = False,
-) -> Pictures:
+    allow_burned_in_text: bool = False,
+) -> Gallery:
     """The pictures of a report: `count` that the seed draws, half as many of each other kind, each with a map a method.
 
     `targets`: finding -> what it was asked for as, in the run's column `target`. `allow_pixels`: pictures that may have text
     in them are shown too.
     """
     frames = {
-        shelf: own for shelf in _shelves(summary, known, count) if (own := list(_chosen(shelf, summary, known, count)))
+        shelf: own
+        for shelf in _list_section_keys(summary, predicted_images, n_random_images)
+        if (own := list(_select_entries(shelf, summary, predicted_images, n_random_images)))
     }
-    drawn = shots(run, frames, {case.row: case for case in known}, targets, height, allow_pixels=allow_pixels)
-    return Pictures(tuple(Shelf(kind, finding, drawn[kind, finding]) for kind, finding in frames))
+    drawn = build_gallery_images(
+        run,
+        frames,
+        {case.row: case for case in predicted_images},
+        target_by_finding,
+        height,
+        allow_burned_in_text=allow_burned_in_text,
+    )
+    return Gallery(tuple(GallerySection(kind, finding, drawn[kind, finding]) for kind, finding in frames))
 
 
-def _shelves(summary: Summary, known: Sequence[Case], count: int) -> Iterator[tuple[str, str]]:
+def _list_section_keys(
+    summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
+) -> Iterator[tuple[str, str]]:
     yield "random", ""
     for finding in summary.resolve.findings:
         for kind in ("missed", "alarms", "borderline", "clearest"):
@@ -62,50 +75,69 @@ def _shelves(summary: Summary, known: Sequence[Case], count: int) -> Iterator[tu
         yield "prototypes", finding
 
 
-def _chosen(shelf: tuple[str, str], summary: Summary, known: Sequence[Case], count: int) -> Iterator[Frame]:
-    kind, finding = shelf
+def _select_entries(
+    section_key: tuple[str, str], summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
+) -> Iterator[GalleryEntry]:
+    kind, finding = section_key
     if kind == "random":
-        order = np.random.default_rng((summary.seed, SALT)).permutation(len(known))[:count].tolist()
-        yield from (Frame(known[n].row, _asked(known[n])) for n in order)
+        order = (
+            np.random.default_rng((summary.seed, GALLERY_SEED_SALT))
+            .permutation(len(predicted_images))[:n_random_images]
+            .tolist()
+        )
+        yield from (GalleryEntry(predicted_images[n].row, _choose_finding(predicted_images[n])) for n in order)
     elif kind == "reading":
-        yield from _to_be_read(summary, known)
+        yield from _select_review_entries(summary, predicted_images)
     elif kind == "prototypes":
-        yield from _prototypes(summary, known, finding)
+        yield from _select_prototype_entries(summary, predicted_images, finding)
     else:
-        yield from (Frame(one.row, finding) for one in extremes(kind, finding, known, max(LEAST, count // 2)))
+        yield from (
+            GalleryEntry(one.row, finding)
+            for one in select_extreme_images(
+                kind, finding, predicted_images, max(MIN_IMAGES_PER_EXTREME, n_random_images // 2)
+            )
+        )
 
 
-def extremes(kind: str, finding: str, known: Sequence[Case], count: int) -> list[Case]:
+def select_extreme_images(
+    kind: str, finding: str, predicted_images: Sequence[PredictedImage], n_images: int
+) -> list[PredictedImage]:
     """Of a finding the images that are missed, falsely seen, least sure or surest; those first that are it most."""
-    judged = [one for one in known if one.truths.get(finding) is not None]
+    judged = [one for one in predicted_images if one.truths.get(finding) is not None]
     wanted = {
-        "missed": [one for one in judged if one.truths[finding] and one.odds[finding] < 0],
-        "alarms": [one for one in judged if not one.truths[finding] and one.odds[finding] > 0],
-        "borderline": list(known),
-        "clearest": [one for one in judged if one.truths[finding] and one.odds[finding] > 0],
+        "missed": [one for one in judged if one.truths[finding] and one.log_odds[finding] < 0],
+        "alarms": [one for one in judged if not one.truths[finding] and one.log_odds[finding] > 0],
+        "borderline": list(predicted_images),
+        "clearest": [one for one in judged if one.truths[finding] and one.log_odds[finding] > 0],
     }[kind]
     sign = {"missed": 1.0, "alarms": -1.0, "borderline": 0.0, "clearest": -1.0}[kind]
-    return sorted(wanted, key=lambda one: sign * one.odds[finding] if sign else abs(one.odds[finding]))[:count]
+    return sorted(wanted, key=lambda one: sign * one.log_odds[finding] if sign else abs(one.log_odds[finding]))[
+        :n_images
+    ]
 
 
-def _asked(case: Case) -> str:
+def _choose_finding(predicted_image: PredictedImage) -> str:
     """Of an image by itself: the finding it has, of several the one that the model is surest of."""
-    own = [name for name, truth in case.truths.items() if truth] or list(case.odds)
-    return max(own, key=lambda name: case.odds[name])
+    own = [name for name, truth in predicted_image.truths.items() if truth] or list(predicted_image.log_odds)
+    return max(own, key=lambda name: predicted_image.log_odds[name])
 
 
-def _to_be_read(summary: Summary, known: Sequence[Case]) -> Iterator[Frame]:
-    rows = {one.id: one.row for one in known}
-    for one in summary.shortcut.reading[:MOST]:
+def _select_review_entries(summary: Summary, predicted_images: Sequence[PredictedImage]) -> Iterator[GalleryEntry]:
+    rows = {one.id: one.row for one in predicted_images}
+    for one in summary.shortcut.review_cases[:MAX_REVIEW_IMAGES]:
         if one.id in rows:
-            yield Frame(rows[one.id], one.finding, one.why)
+            yield GalleryEntry(rows[one.id], one.finding, one.reason)
 
 
-def _prototypes(summary: Summary, known: Sequence[Case], finding: str) -> Iterator[Frame]:
-    rows = {one.id: one.row for one in known}
-    for strategies in summary.shortcut.strategies:
+def _select_prototype_entries(
+    summary: Summary, predicted_images: Sequence[PredictedImage], finding: str
+) -> Iterator[GalleryEntry]:
+    rows = {one.id: one.row for one in predicted_images}
+    for strategies in summary.shortcut.cluster_analyses:
         if strategies.finding == finding:
             for cluster in strategies.clusters:
-                for one in cluster.prototypes[:TYPICAL]:
+                for one in cluster.prototypes[:MAX_PROTOTYPES_PER_CLUSTER]:
                     if one in rows:
-                        yield Frame(rows[one], finding, cluster=cluster.number, method=strategies.method)
+                        yield GalleryEntry(
+                            rows[one], finding, cluster=cluster.number, prototype_method=strategies.method
+                        )

@@ -6,69 +6,73 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-PICTURE = re.compile(r"data:image/[a-z]+;base64,[A-Za-z0-9+/=]*")
+DATA_URI_PATTERN = re.compile(r"data:image/[a-z]+;base64,[A-Za-z0-9+/=]*")
 
 
 @dataclass(frozen=True)
-class Kind:
+class GalleryKind:
     """What a shelf is called, and what is on it."""
 
     title: str
-    words: str
+    description: str
 
 
-KINDS: Mapping[str, Kind] = {
-    "random": Kind("Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."),
-    "missed": Kind("Missed", "Images with the finding whose probability is below a half, the lowest first."),
-    "alarms": Kind("False alarms", "Images without the finding whose probability is above a half, the highest first."),
-    "borderline": Kind("On the border", "Images whose probability is nearest to a half."),
-    "clearest": Kind(
+GALLERY_KINDS: Mapping[str, GalleryKind] = {
+    "random": GalleryKind(
+        "Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."
+    ),
+    "missed": GalleryKind("Missed", "Images with the finding whose probability is below a half, the lowest first."),
+    "alarms": GalleryKind(
+        "False alarms", "Images without the finding whose probability is above a half, the highest first."
+    ),
+    "borderline": GalleryKind("On the border", "Images whose probability is nearest to a half."),
+    "clearest": GalleryKind(
         "Clearest", "Images with the finding whose probability is above a half, the highest first, to compare."
     ),
-    "reading": Kind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
-    "prototypes": Kind("Prototypes", "The most typical images of each group of maps."),
+    "reading": GalleryKind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
+    "prototypes": GalleryKind("Prototypes", "The most typical images of each group of maps."),
 }
 
 
 @dataclass(frozen=True)
-class Case:
+class PredictedImage:
     """An image that has an answer. `odds`, `truths`: by the name of the finding."""
 
     row: int
     id: str
-    odds: Mapping[str, float]
+    log_odds: Mapping[str, float]
     truths: Mapping[str, bool | None]
 
 
 @dataclass(frozen=True)
-class Frame:
+class GalleryEntry:
     """An image that is to be shown, asked for a finding. `cluster`, `method`: whose prototype it is."""
 
     row: int
     finding: str
-    why: str = ""
+    reason: str = ""
     cluster: int | None = None
-    method: str = ""
+    prototype_method: str = ""
 
 
 @dataclass(frozen=True)
-class Layer:
+class GalleryMap:
     """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none.
 
     `signed`: with colours for and against, which need a pale image below.
     """
 
     method: str
-    picture: str | None = None
-    whole: bool = False
-    signed: bool = False
-    flag: str = ""
+    data_uri: str | None = None
+    includes_image: bool = False
+    is_signed: bool = False
+    warning_text: str = ""
     reason: str = ""
-    words: str = "The map"
+    alt_text: str = "The map"
 
 
 @dataclass(frozen=True)
-class Shot:
+class GalleryImage:
     """An image with its maps. `photo`: a data URI; `missing`: why it is not shown; `odds`: what the model says.
 
     `cluster`: the group that it is typical of, by the maps of the method `grouped_by`.
@@ -77,77 +81,77 @@ class Shot:
     id: str
     finding: str
     truth: str
-    odds: float | None
-    layers: tuple[Layer, ...]
-    photo: str | None = None
-    missing: str = ""
-    why: str = ""
+    log_odds: float | None
+    maps: tuple[GalleryMap, ...]
+    image_data_uri: str | None = None
+    missing_reason: str = ""
+    reason: str = ""
     cluster: int | None = None
-    grouped_by: str = ""
+    prototype_method: str = ""
 
 
 @dataclass(frozen=True)
-class Shelf:
+class GallerySection:
     """Images of one kind."""
 
     kind: str
     finding: str
-    shots: tuple[Shot, ...]
+    images: tuple[GalleryImage, ...]
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Gallery:
     """All shelves of a report."""
 
-    shelves: tuple[Shelf, ...]
+    sections: tuple[GallerySection, ...]
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What `plain` said: with the digest of each picture in its place, as `unpictured` leaves them on a page."""
         return cls(
             tuple(
-                Shelf(one["kind"], one["finding"], tuple(_shot(shot) for shot in one["shots"]))
-                for one in plain["shelves"]
+                GallerySection(one["kind"], one["finding"], tuple(_image_from_dict(shot) for shot in one["shots"]))
+                for one in data["shelves"]
             )
         )
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What is said of the pictures, and of each its digest, for `gallery.json`."""
         return {
             "shelves": [
-                {"kind": shelf.kind, "finding": shelf.finding, "shots": [_said(one) for one in shelf.shots]}
-                for shelf in self.shelves
+                {"kind": shelf.kind, "finding": shelf.finding, "shots": [_image_to_dict(one) for one in shelf.images]}
+                for shelf in self.sections
             ]
         }
 
 
-def _said(one: Shot) -> dict[str, Any]:
+def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "finding": one.finding,
-        "truth": one.truth,
-        "odds": one.odds,
-        "why": one.why,
-        "cluster": one.cluster,
-        "grouped_by": one.grouped_by,
-        "missing": one.missing,
-        "photo": _digest(one.photo),
-        "maps": [{**vars(each), "picture": _digest(each.picture)} for each in one.layers],
+        "id": image.id,
+        "finding": image.finding,
+        "truth": image.truth,
+        "odds": image.log_odds,
+        "why": image.reason,
+        "cluster": image.cluster,
+        "grouped_by": image.prototype_method,
+        "missing": image.missing_reason,
+        "photo": _digest_data_uri(image.image_data_uri),
+        "maps": [{**vars(each), "picture": _digest_data_uri(each.data_uri)} for each in image.maps],
     }
 
 
-def _shot(plain: Mapping[str, Any]) -> Shot:
-    return Shot(
-        layers=tuple(Layer(**one) for one in plain["maps"]),
-        **{name: value for name, value in plain.items() if name != "maps"},
+def _image_from_dict(data: Mapping[str, Any]) -> GalleryImage:
+    return GalleryImage(
+        maps=tuple(GalleryMap(**one) for one in data["maps"]),
+        **{name: value for name, value in data.items() if name != "maps"},
     )
 
 
-def unpictured(html: str) -> str:
+def replace_images_with_digests(html: str) -> str:
     """A page with the digest of each picture in its place."""
-    return PICTURE.sub(lambda found: _digest(found[0]) or "", html)
+    return DATA_URI_PATTERN.sub(lambda found: _digest_data_uri(found[0]) or "", html)
 
 
-def _digest(picture: str | None) -> str | None:
-    return None if picture is None else hashlib.sha256(picture.encode()).hexdigest()
+def _digest_data_uri(data_uri: str | None) -> str | None:
+    return None if data_uri is None else hashlib.sha256(data_uri.encode()).hexdigest()

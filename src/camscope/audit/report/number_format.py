@@ -9,80 +9,84 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from camscope.audit.core.schema import Number
+from camscope.audit.core.schema import EstimateSummary
 from camscope.errors import InputError
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-SMALL = 0.001  # a p-value below says no more
-MOST = 4  # decimals
+MIN_P_VALUE_SHOWN = 0.001  # a p-value below says no more
+MAX_DECIMALS = 4  # decimals
 
 
-def numeral(value: float | int | None, decimals: int | None = None) -> "Markup":
+def format_number(value: float | int | None, decimals: int | None = None) -> "Markup":
     """A number of the summary. `decimals`: as many; else three significant digits. None: a dash."""
     from markupsafe import Markup
 
     if value is None:
         return Markup('<span class="none">–</span>')
-    return Markup('<data value="{}">{}</data>').format(repr(value), written(value, decimals))
+    return Markup('<data value="{}">{}</data>').format(repr(value), number_to_text(value, decimals))
 
 
-def estimate(one: Number) -> "Markup":
+def format_estimate(estimate: EstimateSummary) -> "Markup":
     """`0.83 [0.79, 0.87]`; `1.0 [no width]`; without a value a dash."""
     from markupsafe import Markup
 
-    if one.value is None:
-        return numeral(None)
-    value = numeral(one.value, decimals_of(one))
-    if one.low is None or one.high is None:
+    if estimate.value is None:
+        return format_number(None)
+    value = format_number(estimate.value, choose_decimals(estimate))
+    if estimate.low is None or estimate.high is None:
         return value
-    if words := narrow(one):
+    if words := ci_width_note(estimate):
         return Markup('{} <span class="interval">[{}]</span>').format(value, words)
-    low, high = (numeral(end, decimals_of(one)) for end in (one.low, one.high))
+    low, high = (format_number(end, choose_decimals(estimate)) for end in (estimate.low, estimate.high))
     return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
 
 
-def between(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
+def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
     """`estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
-    return estimate(Number(value=value, low=low, high=high))
+    return format_estimate(EstimateSummary(value=value, low=low, high=high))
 
 
-def like(value: float | None, one: Number) -> "Markup":
+def format_number_like(value: float | None, estimate: EstimateSummary) -> "Markup":
     """A number beside an estimate of the same kind, with as many decimals."""
-    return numeral(value, None if value is None else decimals_of(one))
+    return format_number(value, None if value is None else choose_decimals(estimate))
 
 
-def narrow(one: Number) -> str:
+def ci_width_note(estimate: EstimateSummary) -> str:
     """What to write for an interval whose ends would be written alike."""
-    if one.low is None or one.high is None or f"{one.low:.{MOST}f}" != f"{one.high:.{MOST}f}":
+    if (
+        estimate.low is None
+        or estimate.high is None
+        or f"{estimate.low:.{MAX_DECIMALS}f}" != f"{estimate.high:.{MAX_DECIMALS}f}"
+    ):
         return ""
-    return "no width" if one.low == one.high else "hardly any width"
+    return "no width" if estimate.low == estimate.high else "hardly any width"
 
 
-def chance(p: float | None) -> "Markup":
+def format_p_value(p_value: float | None) -> "Markup":
     """A p-value."""
     from markupsafe import Markup
 
-    if p is None or p >= SMALL:
-        return numeral(p, None if p is None else 3)
-    return Markup('<data value="{}">&lt; 0.001</data>').format(repr(p))
+    if p_value is None or p_value >= MIN_P_VALUE_SHOWN:
+        return format_number(p_value, None if p_value is None else 3)
+    return Markup('<data value="{}">&lt; 0.001</data>').format(repr(p_value))
 
 
-def decimals_of(one: Number) -> int | None:
+def choose_decimals(estimate: EstimateSummary) -> int | None:
     """So many that two digits are seen of the interval's width, and of the value, of one below 1 no more than two decimals.
 
     Without an interval that can be seen as many as the value has, of three digits; but two at least.
     """
-    value = one.value or 0.0
+    value = estimate.value or 0.0
     two = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
-    if one.low is None or one.high is None or narrow(one):
-        return None if len(re.sub(r"^[−0.]+|\D", "", written(value))) > 1 else min(two, MOST)
-    width = 1 - math.floor(math.log10(one.high - one.low))
-    return max(0, min(MOST, max(width, min(two, 2))))
+    if estimate.low is None or estimate.high is None or ci_width_note(estimate):
+        return None if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1 else min(two, MAX_DECIMALS)
+    width = 1 - math.floor(math.log10(estimate.high - estimate.low))
+    return max(0, min(MAX_DECIMALS, max(width, min(two, 2))))
 
 
-def written(value: float | int, decimals: int | None = None) -> str:
+def number_to_text(value: float | int, decimals: int | None = None) -> str:
     """As a reader wants it: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
     if isinstance(value, bool) or not math.isfinite(value):
         raise InputError(f"{value!r} is no number of a report")
@@ -101,22 +105,22 @@ def written(value: float | int, decimals: int | None = None) -> str:
     return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # what is rounded to zero has no sign
 
 
-def counted(plain: Mapping[str, Any], path: str, **known: str | Sequence[str]) -> "Markup":
+def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
     """How many items a list of the summary has; of those with these fields: `counted("verdicts", speaks="against")`.
 
     Of several that a field may have, a list of them.
     """
     from markupsafe import Markup
 
-    asked = json.dumps([path, known], sort_keys=True)
-    found = number_of(plain, path, known)
-    return Markup('<data value="{}" data-counts="{}">{}</data>').format(found, asked, written(found))
+    asked = json.dumps([path, field_values], sort_keys=True)
+    found = count_items(data, path, field_values)
+    return Markup('<data value="{}" data-counts="{}">{}</data>').format(found, asked, number_to_text(found))
 
 
-def number_of(plain: Mapping[str, Any], path: str, known: Mapping[str, str | Sequence[str]]) -> int:
+def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
     """The items of the list at a path as `check.levels` whose fields are these."""
-    found: Any = plain
+    found: Any = data
     for name in path.split("."):
         found = found[name]
-    options = {name: [value] if isinstance(value, str) else value for name, value in known.items()}
+    options = {name: [value] if isinstance(value, str) else value for name, value in field_values.items()}
     return sum(not options or all(one[name] in some for name, some in options.items()) for one in found)

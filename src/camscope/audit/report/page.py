@@ -10,38 +10,45 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from camscope.audit.core.schema import Number, Stage, Summary, Verdict, plain
+from camscope.audit.core.schema import EstimateSummary, StageResult, Summary, Verdict, to_json_dict
 from camscope.audit.report import sentences
-from camscope.audit.report.figures import figures
-from camscope.audit.report.gallery_schema import KINDS, Pictures
-from camscope.audit.report.number_format import between, chance, counted, estimate, like, numeral
-from camscope.audit.report.verdict_labels import (
-    KIND_WORDS,
-    MARGINS,
-    MEANS,
-    QUANTITY,
-    TALLIES,
-    blocks,
-    clean,
-    grouped,
-    kind_of,
-    sides,
-    speaks,
+from camscope.audit.report.figures import draw_figures
+from camscope.audit.report.gallery_schema import GALLERY_KINDS, Gallery
+from camscope.audit.report.number_format import (
+    format_estimate,
+    format_interval,
+    format_item_count,
+    format_number,
+    format_number_like,
+    format_p_value,
 )
-from camscope.audit.shortcuts.region_attribution import MOST, overlapping
-from camscope.audit.verdicts.limitations import ALWAYS
+from camscope.audit.report.verdict_labels import (
+    CONCLUSION_MEANINGS,
+    EFFECT_QUANTITIES,
+    MARGIN_DESCRIPTIONS,
+    VERDICT_KIND_FILTERS,
+    VERDICT_KIND_LABELS,
+    classify_verdict,
+    describe_direction,
+    group_overlapping_verdicts,
+    group_verdicts_by_kind,
+    group_verdicts_by_topic,
+    sanitize_text,
+)
+from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
+from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS
 from camscope.errors import InputError, MissingExtraError
 from camscope.plurals import inflect
 
 if TYPE_CHECKING:
     import jinja2
 
-SITES = ("site", "hospital", "centre", "center", "institution", "clinic")
-UNASKED = "No question was asked. This says nothing for the model."
+SITE_COLUMNS = ("site", "hospital", "centre", "center", "institution", "clinic")
+NO_QUESTIONS_TEXT = "No question was asked. This says nothing for the model."
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """`id`: of its template and its anchor; `number`: as it is printed."""
 
     id: str
@@ -49,8 +56,8 @@ class Section:
     title: str
 
 
-SECTIONS = tuple(
-    Section(name, str(n), title)
+PAGE_SECTIONS = tuple(
+    PageSection(name, str(n), title)
     for n, (name, title) in enumerate(
         {
             "scope": "Scope and intended use",
@@ -74,65 +81,71 @@ SECTIONS = tuple(
 )
 
 
-def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping[str, Any] | None = None) -> str:
+def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
     """The report. Every number in it is one of the summary, of the pictures' own (`Pictures.plain`), or of the provenance."""
-    engine = environment()
+    engine = create_template_environment()
     from markupsafe import Markup
 
-    with_numbers = plain(summary)
-    engine.filters["sentence"] = partial(_sentence, with_numbers)
+    with_numbers = to_json_dict(summary)
+    engine.filters["sentence"] = partial(_render_sentence, with_numbers)
     engine.globals |= {
-        "kind_of": kind_of,
-        "counted": partial(_counted, with_numbers),
-        "digest_of": _digest,
-        "quantity": QUANTITY,
-        "speaks": speaks,
-        "means": MEANS,
-        "most": MOST,
-        "blocks": partial(blocks, overlapping=overlapping(summary)),
-        "anchors": {one.id: one.id for one in SECTIONS},
+        "kind_of": classify_verdict,
+        "counted": partial(_format_item_count, with_numbers),
+        "digest_of": _compute_csp_digest,
+        "quantity": EFFECT_QUANTITIES,
+        "speaks": describe_direction,
+        "means": CONCLUSION_MEANINGS,
+        "most": MIN_OVERLAP_SHARE,
+        "blocks": partial(group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)),
+        "anchors": {one.id: one.id for one in PAGE_SECTIONS},
     }
     html: str = engine.get_template("page.html").render(
         summary=summary,
-        sections=SECTIONS,
-        titles={one.id: one.title for one in SECTIONS} | {"front": "Verdicts"},
-        sides=sides(summary),
-        objections={one.id: sentences.no_objection(summary, one.subject.name, one.questions) for one in sides(summary)},
+        sections=PAGE_SECTIONS,
+        titles={one.id: one.title for one in PAGE_SECTIONS} | {"front": "Verdicts"},
+        sides=group_verdicts_by_topic(summary),
+        objections={
+            one.id: sentences.describe_absent_objections(summary, one.topic.name_in_sentence, one.questions)
+            for one in group_verdicts_by_topic(summary)
+        },
         say=sentences,
-        unasked=UNASKED,
-        tallies=TALLIES,
-        kind_words=KIND_WORDS,
-        untested=grouped(summary.verdicts)["untested"],
-        by_section={one.id: _in_order([v for v in summary.verdicts if v.section == one.id]) for one in SECTIONS},
-        site=_site(summary),
-        drawn=figures(summary),
-        shelves=pictures.shelves if pictures else (),
-        kinds=KINDS,
-        skipped=skipped(summary),
-        limits=[*ALWAYS, *(one for one in summary.limits if one not in ALWAYS)],
-        margins=MARGINS,
-        norms=list(csv.DictReader(io.StringIO(norms_csv()))),
-        norms_csv=norms_csv(),
+        unasked=NO_QUESTIONS_TEXT,
+        tallies=VERDICT_KIND_FILTERS,
+        kind_words=VERDICT_KIND_LABELS,
+        untested=group_verdicts_by_kind(summary.verdicts)["untested"],
+        by_section={
+            one.id: _sort_verdicts_by_kind([v for v in summary.verdicts if v.section == one.id])
+            for one in PAGE_SECTIONS
+        },
+        site=_find_site_column(summary),
+        drawn=draw_figures(summary),
+        shelves=gallery.sections if gallery else (),
+        kinds=GALLERY_KINDS,
+        skipped=find_untested_stages(summary),
+        limits=[*GENERAL_LIMITATIONS, *(one for one in summary.limitations if one not in GENERAL_LIMITATIONS)],
+        margins=MARGIN_DESCRIPTIONS,
+        norms=list(csv.DictReader(io.StringIO(read_norms_csv()))),
+        norms_csv=read_norms_csv(),
         provenance=provenance or {},
-        style=Markup(_own("page.css")),  # noqa: S704 - the package's own file
-        script=Markup(_own("page.js")),  # noqa: S704 - the package's own file
+        style=Markup(_read_template("page.css")),  # noqa: S704 - the package's own file
+        script=Markup(_read_template("page.js")),  # noqa: S704 - the package's own file
     )
     return html
 
 
-def skipped(summary: Summary) -> dict[str, Stage]:
+def find_untested_stages(summary: Summary) -> dict[str, StageResult]:
     """The stages that were not tested, by their names."""
     names = ("check", "resolve", "predict", "explain", "localise", "faithfulness", "sanity", "robustness", "shortcut")
-    stages: dict[str, Stage] = {name: getattr(summary, name) for name in names}
+    stages: dict[str, StageResult] = {name: getattr(summary, name) for name in names}
     return {name: stage for name, stage in stages.items() if not stage.tested}
 
 
-def norms_csv() -> str:
+def read_norms_csv() -> str:
     """Which part of an audit helps to answer which item of which norm, as a table for spreadsheets."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
-def environment() -> "jinja2.Environment":
+def create_template_environment() -> "jinja2.Environment":
     """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
     try:
         import jinja2
@@ -141,65 +154,65 @@ def environment() -> "jinja2.Environment":
     engine = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        loader=jinja2.FunctionLoader(_own),
-        finalize=_finalised,
+        loader=jinja2.FunctionLoader(_read_template),
+        finalize=_finalize_output,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {"n": numeral, "estimate": estimate, "like": like, "p": chance}
-    engine.globals |= {"between": between, "inflect": inflect}
+    engine.filters |= {"n": format_number, "estimate": format_estimate, "like": format_number_like, "p": format_p_value}
+    engine.globals |= {"between": format_interval, "inflect": inflect}
     engine.globals["none"] = None
     return engine
 
 
-def _finalised(value: Any) -> Any:
+def _finalize_output(value: Any) -> Any:
     from markupsafe import Markup
 
     if isinstance(value, int | float):
         raise InputError(
             f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | n }}}}"
         )
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return sanitize_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _counted(with_numbers: Mapping[str, Any], path: str, **known: str | list[str]) -> Any:
-    return counted(with_numbers, path, **known)
+def _format_item_count(summary_data: Mapping[str, Any], path: str, **field_values: str | list[str]) -> Any:
+    return format_item_count(summary_data, path, **field_values)
 
 
-def _sentence(with_numbers: Mapping[str, Any], parts: sentences.Sentence) -> Any:
+def _render_sentence(summary_data: Mapping[str, Any], sentence: sentences.Sentence) -> Any:
     """A sentence with its numbers marked as such, and what came from outside set apart."""
     from markupsafe import Markup
 
     written = Markup()
-    for part in parts:
+    for part in sentence:
         match part:
             case str():
                 written += part
-            case sentences.Name(text):
-                written += Markup("<bdi>{}</bdi>").format(clean(text))
-            case sentences.Count(path, fields):
-                written += counted(with_numbers, path, **fields)
-            case Number():
-                written += estimate(part)
+            case sentences.ExternalText(text):
+                written += Markup("<bdi>{}</bdi>").format(sanitize_text(text))
+            case sentences.ItemCount(path, fields):
+                written += format_item_count(summary_data, path, **fields)
+            case EstimateSummary():
+                written += format_estimate(part)
             case _:
-                written += numeral(part)
+                written += format_number(part)
     return written
 
 
-def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return [one for rows in grouped(verdicts).values() for one in rows]
+def _sort_verdicts_by_kind(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return [one for rows in group_verdicts_by_kind(verdicts).values() for one in rows]
 
 
-def _site(summary: Summary) -> str | None:
+def _find_site_column(summary: Summary) -> str | None:
     """The column that says where images are from."""
-    return next((one.column for one in summary.check.levels if one.column.lower() in SITES), None)
+    return next((one.column for one in summary.check.level_counts if one.column.lower() in SITE_COLUMNS), None)
 
 
-def _own(name: str) -> str:
+def _read_template(file_name: str) -> str:
     """A file of the package."""
-    return resources.files("camscope.audit.report").joinpath("templates", *name.split("/")).read_text("utf-8")
+    return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")
 
 
-def _digest(text: str) -> str:
+def _compute_csp_digest(text: str) -> str:
     """As a content security policy names a text that may stand in the page."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

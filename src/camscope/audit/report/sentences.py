@@ -7,55 +7,59 @@ from typing import Any
 from pydantic import BaseModel
 
 from camscope.audit.core.schema import (
-    Answers,
-    Check,
-    Group,
-    Held,
-    Level,
-    Measured,
-    Number,
-    Strategies,
+    ClusterAnalysis,
+    DataCheckResult,
+    EstimateSummary,
+    FindingPerformance,
+    MetricsResult,
+    StablePredictionShare,
+    SubgroupDifference,
+    SubgroupPerformance,
     Summary,
     Verdict,
 )
-from camscope.audit.report.number_format import number_of
+from camscope.audit.report.number_format import count_items
 from camscope.plurals import inflect
 
-TESTED = ["supported", "not supported"]
+TESTED_CONCLUSIONS = ["supported", "not supported"]
 
 
 @dataclass(frozen=True)
-class Name:
+class ExternalText:
     """A text from outside, as the name of a finding."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Count:
+class ItemCount:
     """How many items of a list of the summary have these fields: `("verdicts", {"word": "not testable"})`."""
 
     path: str
-    fields: Mapping[str, str | list[str]]
+    field_values: Mapping[str, str | list[str]]
     value: int
 
 
-Part = str | int | float | Name | Count | Number
-Sentence = tuple[Part, ...]
+SentencePart = str | int | float | ExternalText | ItemCount | EstimateSummary
+Sentence = tuple[SentencePart, ...]
 
 
-def no_objection(summary: Summary, name: str, questions: Sequence[str]) -> Sentence:
+def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Sentence:
     """What it means that no verdict speaks against `name`, by how many of its questions could be tested at all."""
-    asked = _count(summary, question=list(questions))
-    tested = _count(summary, question=list(questions), word=TESTED)
+    asked = _count_verdicts(summary, question=list(questions))
+    tested = _count_verdicts(summary, question=list(questions), word=TESTED_CONCLUSIONS)
     if not asked.value:
-        return (f"No question about {name} was asked. This says nothing for {name}.",)
+        return (f"No question about {topic_name} was asked. This says nothing for {topic_name}.",)
     if not tested.value:
         if asked.value == 1:
-            return (f"The only question about {name} could not be tested. This says nothing for {name}.",)
-        return ("None of the ", asked, f" questions about {name} could be tested. This says nothing for {name}.")
+            return (f"The only question about {topic_name} could not be tested. This says nothing for {topic_name}.",)
+        return (
+            "None of the ",
+            asked,
+            f" questions about {topic_name} could be tested. This says nothing for {topic_name}.",
+        )
     return (
-        f"Nothing that could be tested speaks against {name}: ",
+        f"Nothing that could be tested speaks against {topic_name}: ",
         tested,
         " of ",
         asked,
@@ -63,27 +67,31 @@ def no_objection(summary: Summary, name: str, questions: Sequence[str]) -> Sente
     )
 
 
-def _count(summary: Summary, **fields: str | list[str]) -> Count:
-    known = {"verdicts": [{"question": one.question, "word": one.word} for one in summary.verdicts]}
-    return Count("verdicts", fields, number_of(known, "verdicts", fields))
+def _count_verdicts(summary: Summary, **field_values: str | list[str]) -> ItemCount:
+    known = {"verdicts": [{"question": one.question, "word": one.conclusion} for one in summary.verdicts]}
+    return ItemCount("verdicts", field_values, count_items(known, "verdicts", field_values))
 
 
-def patients(check: Check) -> Sentence:
+def describe_patient_grouping(check: DataCheckResult) -> Sentence:
     """What the unit of the statistics is."""
-    if check.grouped:
-        noun = inflect(check.patients, "patient")
-        return ("The images are of ", check.patients, f" {noun}. Statistics take all images of a patient as one unit.")
+    if check.has_patient_column:
+        noun = inflect(check.n_patients, "patient")
+        return (
+            "The images are of ",
+            check.n_patients,
+            f" {noun}. Statistics take all images of a patient as one unit.",
+        )
     return (
         "No column says which images are of one patient: each image counts as a patient, and intervals may be too narrow.",
     )
 
 
-def unit(check: Check) -> str:
+def describe_statistical_unit(check: DataCheckResult) -> str:
     """The same, in a note below a table."""
-    return "a patient's images are one unit" if check.grouped else "each image counts as a patient"
+    return "a patient's images are one unit" if check.has_patient_column else "each image counts as a patient"
 
 
-def declared(provenance: Mapping[str, Any]) -> Sentence:
+def describe_config_declarations(provenance: Mapping[str, Any]) -> Sentence:
     """Whether the margins were declared before any result could be seen, as far as the folder's log says."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
@@ -100,32 +108,32 @@ def declared(provenance: Mapping[str, Any]) -> Sentence:
     return ("In this folder ", count, f" different configs were declared: {when}.")
 
 
-def localised(stage: Measured) -> Iterator[Sentence]:
+def describe_localization_images(stage: MetricsResult) -> Iterator[Sentence]:
     """On how many images of each finding it was measured where maps lie."""
-    for finding, images in _images(stage, "enrichment").items():
-        yield "Images with ", Name(finding), " whose place is marked and whose maps have a value: ", images, "."
+    for finding, images in _count_images_by_finding(stage, "enrichment").items():
+        yield "Images with ", ExternalText(finding), " whose place is marked and whose maps have a value: ", images, "."
 
 
-def measured(stage: Measured) -> Iterator[Sentence]:
+def describe_image_count(stage: MetricsResult) -> Iterator[Sentence]:
     """On how many images maps were tested."""
-    if stage.images:
-        noun = inflect(stage.images, "image with a finding was", "images with a finding were")
-        yield stage.images, f" {noun} used, drawn by the seed."
+    if stage.n_images:
+        noun = inflect(stage.n_images, "image with a finding was", "images with a finding were")
+        yield stage.n_images, f" {noun} used, drawn by the seed."
 
 
-def _images(stage: Measured, metric: str) -> dict[str, int]:
+def _count_images_by_finding(stage: MetricsResult, metric: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for line in stage.lines:
+    for line in stage.metric_summaries:
         if line.metric == metric and not line.control:
-            found[line.finding] = max(found.get(line.finding, 0), line.value.n)
+            found[line.finding] = max(found.get(line.finding, 0), line.value.n_values)
     return found
 
 
-def held(one: Held) -> Sentence:
+def describe_stable_predictions(stable_share: StablePredictionShare) -> Sentence:
     """Under which share of the changes of a stability the answer itself stayed the same."""
-    finding, metric = Name(one.finding), Name(one.metric)
-    if one.share.value is None:
-        why = Name(one.share.reason)
+    finding, metric = ExternalText(stable_share.finding), ExternalText(stable_share.metric)
+    if stable_share.share.value is None:
+        why = ExternalText(stable_share.share.reason)
         return (
             "It is not known how often the answer for ",
             finding,
@@ -141,31 +149,39 @@ def held(one: Held) -> Sentence:
         " held under this share of the changes of ",
         metric,
         ": ",
-        one.share,
+        stable_share.share,
         ". Maps under the other changes are left out.",
     )
 
 
-def groups_of_maps(one: Strategies) -> Sentence:
+def describe_clusters(analysis: ClusterAnalysis) -> Sentence:
     """What was found of groups of maps, or why nothing could be."""
-    if one.reason:
-        verb = inflect(one.maps, "There is ", "There are ")
-        return "Not tested: ", Name(one.reason), f". {verb}", one.maps, f" {inflect(one.maps, 'map')}."
+    if analysis.reason:
+        verb = inflect(analysis.n_maps, "There is ", "There are ")
+        return (
+            "Not tested: ",
+            ExternalText(analysis.reason),
+            f". {verb}",
+            analysis.n_maps,
+            f" {inflect(analysis.n_maps, 'map')}.",
+        )
     found: Sentence = (
-        ("No grouping is claimed among ",) if one.claimed < 2 else (one.claimed, " groups are claimed among ")
+        ("No grouping is claimed among ",)
+        if analysis.n_clusters < 2
+        else (analysis.n_clusters, " groups are claimed among ")
     )
-    more = inflect(one.left_out, "more has no positive values, and is", "more have no positive values, and are")
-    left = (": ", one.left_out, f" {more} left out") if one.left_out else ()
-    maps, patients = inflect(one.maps, "map"), inflect(one.patients, "patient")
-    return *found, one.maps, f" {maps} of ", one.patients, f" {patients}", *left, "."
+    more = inflect(analysis.n_excluded, "more has no positive values, and is", "more have no positive values, and are")
+    left = (": ", analysis.n_excluded, f" {more} left out") if analysis.n_excluded else ()
+    maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
+    return *found, analysis.n_maps, f" {maps} of ", analysis.n_patients, f" {patients}", *left, "."
 
 
-def scores(summary: Summary) -> str:
+def describe_target(summary: Summary) -> str:
     """What the maps explain and effects are measured in."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
         "made from probabilities, so that they end where these round to 0 or 1"
-        if summary.predict.probabilities
+        if summary.predict.outputs_are_probabilities
         else "made from the model's scores before a softmax or sigmoid"
     )
     return f"The class of each finding, in log odds: {outputs}, {limit}"
@@ -175,30 +191,30 @@ def scores(summary: Summary) -> str:
 class IntervalMethod:
     """How 95 % intervals are made, by which paper, and which numbers of the summary have such an interval."""
 
-    text: Sentence
+    description: Sentence
     paper: str
-    used_for: tuple[str, ...]
+    estimate_labels: tuple[str, ...]
 
 
-def intervals(summary: Summary) -> list[IntervalMethod]:
+def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
     """Every method of an interval that occurs in the summary."""
     used: dict[str, dict[str, None]] = {}
-    for label, number in numbers_of(summary):
-        if number.interval:
-            used.setdefault(number.interval, {})[label] = None
-    if any(one.bins for one in summary.predict.findings):
+    for label, number in iter_estimates(summary):
+        if number.interval_method:
+            used.setdefault(number.interval_method, {})[label] = None
+    if any(one.bins for one in summary.predict.performance):
         used.setdefault("wilson", {})["shares of a reliability diagram"] = None
-    known = _methods(summary.replicates)
+    known = _describe_interval_methods(summary.n_resamples)
     ordered = sorted(used, key=lambda name: (list(known).index(name) if name in known else len(known), name))
-    return [IntervalMethod(*known.get(name, ((Name(name),), "")), tuple(used[name])) for name in ordered]
+    return [IntervalMethod(*known.get(name, ((ExternalText(name),), "")), tuple(used[name])) for name in ordered]
 
 
-def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
+def _describe_interval_methods(n_resamples: int) -> dict[str, tuple[Sentence, str]]:
     return {
         "bootstrap": (
             (
                 "bootstrap over patients with all their images, ",
-                replicates,
+                n_resamples,
                 " resamples; percentiles, wider for few patients",
             ),
             "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
@@ -218,7 +234,7 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
             (
                 "Newcombe's interval of an area under the ROC curve, from the number of patients of either class, widened by "
                 "the variance over ",
-                replicates,
+                n_resamples,
                 " bootstrap resamples",
             ),
             "Newcombe 2006, method 5, doi:10.1002/sim.2324",
@@ -238,8 +254,8 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
     }
 
 
-KINDS = {"insert": "insertion", "remove": "removal", "keep only": "keeping only a region"}
-FIELDS = {
+INTERVENTION_NOUNS = {"insert": "insertion", "remove": "removal", "keep only": "keeping only a region"}
+PERFORMANCE_FIELD_LABELS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
     "brier": "Brier score",
@@ -249,22 +265,22 @@ FIELDS = {
 }
 
 
-def numbers_of(part: BaseModel) -> Iterator[tuple[str, Number]]:
+def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
     """Every estimate of a part of the summary but the verdicts', which are copies, with what it is an estimate of."""
-    for name in type(part).model_fields:
-        value = getattr(part, name)
+    for name in type(model).model_fields:
+        value = getattr(model, name)
         for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, Number):
-                yield _label(part, name), one
+            if isinstance(one, EstimateSummary):
+                yield _describe_field(model, name), one
             elif isinstance(one, BaseModel) and not isinstance(one, Verdict):
-                yield from numbers_of(one)
+                yield from iter_estimates(one)
 
 
-def _label(part: BaseModel, name: str) -> str:
-    if isinstance(part, Level):
-        return "differences between subgroups" if name == "difference" else "values of subgroups"
-    if isinstance(part, Answers | Group):
-        return FIELDS.get(name, name)
+def _describe_field(model: BaseModel, field_name: str) -> str:
+    if isinstance(model, SubgroupDifference):
+        return "differences between subgroups" if field_name == "difference" else "values of subgroups"
+    if isinstance(model, FindingPerformance | SubgroupPerformance):
+        return PERFORMANCE_FIELD_LABELS.get(field_name, field_name)
     return {
         ("Line", "value"): "metrics of maps",
         ("Line", "over"): "differences between maps and control maps",
@@ -273,7 +289,7 @@ def _label(part: BaseModel, name: str) -> str:
         ("Mass", "share"): "shares of maps in regions",
         ("Mass", "enrichment"): "enrichment of maps in regions",
         ("Mass", "confounder_sensitivity"): "regions among the highest values of maps",
-        ("Intervention", "effect"): f"effects of {KINDS.get(getattr(part, 'kind', ''), 'interventions')}",
+        ("Intervention", "effect"): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
         ("Blanked", "auroc"): "AUROC of changed images",
         ("Leak", "auroc"): "AUROC of probes",
-    }.get((type(part).__name__, name), name.replace("_", " "))
+    }.get((type(model).__name__, field_name), field_name.replace("_", " "))

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 # Each stands for a colour that the page's style gives it, in the light and in the dark.
-INK, DIM, LINE, BAND, FOR, AGAINST, PALE, PAPER = (
+TEXT_COLOR, MUTED_COLOR, LINE_COLOR, BAND_COLOR, SUPPORTS_COLOR, CONTRADICTS_COLOR, CONTROL_COLOR, BACKGROUND_COLOR = (
     "#000001", "#000002", "#000003", "#000004", "#000005", "#000006", "#000007", "#000008",
 )  # fmt: skip
-NAMES: Mapping[str, str] = {
-    INK: "ink", DIM: "dim", LINE: "line", BAND: "band", FOR: "for", AGAINST: "against", PALE: "pale", PAPER: "paper",
+COLOR_CLASS_NAMES: Mapping[str, str] = {
+    TEXT_COLOR: "ink", MUTED_COLOR: "dim", LINE_COLOR: "line", BAND_COLOR: "band", SUPPORTS_COLOR: "for", CONTRADICTS_COLOR: "against", CONTROL_COLOR: "pale", BACKGROUND_COLOR: "paper",
 }  # fmt: skip
-SIZE = 11.5  # of letters
-DROPPED = ("font-family", "font-style", "font-variant", "font-stretch", "font")
-NUMBERS = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-WRITTEN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as `numerals.written` writes them
+FONT_SIZE = 11.5  # of letters
+DROPPED_STYLE_PROPERTIES = ("font-family", "font-style", "font-variant", "font-stretch", "font")
+DECIMAL_PATTERN = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as `numerals.written` writes them
 
 
 class Plot:
@@ -34,37 +34,37 @@ class Plot:
         self.figure = Figure(figsize=(width / 72, height / 72))
         self.figure.patch.set_visible(False)
 
-    def panel(self, left: float, top: float, width: float, height: float) -> Any:
+    def add_axes(self, left: float, top: float, width: float, height: float) -> Any:
         """Axes in a part of the figure, with a line below and faint upright ones."""
         w, h = self.width, self.height
         axes = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
         axes.patch.set_visible(False)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(LINE)
-        axes.tick_params(colors=DIM, labelsize=SIZE - 1, length=3, color=LINE)
-        axes.grid(axis="x", color=LINE, linewidth=0.7)
+        axes.spines["bottom"].set_color(LINE_COLOR)
+        axes.tick_params(colors=MUTED_COLOR, labelsize=FONT_SIZE - 1, length=3, color=LINE_COLOR)
+        axes.grid(axis="x", color=LINE_COLOR, linewidth=0.7)
         axes.set_axisbelow(True)
         return axes
 
-    def text(self, x: float, y: float, words: str, **look: Any) -> None:
+    def add_text(self, x: float, y: float, text: str, **text_style: Any) -> None:
         """Words at a pixel; nothing in them is a formula."""
-        known = {"fontsize": SIZE, "color": INK, "va": "center", "ha": "left", "parse_math": False}
-        self.figure.text(x / self.width, 1 - y / self.height, words, **{**known, **look})
+        known = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
+        self.figure.text(x / self.width, 1 - y / self.height, text, **{**known, **text_style})
 
-    def numbers(self, x: float, y: float, words: str, values: Sequence[float], **look: Any) -> None:
+    def add_numbers(self, x: float, y: float, text: str, values: Sequence[float], **text_style: Any) -> None:
         """Words with numbers of the summary in them, as they are written, in their order."""
-        self.text(x, y, words, gid="value " + " ".join(map(repr, values)), **look)
+        self.add_text(x, y, text, gid="value " + " ".join(map(repr, values)), **text_style)
 
-    def svg(self, name: str, label: str) -> "Markup":
+    def to_svg(self, figure_id: str, aria_label: str) -> "Markup":
         """For the page. `name`: of its own among all figures; `label`: for those who do not see it."""
         stream = io.StringIO()
         self.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-        return _inlined(stream.getvalue(), name, label)
+        return _prepare_inline_svg(stream.getvalue(), figure_id, aria_label)
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def default_style_scope() -> Iterator[None]:
     """Figures look as they come, whatever its user has set; MissingExtraError where it is not there."""
     try:
         import matplotlib
@@ -77,7 +77,7 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def _inlined(svg: str, name: str, label: str) -> "Markup":
+def _prepare_inline_svg(svg: str, figure_id: str, aria_label: str) -> "Markup":
     """Without ids that nothing refers to, without styles, which the page forbids, and with fewer digits."""
     from xml.etree import ElementTree
 
@@ -86,80 +86,84 @@ def _inlined(svg: str, name: str, label: str) -> "Markup":
     root = ElementTree.fromstring(svg.partition("?>")[2].partition('dtd">')[2])  # noqa: S314 - the same
     for parent in list(root.iter()):
         for child in list(parent):
-            if _local(child.tag) in ("metadata", "style"):
+            if _strip_namespace(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-    used = {value.lstrip("#") for one in root.iter() for key, value in one.attrib.items() if _local(key) == "href"}
+    used = {
+        value.lstrip("#") for one in root.iter() for key, value in one.attrib.items() if _strip_namespace(key) == "href"
+    }
     used |= {place for one in root.iter() for place in re.findall(r"url\(#([^)]+)\)", str(one.attrib))}
     for one in root.iter():
-        one.tag = _local(one.tag)
-        one.attrib = dict(_attributes(one.attrib, name, used))
+        one.tag = _strip_namespace(one.tag)
+        one.attrib = dict(_convert_attributes(one.attrib, figure_id, used))
     for one in [one for one in root.iter() if "data-values" in one.attrib]:
-        _numbered(one[0], one.attrib.pop("data-values").split())
+        _split_numbers_into_tspans(one[0], one.attrib.pop("data-values").split())
     for useless in ("width", "height", "version"):
         root.attrib.pop(useless, None)
-    root.attrib |= {"role": "img", "aria-label": label, "class": "plot"}
+    root.attrib |= {"role": "img", "aria-label": aria_label, "class": "plot"}
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - escaped by ElementTree
 
 
-def _numbered(text: Any, values: Sequence[str]) -> None:
+def _split_numbers_into_tspans(text_element: Any, values: Sequence[str]) -> None:
     """Each number of a text becomes an element of its own, which knows its value."""
     from xml.etree.ElementTree import SubElement
 
-    words, at, last = text.text or "", 0, None
-    text.text = ""
-    for found, value in zip(WRITTEN.finditer(words), values, strict=True):
+    words, at, last = text_element.text or "", 0, None
+    text_element.text = ""
+    for found, value in zip(FORMATTED_NUMBER_PATTERN.finditer(words), values, strict=True):
         between = words[at : found.start()]
         if last is None:
-            text.text = between
+            text_element.text = between
         else:
             last.tail = between
-        last = SubElement(text, "tspan", {"data-value": value})
+        last = SubElement(text_element, "tspan", {"data-value": value})
         last.text, at = found.group(), found.end()
     if last is not None:
         last.tail = words[at:]
 
 
-def _attributes(given: Mapping[str, str], name: str, used: set[str]) -> Iterator[tuple[str, str]]:
+def _convert_attributes(
+    attributes: Mapping[str, str], figure_id: str, referenced_ids: set[str]
+) -> Iterator[tuple[str, str]]:
     classes = []
-    for key, value in given.items():
-        local = _local(key)
+    for key, value in attributes.items():
+        local = _strip_namespace(key)
         if local == "id":
-            if value in used:
-                yield "id", f"{name}-{value}"
+            if value in referenced_ids:
+                yield "id", f"{figure_id}-{value}"
             elif value.startswith("matplotlib.axis"):
                 classes.append("tick")
             elif value.startswith("value "):
                 yield "data-values", value.removeprefix("value ")
         elif local == "style":
-            for property_, setting in _settings(value):
-                if setting in NAMES:
-                    classes.append(f"{property_[0]}-{NAMES[setting]}")
+            for property_, setting in _parse_style(value):
+                if setting in COLOR_CLASS_NAMES:
+                    classes.append(f"{property_[0]}-{COLOR_CLASS_NAMES[setting]}")
                 else:
                     yield property_, setting
         elif local == "href":
-            yield "href", f"#{name}-{value[1:]}"
+            yield "href", f"#{figure_id}-{value[1:]}"
         elif local == "clip-path":
-            yield "clip-path", value.replace("#", f"#{name}-")
+            yield "clip-path", value.replace("#", f"#{figure_id}-")
         elif not (local == "transform" and value.startswith("rotate(-0 ")):
-            yield local, NUMBERS.sub(_short, value)
+            yield local, DECIMAL_PATTERN.sub(_round_number, value)
     if classes:
         yield "class", " ".join(sorted(classes))
 
 
-def _settings(style: str) -> Iterator[tuple[str, str]]:
+def _parse_style(style: str) -> Iterator[tuple[str, str]]:
     for one in style.split(";"):
         key, _, value = (part.strip() for part in one.partition(":"))
         if key == "font":  # an older matplotlib says all of it at once
             yield from [("font-size", size) for size in re.findall(r"([\d.]+)px", value)]
             yield from [("font-weight", "bold")] * ("bold" in value or "700" in value)
-        elif key and key not in DROPPED:
+        elif key and key not in DROPPED_STYLE_PROPERTIES:
             yield key, value.removesuffix("px") if key == "font-size" else value
 
 
-def _short(number: re.Match[str]) -> str:
-    text = f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
+def _round_number(number_match: re.Match[str]) -> str:
+    text = f"{float(number_match.group()):.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
+def _strip_namespace(qualified_name: str) -> str:
+    return qualified_name.rpartition("}")[2]

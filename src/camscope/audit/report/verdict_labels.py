@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from camscope.audit.core.schema import Summary, Verdict
 
-QUANTITY: Mapping[str, str] = {
+EFFECT_QUANTITIES: Mapping[str, str] = {
     "performance": "AUROC",
     "performance by subgroup": "difference in AUROC",
     "evidence": "change of the log odds, in SD",
@@ -29,17 +29,17 @@ QUANTITY: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class VerdictTopic:
     """What verdicts are about: `title`, `words` on it, its `name` in a sentence, and the questions that are asked of it."""
 
     title: str
-    words: str
-    name: str
+    description: str
+    name_in_sentence: str
     questions: tuple[str, ...]
 
 
-SUBJECTS: Mapping[str, Subject] = {
-    "model": Subject(
+VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
+    "model": VerdictTopic(
         "The model",
         "What it answers, and what its answers rest on.",
         "the model",
@@ -47,7 +47,7 @@ SUBJECTS: Mapping[str, Subject] = {
             "performance", "performance by subgroup", "evidence", "shortcut", "shortcut by subgroup", "blanked organ",
         ),
     ),
-    "maps": Subject(
+    "maps": VerdictTopic(
         "The maps",
         "Whether they show what the model does. A map that does not is no evidence, and speaks against no model.",
         "the maps",
@@ -56,7 +56,7 @@ SUBJECTS: Mapping[str, Subject] = {
             "strategies",
         ),
     ),
-    "data": Subject(
+    "data": VerdictTopic(
         "The data",
         "What travels with the images, and could be learnt in the finding's place.",
         "the data",
@@ -64,19 +64,19 @@ SUBJECTS: Mapping[str, Subject] = {
     ),
 }  # fmt: skip
 
-MEANS: Mapping[str, str] = {
+CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
     "not testable": "its rule gives no answer, which is no acquittal",
 }
 
 
-def subject_of(question: str) -> str:
+def find_topic_id(question: str) -> str:
     """Whether a question is asked of the model, of the maps or of the data; a new one, of the model."""
-    return next((name for name, one in SUBJECTS.items() if question in one.questions), "model")
+    return next((name for name, one in VERDICT_TOPICS.items() if question in one.questions), "model")
 
 
-MARGINS: Mapping[str, str] = {
+MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "An intervention counts from this change of the log odds, in their standard deviations",
     "auroc": "A difference in AUROC between subgroups that would matter",
     "useful": "The AUROC that the model has to exceed",
@@ -89,93 +89,103 @@ MARGINS: Mapping[str, str] = {
 }
 
 
-JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # which words are written with
+JOINING_CHARACTERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # which words are written with
 
 
-def clean(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """A text from outside in one line, in which nothing steers: neither a control character nor a change of direction."""
     line = " ".join(text.split())
     if line.isprintable():
         return line
     return "".join(
-        letter if letter.isprintable() or letter in JOINERS else "\N{REPLACEMENT CHARACTER}" for letter in line
+        letter if letter.isprintable() or letter in JOINING_CHARACTERS else "\N{REPLACEMENT CHARACTER}"
+        for letter in line
     )
 
 
-KIND_WORDS: Mapping[str, str] = {
+VERDICT_KIND_LABELS: Mapping[str, str] = {
     "against": "against",
     "for": "for",
     "neither": "neither way",
     "untested": "not testable",
 }
-TOLD = ["supported", "not supported"]
-TALLIES: Mapping[str, Mapping[str, str | list[str]]] = {
-    "against": {"speaks": "against", "word": TOLD},
-    "for": {"speaks": "for", "word": TOLD},
-    "neither": {"speaks": "neither", "word": TOLD},
+DECIDED_CONCLUSIONS = ["supported", "not supported"]
+VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
+    "against": {"speaks": "against", "word": DECIDED_CONCLUSIONS},
+    "for": {"speaks": "for", "word": DECIDED_CONCLUSIONS},
+    "neither": {"speaks": "neither", "word": DECIDED_CONCLUSIONS},
     "untested": {"word": "not testable"},
 }
 
 
 @dataclass(frozen=True)
-class Side:
+class VerdictGroup:
     """The verdicts on the model, on its maps or on the data, kind by kind; `questions`: those that were asked of it."""
 
     id: str
-    subject: Subject
-    kinds: Mapping[str, Sequence[Verdict]]
+    topic: VerdictTopic
+    verdicts_by_kind: Mapping[str, Sequence[Verdict]]
     questions: list[str]
 
 
 @dataclass(frozen=True)
-class Block:
+class VerdictRowGroup:
     """Verdicts that stand together; `overlap`: because their regions share most of their pixels."""
 
-    rows: list[Verdict]
-    overlap: bool = False
+    verdicts: list[Verdict]
+    regions_overlap: bool = False
 
 
-def sides(summary: Summary) -> list[Side]:
+def group_verdicts_by_topic(summary: Summary) -> list[VerdictGroup]:
     """Of the model, of the maps, of the data."""
     made = []
-    for name, subject in SUBJECTS.items():
-        own = [one for one in summary.verdicts if subject_of(one.question) == name]
+    for name, subject in VERDICT_TOPICS.items():
+        own = [one for one in summary.verdicts if find_topic_id(one.question) == name]
         questions = list(dict.fromkeys(one.question for one in own)) or list(subject.questions)
-        made.append(Side(name, subject, grouped(own), questions))
+        made.append(VerdictGroup(name, subject, group_verdicts_by_kind(own), questions))
     return made
 
 
-def kind_of(verdict: Verdict) -> str:
+def classify_verdict(verdict: Verdict) -> str:
     """Whether it speaks for or against what it is about, neither, or was not testable."""
-    return "untested" if verdict.word == "not testable" else verdict.speaks
+    return "untested" if verdict.conclusion == "not testable" else verdict.direction
 
 
-def grouped(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """What speaks against, then for, neither way, and what was not testable; each in the order it came."""
-    return {kind: [one for one in verdicts if kind_of(one) == kind] for kind in KIND_WORDS}
+    return {kind: [one for one in verdicts if classify_verdict(one) == kind] for kind in VERDICT_KIND_LABELS}
 
 
-def speaks(verdict: Verdict) -> str:
+def describe_direction(verdict: Verdict) -> str:
     """`against the model`, `for the maps`; of what was not testable nothing."""
-    kind, name = kind_of(verdict), SUBJECTS[subject_of(verdict.question)].name
+    kind, name = classify_verdict(verdict), VERDICT_TOPICS[find_topic_id(verdict.question)].name_in_sentence
     return {"against": f"against {name}", "for": f"for {name}", "neither": "neither way", "untested": ""}[kind]
 
 
-def blocks(rows: Sequence[Verdict], overlapping: Mapping[str, list[list[str]]]) -> list[Block]:
+def group_overlapping_verdicts(
+    verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
+) -> list[VerdictRowGroup]:
     """Verdicts in their order; of regions that overlap, all stand where the first of them does."""
-    made: list[tuple[tuple[str, ...], Block]] = []
-    for one in rows:
-        group = _group(one, overlapping)
+    made: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
+    for one in verdicts:
+        group = _get_overlap_key(one, overlapping_regions)
         known = [block for other, block in (made if group else made[-1:]) if other == group]
         if known:
-            known[0].rows.append(one)
+            known[0].verdicts.append(one)
         else:
-            made.append((group, Block([one], overlap=bool(group))))
+            made.append((group, VerdictRowGroup([one], regions_overlap=bool(group))))
     return [block for _, block in made]
 
 
-def _group(one: Verdict, overlapping: Mapping[str, list[list[str]]]) -> tuple[str, ...]:
+def _get_overlap_key(verdict: Verdict, overlapping_regions: Mapping[str, list[list[str]]]) -> tuple[str, ...]:
     """The regions that a verdict's own overlaps with, after its finding; of most verdicts none."""
-    if (one.question, one.word) != ("shortcut", "supported"):
+    if (verdict.question, verdict.conclusion) != ("shortcut", "supported"):
         return ()
-    return next(((one.finding, *group) for group in overlapping.get(one.finding, []) if one.subject in group), ())
+    return next(
+        (
+            (verdict.finding, *group)
+            for group in overlapping_regions.get(verdict.finding, [])
+            if verdict.qualifier in group
+        ),
+        (),
+    )

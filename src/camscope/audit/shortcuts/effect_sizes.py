@@ -7,29 +7,29 @@ from math import isfinite, isnan
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from camscope.audit.core.subgroup_levels import FOR_A_WORD
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.cluster_variance import MIN_EFFECTIVE, effective_groups
-from camscope.metrics.clustered_mean import multiway
-from camscope.metrics.statistics import MIN_GROUPS, REPLICATES, Estimate, estimated, numbered
+from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, N_RESAMPLES, Estimate, estimate_mean, index_groups
 from camscope.plurals import plural
 
-Groups = Sequence[Hashable] | None
+GroupLabels = Sequence[Hashable] | None
 
 
 @dataclass(frozen=True)
-class Span:
+class EffectInterval:
     """An `Interval` as plain numbers."""
 
     value: float | None
     low: float | None
     high: float | None
-    groups: int
+    n_groups: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Effect:
+class StandardizedEffect:
     """What one intervention does to the log odds of the finding, in units of `spread`, positive where the region speaks for it.
 
     `name`: "remove token", "insert token"; `fill`: what was put in its place, None of an insertion. `estimate`: over n
@@ -39,29 +39,31 @@ class Effect:
     """
 
     name: str
-    fill: str | None
+    imputation: str | None
     estimate: Estimate | None
-    spread: float
-    n: int
-    undefined: str | None = None
-    few: str = ""
+    log_odds_std: float
+    n_values: int
+    undefined_reason: str | None = None
+    too_few_reason: str = ""
 
     @property
-    def effect(self) -> Span:
+    def effect(self) -> EffectInterval:
         """As `reliance` takes it."""
         if self.estimate is None:
-            return Span(None, None, None, 0, self.undefined or "")
+            return EffectInterval(None, None, None, 0, self.undefined_reason or "")
         low, high = (None if isnan(end) else end for end in (self.estimate.low, self.estimate.high))
-        reason = self.few or self.estimate.dominance("patient")
-        return Span(self.estimate.mean, low, high, self.estimate.groups, reason)
+        reason = self.too_few_reason or self.estimate.describe_dominance("patient")
+        return EffectInterval(self.estimate.mean, low, high, self.estimate.n_groups, reason)
 
     def __str__(self) -> str:
-        return f"{self.name}{f' ({self.fill})' if self.fill else ''}: {self.undefined or self.estimate}"
+        return (
+            f"{self.name}{f' ({self.imputation})' if self.imputation else ''}: {self.undefined_reason or self.estimate}"
+        )
 
 
-def spread(answers: ArrayLike) -> float:
+def compute_log_odds_std(log_odds: ArrayLike) -> float:
     """(N,) log odds of the audited images -> their standard deviation; UndefinedError where they do not differ."""
-    values = np.asarray(answers, np.float64)
+    values = np.asarray(log_odds, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise InputError(f"answers {values.shape}: expected (N,) finite log odds")
     if len(values) < 2 or values.max() == values.min():
@@ -71,97 +73,111 @@ def spread(answers: ArrayLike) -> float:
     return float(values.std(ddof=1))
 
 
-def removal(
+def estimate_removal_effect(
     region: str,
-    fill: str,
-    clean: ArrayLike,
-    changed: ArrayLike,
-    spread: float,
-    groups: Groups = None,
+    imputation: str,
+    original_log_odds: ArrayLike,
+    edited_log_odds: ArrayLike,
+    log_odds_std: float,
+    groups: GroupLabels = None,
     *,
-    replicates: int = REPLICATES,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
-) -> Effect:
+) -> StandardizedEffect:
     """(f(x) - f(x without the region)) / spread, mean over the images (N,) that have it, patients drawn whole."""
-    effects = np.asarray(clean, np.float64) - np.asarray(changed, np.float64)
-    return _effect(
+    effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
+    return _build_effect(
         f"remove {region}",
-        fill,
+        imputation,
         effects,
-        spread,
-        lambda values: estimated(values, groups, replicates=replicates, seed=seed),
+        log_odds_std,
+        lambda values: estimate_mean(values, groups, n_resamples=n_resamples, seed=seed),
     )
 
 
-def insertion(
+def estimate_insertion_effect(
     region: str,
-    clean: ArrayLike,
-    changed: ArrayLike,
-    spread: float,
-    groups: Groups = None,
+    original_log_odds: ArrayLike,
+    edited_log_odds: ArrayLike,
+    log_odds_std: float,
+    groups: GroupLabels = None,
     *,
-    donors: Groups = None,
-    others: Groups = None,
-    replicates: int = REPLICATES,
+    donors: GroupLabels = None,
+    controls: GroupLabels = None,
+    n_resamples: int = N_RESAMPLES,
     seed: int = 0,
-) -> Effect:
+) -> StandardizedEffect:
     """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
 
     Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
     `donors`, `others` (N,): whose region, and whose pixels without it. One donor's region in a hundred images says what that
     one region does: the interval is of other receivers, donors and others at once, see `multiway`.
     """
-    effects = np.asarray(changed, np.float64) - np.asarray(clean, np.float64)
-    kinds = [kind for kind in (donors, others) if kind is not None]
+    effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
+    kinds = [kind for kind in (donors, controls) if kind is not None]
     own = range(len(effects)) if groups is None else groups
-    roles = {"receivers": own, "donors": donors, "third patients": others}
+    roles = {"receivers": own, "donors": donors, "third patients": controls}
     counts = {name: len(set(some)) for name, some in roles.items() if some is not None}
 
     def estimate(values: NDArray[np.float64]) -> Estimate:
         if not kinds:
-            return estimated(values, groups, replicates=replicates, seed=seed)
-        return replace(multiway(values, own, *kinds), roles=tuple(counts.items()))
+            return estimate_mean(values, groups, n_resamples=n_resamples, seed=seed)
+        return replace(estimate_clustered_mean(values, own, *kinds), roles=tuple(counts.items()))
 
-    made = _effect(f"insert {region}", None, effects, spread, estimate)
-    dominated = made.estimate is not None and made.estimate.is_dominated
-    return replace(made, few=_few(counts) or (_dominance(roles) if dominated else ""))
-
-
-def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
-    """An intervention that could not be made."""
-    return Effect(name, fill, None, spread, 0, reason)
-
-
-def _few(counts: Mapping[str, int]) -> str:
-    lacking = [plural(count, name.removesuffix("s")) for name, count in counts.items() if count < FOR_A_WORD]
-    return f"{FOR_A_WORD} patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
-
-
-def _dominance(roles: Mapping[str, Groups]) -> str:
-    """Of which kind of patients one has most of the insertions."""
-    sizes = {name: np.bincount(numbered(some, len(some))) for name, some in roles.items() if some is not None}
-    worst = min(sizes, key=lambda name: effective_groups(sizes[name]))
-    share, effective = sizes[worst].max() / sizes[worst].sum(), effective_groups(sizes[worst])
-    return (
-        f"one of the {worst} has {100 * share:.0f} % of the insertions: they weigh as {effective:.1f} {worst} of equal size, "
-        f"and {MIN_EFFECTIVE:g} are needed for an interval"
+    made = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
+    dominated = made.estimate is not None and made.estimate.is_dominated_by_few_groups
+    return replace(
+        made, few=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if dominated else "")
     )
 
 
-def _effect(
+def build_untested_effect(
+    name: str, imputation: str | None, reason: str, log_odds_std: float = 0.0
+) -> StandardizedEffect:
+    """An intervention that could not be made."""
+    return StandardizedEffect(name, imputation, None, log_odds_std, 0, reason)
+
+
+def _describe_too_few_patients(patient_counts: Mapping[str, int]) -> str:
+    lacking = [
+        plural(count, name.removesuffix("s"))
+        for name, count in patient_counts.items()
+        if count < MIN_PATIENTS_FOR_VERDICT
+    ]
+    return (
+        f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(lacking)}"
+        if lacking
+        else ""
+    )
+
+
+def _describe_role_dominance(groups_by_role: Mapping[str, GroupLabels]) -> str:
+    """Of which kind of patients one has most of the insertions."""
+    sizes = {
+        name: np.bincount(index_groups(some, len(some))) for name, some in groups_by_role.items() if some is not None
+    }
+    worst = min(sizes, key=lambda name: count_effective_groups(sizes[name]))
+    share, effective = sizes[worst].max() / sizes[worst].sum(), count_effective_groups(sizes[worst])
+    return (
+        f"one of the {worst} has {100 * share:.0f} % of the insertions: they weigh as {effective:.1f} {worst} of equal size, "
+        f"and {MIN_EFFECTIVE_GROUPS:g} are needed for an interval"
+    )
+
+
+def _build_effect(
     name: str,
-    fill: str | None,
+    imputation: str | None,
     effects: NDArray[np.float64],
-    spread: float,
-    estimate: Callable[[NDArray[np.float64]], Estimate],
-) -> Effect:
-    if not (isfinite(spread) and spread > 0):
-        raise InputError(f"spread={spread}: expected the standard deviation of log odds, above 0")
+    log_odds_std: float,
+    estimator: Callable[[NDArray[np.float64]], Estimate],
+) -> StandardizedEffect:
+    if not (isfinite(log_odds_std) and log_odds_std > 0):
+        raise InputError(f"spread={log_odds_std}: expected the standard deviation of log odds, above 0")
     if not len(effects):
-        return untested(name, fill, "no image has the region, or lacks it", spread)
+        return build_untested_effect(name, imputation, "no image has the region, or lacks it", log_odds_std)
     if not np.isfinite(effects).all():
-        return untested(name, fill, "an answer is not finite", spread)
-    made = estimate(effects / spread)
-    if made.groups >= MIN_GROUPS and isnan(made.low) and not made.is_dominated:
+        return build_untested_effect(name, imputation, "an answer is not finite", log_odds_std)
+    made = estimator(effects / log_odds_std)
+    if made.n_groups >= MIN_GROUPS_FOR_INTERVAL and isnan(made.low) and not made.is_dominated_by_few_groups:
         made = replace(made, low=made.mean, high=made.mean)  # the same for all: of how many patients, `reliance` asks
-    return Effect(name, fill, made, spread, made.n)
+    return StandardizedEffect(name, imputation, made, log_odds_std, made.n_values)

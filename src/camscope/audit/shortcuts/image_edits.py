@@ -8,52 +8,52 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from camscope.audit.core.subgroup_levels import FOR_A_WORD
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.errors import GeometryError, InputError, UndefinedError
-from camscope.metrics.imputation import Fill, filling
+from camscope.metrics.imputation import ImputationLike, build_imputer
 
-Rows = NDArray[np.int64]
+RowArray = NDArray[np.int64]
 
-ENOUGH: Final = 5  # carriers, or images without the region, that are preferred where there are so many
+MIN_PREFERRED_IMAGES: Final = 5  # carriers, or images without the region, that are preferred where there are so many
 
 
-class Exchange(NamedTuple):
+class InsertionTriples(NamedTuple):
     """(M,) each: `rows` that a region is pasted into, its `donors`, and `others` without it.
 
     What pasting does by itself is seen by the others' pixels in the same place: an insertion is from those to the donors'.
     """
 
-    rows: Rows
-    donors: Rows
-    others: Rows
+    receivers: RowArray
+    donors: RowArray
+    controls: RowArray
 
 
-def removed(x: Tensor, masks: Tensor, fill: Fill = "mean", seed: int = 0) -> Tensor:
+def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
     """X (N,C,*S) with the region (N,*S) filled; see `fills.filling`. An image without the region stays as it is.
 
     A fill is an intervention of its own: black looks like a collimator or like air, and blur keeps what is coarse. What two
     fills agree on is the region's doing.
     """
-    _expect_masks(x, masks)
-    return filling(fill, x, seed)(masks, torch.arange(len(x), device=x.device))
+    _check_masks(x, masks)
+    return build_imputer(imputation, x, seed)(masks, torch.arange(len(x), device=x.device))
 
 
-def kept(x: Tensor, masks: Tensor, fill: Fill = "mean", seed: int = 0) -> Tensor:
+def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
     """X (N,C,*S) with all but the region (N,*S) filled."""
-    return removed(x, ~masks, fill, seed)
+    return remove_region(x, ~masks, imputation, seed)
 
 
-def inserted(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
+def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
     """X (N,C,*S) with the pixels of the donors (N,C,*S) where `masks` (N,*S), the donors' regions, are."""
-    _expect_masks(x, masks)
+    _check_masks(x, masks)
     if donors.shape != x.shape:
         raise GeometryError(f"donors {tuple(donors.shape)} for {tuple(x.shape)}: expected one donor for each image")
     return torch.where(masks[:, None], donors, x)
 
 
-def exchanged(
-    truth: ArrayLike, carried: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
-) -> Exchange:
+def match_insertion_triples(
+    truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
+) -> InsertionTriples:
     """Who is given whose region, for (N,) `truth` of the finding and `carried`, whether an image has the region.
 
     Into the negatives without the region, or all without it where such negatives are few, or, where every image has it, the
@@ -63,11 +63,13 @@ def exchanged(
     UndefinedError where there is nothing to paste, or nothing to paste into. What a region shares with the finding's own
     pixels is pasted, too: leave it out of the masks where it is known.
     """
-    positive, carriers = np.asarray(truth, np.bool_), np.asarray(carried, np.bool_)
+    positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
     if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):
         raise InputError(f"truth {positive.shape}, carried {carriers.shape}: expected (N,) of both, and of groups")
-    without = _preferred(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
-    donors = _preferred(carriers & positive, carriers)
+    without = (
+        _select_preferred_rows(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
+    )
+    donors = _select_preferred_rows(carriers & positive, carriers)
     if not len(donors):
         raise UndefinedError("no image carries the region")
     if not len(without):
@@ -75,40 +77,47 @@ def exchanged(
     names: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
     givers, others = random.permutation(donors).tolist(), random.permutation(without).tolist()
-    found = list(_threes(without.tolist(), givers, others, names))
-    if len({names[other] for *_, other in found}) < FOR_A_WORD:
-        found = list(_threes(without.tolist(), givers, others, names, in_turn=True))
+    found = list(_iter_triples(without.tolist(), givers, others, names))
+    if len({names[other] for *_, other in found}) < MIN_PATIENTS_FOR_VERDICT:
+        found = list(_iter_triples(without.tolist(), givers, others, names, prefer_unused_controls=True))
     if not found:
         raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
-    return Exchange(*np.array(found, np.int64).T)
+    return InsertionTriples(*np.array(found, np.int64).T)
 
 
-def _threes(
-    rows: list[int], givers: list[int], others: list[int], names: Sequence[Hashable], *, in_turn: bool = False
+def _iter_triples(
+    receivers: list[int],
+    donors: list[int],
+    controls: list[int],
+    patients: Sequence[Hashable],
+    *,
+    prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
     """A donor and another for each row. `in_turn`: of the others a patient that has not served before any that has."""
     served: set[Hashable] = set()
-    for n, row in enumerate(rows):
-        donor = _next(givers, n, names, {names[row]})
-        taken = {names[row]} if donor is None else {names[row], names[donor]}
-        fresh = _next(others, n, names, taken | served) if in_turn else None
-        other = _next(others, n, names, taken) if fresh is None else fresh
+    for n, row in enumerate(receivers):
+        donor = _find_next_row(donors, n, patients, {patients[row]})
+        taken = {patients[row]} if donor is None else {patients[row], patients[donor]}
+        fresh = _find_next_row(controls, n, patients, taken | served) if prefer_unused_controls else None
+        other = _find_next_row(controls, n, patients, taken) if fresh is None else fresh
         if donor is not None and other is not None:
-            served.add(names[other])
+            served.add(patients[other])
             yield row, donor, other
 
 
-def _next(order: list[int], first: int, names: Sequence[Hashable], taken: set[Hashable]) -> int | None:
+def _find_next_row(
+    candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
+) -> int | None:
     """The first image from a place on, around the list, that is of none of these patients; None where all are."""
-    turns = (order[(first + step) % len(order)] for step in range(len(order)))
-    return next((image for image in turns if names[image] not in taken), None)
+    turns = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
+    return next((image for image in turns if patients[image] not in excluded_patients), None)
 
 
-def _preferred(some: NDArray[np.bool_], all_of: NDArray[np.bool_]) -> Rows:
-    return np.flatnonzero(some if some.sum() >= ENOUGH else all_of)
+def _select_preferred_rows(preferred: NDArray[np.bool_], fallback: NDArray[np.bool_]) -> RowArray:
+    return np.flatnonzero(preferred if preferred.sum() >= MIN_PREFERRED_IMAGES else fallback)
 
 
-def _expect_masks(x: Tensor, masks: Tensor) -> None:
+def _check_masks(x: Tensor, masks: Tensor) -> None:
     if masks.dtype != torch.bool or masks.shape != (len(x), *x.shape[2:]) or masks.device != x.device:
         raise GeometryError(
             f"masks {tuple(masks.shape)} {masks.dtype} on {masks.device}; expected {(len(x), *x.shape[2:])} torch.bool on "

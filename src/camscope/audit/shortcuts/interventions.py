@@ -14,28 +14,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.schema import Blanked, Intervention, Number
-from camscope.audit.core.summary_values import number
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.schema import EstimateSummary, InterventionEffect, MaskedAuroc
+from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.model_outputs import logits_of, odds_of
-from camscope.audit.shortcuts.effect_sizes import Effect, insertion, removal, untested
-from camscope.audit.shortcuts.image_edits import exchanged, inserted, kept, removed
-from camscope.audit.shortcuts.region_samples import FINDING, ORGAN, Scene, Scenes
-from camscope.batch.manifest import arrow
+from camscope.audit.performance.model_outputs import compute_log_odds, compute_logits_and_features
+from camscope.audit.shortcuts.effect_sizes import (
+    StandardizedEffect,
+    build_untested_effect,
+    estimate_insertion_effect,
+    estimate_removal_effect,
+)
+from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
+from camscope.batch.manifest import import_arrow
 from camscope.data_readers import read_parquet
 from camscope.errors import UndefinedError
-from camscope.safe_files import writing
+from camscope.safe_files import open_atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-FILE = "interventions.parquet"
+INTERVENTIONS_FILE = "interventions.parquet"
 
 
 @dataclass(frozen=True)
-class Trial:
+class InterventionRecord:
     """An intervention on one image: its log odds `without` the region, and `with_it`.
 
     `donor`, `other`: of an insertion the rows whose region was pasted, and whose pixels without it.
@@ -45,190 +50,218 @@ class Trial:
     finding: str
     region: str
     kind: str
-    fill: str | None
-    without: float
-    with_it: float
-    donor: int | None = None
-    other: int | None = None
+    imputation: str | None
+    log_odds_without: float
+    log_odds_with: float
+    donor_row: int | None = None
+    control_row: int | None = None
 
 
-def write(folder: Path, trials: Iterable[Trial], ids: Mapping[int, str]) -> None:
+def write_interventions(folder: Path, records: Iterable[InterventionRecord], image_ids: Mapping[int, str]) -> None:
     """Every trial, with the name of its image."""
-    rows = [{"id": ids[one.row], **asdict(one)} for one in trials]
-    with writing(folder / FILE) as file:
-        arrow("parquet").write_table(arrow().Table.from_pylist(rows, schema=_schema()), file)
+    rows = [{"id": image_ids[one.row], **asdict(one)} for one in records]
+    with open_atomic(folder / INTERVENTIONS_FILE) as file:
+        import_arrow("parquet").write_table(
+            import_arrow().Table.from_pylist(rows, schema=_build_interventions_schema()), file
+        )
 
 
-def read(folder: Path) -> "pa.Table":
+def read_interventions(folder: Path) -> "pa.Table":
     """row, id, finding, region, kind, fill, without, with_it, donor, other; no row where none was written."""
-    place = folder / FILE
-    return read_parquet(place) if place.is_file() else _schema().empty_table()
+    place = folder / INTERVENTIONS_FILE
+    return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
 
-def _schema() -> "pa.Schema":
-    pa = arrow()
+def _build_interventions_schema() -> "pa.Schema":
+    pa = import_arrow()
     words = dict.fromkeys(("id", "finding", "region", "kind", "fill"), pa.string())
     numbers = dict.fromkeys(("without", "with_it"), pa.float64())
     return pa.schema({"row": pa.int64(), **words, **numbers, "donor": pa.int64(), "other": pa.int64()})
 
 
-NO_EFFECT = 0.0, "no effect"  # what knows nothing
-Array = npt.NDArray[np.float64]
-Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
+NO_EFFECT_BASELINE = 0.0, "no effect"  # what knows nothing
+FloatArray = npt.NDArray[np.float64]
+ImageEdit = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
 
 
 @dataclass(eq=False)
-class Trying:
+class InterventionRunner:
     """The interventions of a finding. `odds`: of each image as it is; `spread`: of all of them, the unit of effects."""
 
-    subject: Subject
-    seen: Scenes
+    context: AuditContext
+    samples: RegionSamples
     finding: Finding
-    odds: Mapping[int, float]
-    spread: float
-    probabilities: bool = False
-    trials: list[Trial] = field(default_factory=list)
+    log_odds: Mapping[int, float]
+    log_odds_std: float
+    outputs_are_probabilities: bool = False
+    records: list[InterventionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        known = self.subject.truths(self.finding)
-        self.truth = {one.row: known[one.row] for one in self.seen.each}
+        known = self.context.get_truth(self.finding)
+        self.truth_by_row = {one.row: known[one.row] for one in self.samples.samples}
 
-    def interventions(self) -> Iterator[Intervention]:
+    def run_interventions(self) -> Iterator[InterventionEffect]:
         """Every region removed from images with the finding, all that is left of them, and inserted into images without."""
-        for name in self.seen.names:
-            yield from self.alone(name)
-            yield self._inserted(name)
+        for name in self.samples.region_names:
+            yield from self.run_removals(name)
+            yield self._run_insertion(name)
 
-    def alone(self, name: str) -> Iterator[Intervention]:
+    def run_removals(self, region_name: str) -> Iterator[InterventionEffect]:
         """What of these asks for no second image: a region removed, and all that is left of it."""
-        there = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
-        for fill in self.subject.config.fills:
-            yield self._changed(name, there, fill, "remove")
-            yield self._changed(name, there, fill, "keep only")
+        there = [one for one in self.samples.select_with_region(region_name) if self.truth_by_row[one.row] is True]
+        for fill in self.context.config.imputations:
+            yield self._run_removal(region_name, there, fill, "remove")
+            yield self._run_removal(region_name, there, fill, "keep only")
 
-    def blanked(self) -> Iterator[Blanked]:
+    def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
         """How well the finding is told when a region is filled, or all but it."""
-        for name in self.seen.names:
-            there = [one for one in self.seen.with_region(name) if self.truth[one.row] is not None]
-            for fill in self.subject.config.fills:
-                if name == ORGAN:
-                    yield self._without(name, there, fill, "blank")
-                if name != FINDING:
-                    yield self._without(name, there, fill, "keep only")
+        for name in self.samples.region_names:
+            there = [one for one in self.samples.select_with_region(name) if self.truth_by_row[one.row] is not None]
+            for fill in self.context.config.imputations:
+                if name == ORGAN_REGION:
+                    yield self._compute_masked_auroc(name, there, fill, "blank")
+                if name != FINDING_REGION:
+                    yield self._compute_masked_auroc(name, there, fill, "keep only")
 
-    def _changed(
-        self, name: str, there: Sequence[Scene], fill: str, kind: Literal["remove", "keep only"]
-    ) -> Intervention:
+    def _run_removal(
+        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["remove", "keep only"]
+    ) -> InterventionEffect:
         """How much less the model answers without the region, or without all the rest."""
-        change = removed if kind == "remove" else kept
-        clean = np.array([self.odds[one.row] for one in there])
-        changed = self._asked(there, lambda x, masks: change(x, masks, fill), name)
-        self._note(name, kind, fill, there, changed, clean)
-        effect = self._effect(
-            lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.subject.how)
+        change = remove_region if kind == "remove" else keep_region
+        clean = np.array([self.log_odds[one.row] for one in samples])
+        changed = self._compute_edited_log_odds(samples, lambda x, masks: change(x, masks, imputation), region_name)
+        self._record_interventions(region_name, kind, imputation, samples, changed, clean)
+        effect = self._summarize_effect(
+            lambda: estimate_removal_effect(
+                region_name,
+                imputation,
+                clean,
+                changed,
+                self.log_odds_std,
+                self._get_patients(samples),
+                **self.context.bootstrap_options,
+            )
         )
-        return Intervention(region=name, finding=self.finding.name, kind=kind, fill=fill, effect=effect)
+        return InterventionEffect(
+            region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, effect=effect
+        )
 
-    def _inserted(self, name: str) -> Intervention:
+    def _run_insertion(self, region_name: str) -> InterventionEffect:
         """Of a donor that has it and the finding, less that of an image without the finding: pasting is in both.
 
         Where that one has no such region, as a marker, the same pixels of it.
         """
         try:
-            pairs = list(self._pairs(name))
+            pairs = list(self._iter_insertion_triples(region_name))
         except UndefinedError as error:
-            lacking = untested(f"insert {name}", None, str(error), self.spread)
-            effect = self._effect(lambda: lacking)
-            return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
+            lacking = build_untested_effect(f"insert {region_name}", None, str(error), self.log_odds_std)
+            effect = self._summarize_effect(lambda: lacking)
+            return InterventionEffect(
+                region=region_name, finding=self.finding.name, kind="insert", imputation=None, effect=effect
+            )
         receivers, donors, others = ([three[k] for three in pairs] for k in range(3))
-        masks = [donor.regions[name] for _, donor, _ in pairs]
-        own = [other.regions.get(name, donor.regions[name]) for _, donor, other in pairs]
-        with_it = self._pasted(receivers, masks, donors)
-        without = self._pasted(receivers, own, others)
-        self._note(name, "insert", None, receivers, without, with_it, donors, others)
-        effect = self._effect(
-            lambda: insertion(
-                name,
+        masks = [donor.regions[region_name] for _, donor, _ in pairs]
+        own = [other.regions.get(region_name, donor.regions[region_name]) for _, donor, other in pairs]
+        with_it = self._compute_pasted_log_odds(receivers, masks, donors)
+        without = self._compute_pasted_log_odds(receivers, own, others)
+        self._record_interventions(region_name, "insert", None, receivers, without, with_it, donors, others)
+        effect = self._summarize_effect(
+            lambda: estimate_insertion_effect(
+                region_name,
                 without,
                 with_it,
-                self.spread,
-                self._groups(receivers),
-                donors=self._groups(donors),
-                others=self._groups(others),
-                **self.subject.how,
+                self.log_odds_std,
+                self._get_patients(receivers),
+                donors=self._get_patients(donors),
+                controls=self._get_patients(others),
+                **self.context.bootstrap_options,
             )
         )
-        return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
+        return InterventionEffect(
+            region=region_name, finding=self.finding.name, kind="insert", imputation=None, effect=effect
+        )
 
-    def _pairs(self, name: str) -> Iterator[tuple[Scene, Scene, Scene]]:
+    def _iter_insertion_triples(self, region_name: str) -> Iterator[tuple[RegionSample, RegionSample, RegionSample]]:
         """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
 
         Where some images lack the region, neither the receiver nor the third one has it. UndefinedError where there are none.
         """
-        known = [one for one in self.seen.each if self.truth[one.row] is not None]
-        carried = np.array([name in one.regions for one in known], np.bool_)
-        truth = np.array([bool(self.truth[one.row]) for one in known], np.bool_)
-        found = exchanged(truth, carried, self._groups(known), self.subject.config.seed)
+        known = [one for one in self.samples.samples if self.truth_by_row[one.row] is not None]
+        carried = np.array([region_name in one.regions for one in known], np.bool_)
+        truth = np.array([bool(self.truth_by_row[one.row]) for one in known], np.bool_)
+        found = match_insertion_triples(truth, carried, self._get_patients(known), self.context.config.seed)
         for three in zip(*(one.tolist() for one in found), strict=True):
             receiver, donor, other = (known[one] for one in three)
             yield receiver, donor, other
 
-    def _without(self, name: str, there: Sequence[Scene], fill: str, kind: Literal["blank", "keep only"]) -> Blanked:
-        change = removed if kind == "blank" else kept
-        answers = self._asked(there, lambda x, masks: change(x, masks, fill), name)
-        truth, groups = np.array([bool(self.truth[one.row]) for one in there]), self._groups(there)
+    def _compute_masked_auroc(
+        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["blank", "keep only"]
+    ) -> MaskedAuroc:
+        change = remove_region if kind == "blank" else keep_region
+        answers = self._compute_edited_log_odds(samples, lambda x, masks: change(x, masks, imputation), region_name)
+        truth, groups = np.array([bool(self.truth_by_row[one.row]) for one in samples]), self._get_patients(samples)
         try:
-            if not there:
+            if not samples:
                 raise UndefinedError("no image has it")
-            found = number(auroc(truth, answers, groups, **self.subject.how), 0.5, "chance")
+            found = summarize_estimate(auroc(truth, answers, groups, **self.context.bootstrap_options), 0.5, "chance")
         except UndefinedError as error:
-            found = number(None, 0.5, "chance", str(error))
-        return Blanked(region=name, finding=self.finding.name, kind=kind, fill=fill, auroc=found)
+            found = summarize_estimate(None, 0.5, "chance", str(error))
+        return MaskedAuroc(region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, auroc=found)
 
-    def _note(
+    def _record_interventions(
         self,
-        name: str,
+        region_name: str,
         kind: str,
-        fill: str | None,
-        rows: Sequence[Scene],
-        without: Array,
-        with_it: Array,
-        *pasted: Sequence[Scene],
+        imputation: str | None,
+        samples: Sequence[RegionSample],
+        log_odds_without: FloatArray,
+        log_odds_with: FloatArray,
+        *source_samples: Sequence[RegionSample],
     ) -> None:
-        numbers = zip(*([one.row for one in some] for some in (rows, *pasted)), strict=True)
-        self.trials += [
-            Trial(row, self.finding.name, name, kind, fill, less, more, *given)
-            for (row, *given), less, more in zip(numbers, without.tolist(), with_it.tolist(), strict=True)
+        numbers = zip(*([one.row for one in some] for some in (samples, *source_samples)), strict=True)
+        self.records += [
+            InterventionRecord(row, self.finding.name, region_name, kind, imputation, less, more, *given)
+            for (row, *given), less, more in zip(
+                numbers, log_odds_without.tolist(), log_odds_with.tolist(), strict=True
+            )
         ]
 
-    def _effect(self, made: Callable[[], Effect]) -> Number:
-        if self.spread <= 0:
-            return number(None, *NO_EFFECT, "the model gives every image the same answer")
-        found = made()
-        return number(found.estimate, *NO_EFFECT, found.undefined or found.few)
+    def _summarize_effect(self, build_effect: Callable[[], StandardizedEffect]) -> EstimateSummary:
+        if self.log_odds_std <= 0:
+            return summarize_estimate(None, *NO_EFFECT_BASELINE, "the model gives every image the same answer")
+        found = build_effect()
+        return summarize_estimate(found.estimate, *NO_EFFECT_BASELINE, found.undefined_reason or found.too_few_reason)
 
-    def _groups(self, rows: Sequence[Scene]) -> list[Any]:
-        return [self.subject.patients[one.row] for one in rows]
+    def _get_patients(self, samples: Sequence[RegionSample]) -> list[Any]:
+        return [self.context.patients[one.row] for one in samples]
 
-    def _pasted(self, receivers: Sequence[Scene], masks: Sequence[Any], donors: Sequence[Scene]) -> Array:
-        found, size = [], self.subject.config.at_once
+    def _compute_pasted_log_odds(
+        self, receivers: Sequence[RegionSample], masks: Sequence[Any], donors: Sequence[RegionSample]
+    ) -> FloatArray:
+        found, size = [], self.context.config.perturbed_batch_size
         for start in range(0, len(receivers), size):
             part = slice(start, start + size)
             x = torch.stack([one.x for one in receivers[part]])
             other = torch.stack([one.x for one in donors[part]])
-            pasted = inserted(x, torch.from_numpy(np.stack(masks[part])), other)
-            found.append(self._odds(pasted))
+            pasted = insert_region(x, torch.from_numpy(np.stack(masks[part])), other)
+            found.append(self._compute_log_odds(pasted))
         return np.concatenate(found) if found else np.empty(0)
 
-    def _asked(self, there: Sequence[Scene], change: Change, name: str) -> Array:
+    def _compute_edited_log_odds(
+        self, samples: Sequence[RegionSample], edit: ImageEdit, region_name: str
+    ) -> FloatArray:
         """(N,) log odds of changed images."""
-        found, size = [], self.subject.config.at_once
-        for start in range(0, len(there), size):
-            part = list(there[start : start + size])
+        found, size = [], self.context.config.perturbed_batch_size
+        for start in range(0, len(samples), size):
+            part = list(samples[start : start + size])
             x = torch.stack([one.x for one in part])
-            found.append(self._odds(change(x, torch.from_numpy(np.stack([one.regions[name] for one in part])))))
+            found.append(
+                self._compute_log_odds(edit(x, torch.from_numpy(np.stack([one.regions[region_name] for one in part]))))
+            )
         return np.concatenate(found) if found else np.empty(0)
 
-    def _odds(self, x: Tensor) -> Array:
-        logits, _ = logits_of(self.subject, x)
-        return odds_of(self.subject, logits, [self.finding], probabilities=self.probabilities).numpy()[:, 0]
+    def _compute_log_odds(self, x: Tensor) -> FloatArray:
+        logits, _ = compute_logits_and_features(self.context, x)
+        return compute_log_odds(
+            self.context, logits, [self.finding], outputs_are_probabilities=self.outputs_are_probabilities
+        ).numpy()[:, 0]

@@ -11,32 +11,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.schema import Mass, Number, Overlap, Summary
-from camscope.audit.core.summary_values import number, rounded
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.schema import AttributionMass, EstimateSummary, RegionOverlap, Summary
+from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.shortcuts.region_base import equivalent_diameter
-from camscope.audit.shortcuts.region_samples import FINDING, ORGAN, Mask, Scene, Scenes
-from camscope.batch.manifest import arrow
-from camscope.batch.query import as_dicts
+from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, Mask, RegionSample, RegionSamples
+from camscope.batch.manifest import import_arrow
+from camscope.batch.query import table_to_dicts
 from camscope.errors import UndefinedError
 from camscope.geometry import Placement
-from camscope.metrics.statistics import estimated
+from camscope.metrics.statistics import estimate_mean
 
-Floats = npt.NDArray[np.float64]
-OTHERS = 8  # maps of other patients, that a map is shuffled with
-SHARE = (0.0, 1.0)
-TOP = 0.10  # of the pixels, whose share in the region is the confounder sensitivity of Sun et al. 2023
+FloatArray = npt.NDArray[np.float64]
+MAX_OTHER_MAPS = 8  # maps of other patients, that a map is shuffled with
+SHARE_BOUNDS = (0.0, 1.0)
+TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the confounder sensitivity of Sun et al. 2023
 
 
-def maps_of(subject: Subject, title: str, finding: Finding, rows: Sequence[int]) -> dict[int, Floats]:
+def load_attributions(
+    context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
+) -> dict[int, FloatArray]:
     """Row -> map (*s) of a method, as it was made; without those that hold NaN."""
-    compute = arrow("compute")
-    field = arrow("dataset").field
-    wanted = (field("method") == title) & (field("target") == str(finding.index))
-    table = subject.maps.table(columns=["row", "grid", "heat"], filter=wanted)
-    table = table.filter(compute.is_in(table["row"], arrow().array(list(rows))))
+    compute = import_arrow("compute")
+    field = import_arrow("dataset").field
+    wanted = (field("method") == method_title) & (field("target") == str(finding.class_index))
+    table = context.maps.table(columns=["row", "grid", "heat"], filter=wanted)
+    table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
     found = {}
-    for row in as_dicts(table):
+    for row in table_to_dicts(table):
         if row["heat"] is not None:
             heat = np.asarray(row["heat"], np.float64).reshape(tuple(row["grid"]))
             if np.isfinite(heat).all():
@@ -44,154 +46,180 @@ def maps_of(subject: Subject, title: str, finding: Finding, rows: Sequence[int])
     return found
 
 
-def masses(subject: Subject, seen: Scenes, tool: Any, finding: Finding, stride: float) -> list[Mass]:
+def compute_attribution_mass_by_region(
+    context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
+) -> list[AttributionMass]:
     """Of every region, for the maps of a method."""
-    heats = maps_of(subject, tool.title, finding, [one.row for one in seen.each])
-    on_input = {row: _on_input(heat, seen.each[0].x.shape[1:]) for row, heat in heats.items()}
-    random = np.random.default_rng((subject.config.seed, 5))
+    heats = load_attributions(context, explainer.title, finding, [one.row for one in samples.samples])
+    on_input = {row: _project_to_input(heat, samples.samples[0].x.shape[1:]) for row, heat in heats.items()}
+    random = np.random.default_rng((context.config.seed, 5))
     order = random.permutation(sorted(on_input)).tolist()
-    return [_mass(subject, seen, name, on_input, order, tool.title, finding, stride) for name in seen.names]
+    return [
+        _summarize_region_mass(context, samples, name, on_input, order, explainer.title, finding, stride)
+        for name in samples.region_names
+    ]
 
 
-def _mass(
-    subject: Subject,
-    seen: Scenes,
-    name: str,
-    heats: Mapping[int, Floats],
-    order: Sequence[int],
+def _summarize_region_mass(
+    context: AuditContext,
+    samples: RegionSamples,
+    region_name: str,
+    attributions: Mapping[int, FloatArray],
+    shuffled_rows: Sequence[int],
     method: str,
     finding: Finding,
     stride: float,
-) -> Mass:
-    there = [one for one in seen.with_region(name) if one.row in heats]
-    groups = [subject.patients[one.row] for one in there]
-    own = np.array([share(heats[one.row], one.regions[name]) for one in there])
-    area = np.array([one.regions[name].mean() for one in there])
-    null = np.array([_shuffled(subject, one, name, heats, order) for one in there])
-    diameter = float(np.median([_width(one.regions[name]) for one in there])) if there else 0.0
+) -> AttributionMass:
+    there = [one for one in samples.select_with_region(region_name) if one.row in attributions]
+    groups = [context.patients[one.row] for one in there]
+    own = np.array([compute_mass_share(attributions[one.row], one.regions[region_name]) for one in there])
+    area = np.array([one.regions[region_name].mean() for one in there])
+    null = np.array([_compute_shuffled_share(context, one, region_name, attributions, shuffled_rows) for one in there])
+    diameter = float(np.median([_measure_region_width(one.regions[region_name]) for one in there])) if there else 0.0
     resolved = bool(there) and diameter >= stride
-    return Mass(
-        region=name,
+    return AttributionMass(
+        region=region_name,
         method=method,
         finding=finding.name,
-        share=_number(own, groups, _mean(null), "maps of other patients", subject, SHARE),
-        enrichment=_number(own / area, groups, _mean(null / area), "maps of other patients", subject),
-        confounder_sensitivity=_number(
-            np.array([sensitivity(heats[one.row], one.regions[name]) for one in there]),
-            groups,
-            TOP,
-            "chance",
-            subject,
-            SHARE,
+        share=_summarize_values(own, groups, _compute_nanmean(null), "maps of other patients", context, SHARE_BOUNDS),
+        enrichment=_summarize_values(
+            own / area, groups, _compute_nanmean(null / area), "maps of other patients", context
         ),
-        resolved=resolved,
-        diameter=rounded(diameter) or 0.0,
-        stride=rounded(stride) or 0.0,
+        confounder_sensitivity=_summarize_values(
+            np.array(
+                [compute_confounder_sensitivity(attributions[one.row], one.regions[region_name]) for one in there]
+            ),
+            groups,
+            TOP_PIXEL_FRACTION,
+            "chance",
+            context,
+            SHARE_BOUNDS,
+        ),
+        is_resolvable=resolved,
+        diameter=round_significant(diameter) or 0.0,
+        stride=round_significant(stride) or 0.0,
         reason="" if resolved else "below the resolution of the maps" if there else "no image has it",
-        most=rounded(_mean(1 / area[~np.isnan(own)])),
+        max_enrichment=round_significant(_compute_nanmean(1 / area[~np.isnan(own)])),
     )
 
 
-def _width(mask: Mask) -> float:
+def _measure_region_width(mask: Mask) -> float:
     """How wide a region is: of a blob its diameter, of a frame its thickness."""
     edt = import_module("scipy.ndimage").distance_transform_edt
     return min(equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
-def share(heat: Floats, mask: Mask) -> float:
+def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
     """Of what is positive in a map (*S), how much lies in the region; NaN where nothing is positive."""
-    positive = np.maximum(heat, 0)
+    positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
-def sensitivity(heat: Floats, mask: Mask) -> float:
+def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
     """Share of the region's pixels among the hottest tenth of the map; ties count in expectation. NaN of a constant map."""
-    count = max(1, round(heat.size * TOP))
-    least = np.partition(heat.ravel(), heat.size - count)[heat.size - count]
-    if heat.max() == heat.min():
+    count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
+    least = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
+    if attribution.max() == attribution.min():
         return float("nan")
-    above, at = heat > least, heat == least
+    above, at = attribution > least, attribution == least
     room = (count - above.sum()) / at.sum()
     return float((above[mask].sum() + room * at[mask].sum()) / mask.sum())
 
 
-def _shuffled(subject: Subject, one: Scene, name: str, heats: Mapping[int, Floats], order: Sequence[int]) -> float:
+def _compute_shuffled_share(
+    context: AuditContext,
+    sample: RegionSample,
+    region_name: str,
+    attributions: Mapping[int, FloatArray],
+    shuffled_rows: Sequence[int],
+) -> float:
     """The mean share of maps of other patients in this image's region."""
-    start = order.index(one.row)
+    start = shuffled_rows.index(sample.row)
     others = [
-        row for row in [*order[start + 1 :], *order[:start]] if subject.patients[row] != subject.patients[one.row]
+        row
+        for row in [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
+        if context.patients[row] != context.patients[sample.row]
     ]
-    found = [share(heats[row], one.regions[name]) for row in others[:OTHERS]]
-    return _mean(np.array(found))
+    found = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in others[:MAX_OTHER_MAPS]]
+    return _compute_nanmean(np.array(found))
 
 
-def _on_input(heat: Floats, size: Sequence[int]) -> Floats:
-    values: Floats = np.asarray(Placement.identity(tuple(size)).project(heat)[0], np.float64)
+def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
+    values: FloatArray = np.asarray(Placement.identity(tuple(input_size)).project(attribution)[0], np.float64)
     return values
 
 
-def _mean(values: Floats) -> float:
+def _compute_nanmean(values: FloatArray) -> float:
     known = values[~np.isnan(values)] if values.size else values
     return float(known.mean()) if known.size else float("nan")
 
 
-def _number(
-    values: Floats,
+def _summarize_values(
+    values: FloatArray,
     groups: Sequence[Any],
     baseline: float,
-    name: str,
-    subject: Subject,
+    baseline_name: str,
+    context: AuditContext,
     bounds: tuple[float, float] | None = None,
-) -> Number:
+) -> EstimateSummary:
     try:
         if not values.size:
             raise UndefinedError("no image has it")
         if np.isnan(values).all():
             raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        found = estimated(values, groups, bounds=bounds, **subject.how)
-        return number(found, baseline, name)
+        found = estimate_mean(values, groups, bounds=bounds, **context.bootstrap_options)
+        return summarize_estimate(found, baseline, baseline_name)
     except UndefinedError as error:
-        return number(None, baseline, name, str(error))
+        return summarize_estimate(None, baseline, baseline_name, str(error))
 
 
-MOST = 0.5  # of a region's pixels: who changes the other one changes it, too
+MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: who changes the other one changes it, too
 
 
-def overlaps(seen: Scenes, finding: str) -> Iterator[Overlap]:
+def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
     """Region by region, what of it lies in each other one, without those that it never touches."""
-    names = [name for name in seen.names if name not in (FINDING, ORGAN)]
+    names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region in names:
-        there = seen.with_region(region)
+        there = samples.select_with_region(region)
         for other in names:
-            share = float(np.mean([_share(one.regions[region], one.regions.get(other)) for one in there]))
+            share = float(
+                np.mean([_compute_overlap_share(one.regions[region], one.regions.get(other)) for one in there])
+            )
             if other != region and share > 0:
-                yield Overlap(
-                    finding=finding, region=region, within=other, share=rounded(share) or 0.0, images=len(there)
+                yield RegionOverlap(
+                    finding=finding_name,
+                    region=region,
+                    other_region=other,
+                    share=round_significant(share) or 0.0,
+                    n_images=len(there),
                 )
 
 
-def _share(mask: Mask, other: Mask | None) -> float:
+def _compute_overlap_share(mask: Mask, other_mask: Mask | None) -> float:
     """Of a region's pixels; an image without the other one has none of it."""
-    return 0.0 if other is None else float(np.count_nonzero(mask & other) / np.count_nonzero(mask))
+    return 0.0 if other_mask is None else float(np.count_nonzero(mask & other_mask) / np.count_nonzero(mask))
 
 
-def overlapping(summary: Summary) -> dict[str, list[list[str]]]:
+def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
     """Finding -> the groups of overlapping regions among those that its answer is said to rely on."""
     relied: dict[str, list[str]] = {}
     for one in summary.verdicts:
-        if (one.question, one.word) == ("shortcut", "supported"):
-            relied.setdefault(one.finding, []).append(one.subject)
+        if (one.question, one.conclusion) == ("shortcut", "supported"):
+            relied.setdefault(one.finding, []).append(one.qualifier)
     known = summary.shortcut.overlaps
-    return {name: together(regions, [one for one in known if one.finding == name]) for name, regions in relied.items()}
+    return {
+        name: merge_overlapping_regions(regions, [one for one in known if one.finding == name])
+        for name, regions in relied.items()
+    }
 
 
-def together(regions: Sequence[str], known: Iterable[Overlap]) -> list[list[str]]:
+def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
     """Those of some regions that hang together, most of one lying in another, in their order; none that stands alone."""
     groups = [{one} for one in regions]
-    for one in known:
-        if one.share > MOST and {one.region, one.within} <= set(regions):
-            joined = [group for group in groups if group & {one.region, one.within}]
+    for one in region_overlaps:
+        if one.share > MIN_OVERLAP_SHARE and {one.region, one.other_region} <= set(regions):
+            joined = [group for group in groups if group & {one.region, one.other_region}]
             groups = [group for group in groups if group not in joined] + [set().union(*joined)]
     made = [[one for one in regions if one in group] for group in groups if len(group) > 1]
     return sorted(made, key=lambda group: regions.index(group[0]))

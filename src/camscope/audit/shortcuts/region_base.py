@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
-from camscope.evaluation.selection.samples import mask_on_input as middles
+from camscope.evaluation.selection.samples import project_mask_to_input as middles
 from camscope.geometry import Placement
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Find = Callable[[NDArray[Any]], Bools]
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+RegionDetector = Callable[[NDArray[Any]], BoolArray]
 
 
 @dataclass(frozen=True)
@@ -31,64 +31,64 @@ class Region:
     """
 
     name: str
-    words: str
-    find: Find
+    description: str
+    detect: RegionDetector
 
-    def __call__(self, image: NDArray[Any]) -> Bools:
+    def __call__(self, image: NDArray[Any]) -> BoolArray:
         """(*S) bool."""
         given = np.asarray(image)
         if given.ndim not in (2, 3) or not given.size:
             raise InputError(f"an image of shape {given.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
         if given.dtype.kind == "f" and not np.isfinite(given).all():
             raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
-        found = self.find(given)
+        found = self.detect(given)
         if not found.any():
-            raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.words}")
+            raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
         if found.all():
-            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.words}")
+            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.description}")
         return found
 
 
-def is_colour(image: NDArray[Any]) -> bool:
+def is_color_image(image: NDArray[Any]) -> bool:
     """Whether the last axis is that of red, green and blue: a volume three voxels wide is none that anybody has."""
     return image.ndim == 3 and image.shape[-1] == 3
 
 
-def grey(image: NDArray[Any]) -> Floats:
+def to_gray_values(image: NDArray[Any]) -> FloatArray:
     """(*S) float64: of a colour image the mean of its channels; UndefinedError where all pixels have one value."""
     values = np.asarray(image, np.float64)
-    values = values.mean(-1) if is_colour(image) else values
+    values = values.mean(-1) if is_color_image(image) else values
     if values.min() == values.max():
         raise UndefinedError("the image has one value everywhere")
     return values
 
 
-def size_of(image: NDArray[Any]) -> tuple[int, ...]:
+def get_spatial_shape(image: NDArray[Any]) -> tuple[int, ...]:
     """*S."""
-    return image.shape[:2] if is_colour(image) else image.shape
+    return image.shape[:2] if is_color_image(image) else image.shape
 
 
-def largest(mask: Bools) -> Bools:
+def select_largest_component(mask: BoolArray) -> BoolArray:
     """Its largest connected part, corners touching; the mask itself where it is empty."""
-    labels, count = scipy_images().label(mask, np.ones((3,) * mask.ndim))
+    labels, count = import_scipy_ndimage().label(mask, np.ones((3,) * mask.ndim))
     if count < 2:
         return mask
-    found: Bools = labels == 1 + np.bincount(labels.ravel())[1:].argmax()
+    found: BoolArray = labels == 1 + np.bincount(labels.ravel())[1:].argmax()
     return found
 
 
-def filled(mask: Bools) -> Bools:
+def fill_holes(mask: BoolArray) -> BoolArray:
     """With its holes; of a volume slice by slice, for what is hollow opens somewhere in three dimensions."""
-    fill = scipy_images().binary_fill_holes
+    fill = import_scipy_ndimage().binary_fill_holes
     return np.stack([fill(one) for one in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 
 
-def otsu(values: NDArray[Any]) -> float:
+def compute_otsu_threshold(values: NDArray[Any]) -> float:
     """The threshold that parts the values best in two (Otsu 1979)."""
-    return float(skimage("filters").threshold_otsu(values))
+    return float(import_skimage("filters").threshold_otsu(values))
 
 
-def scipy_images() -> Any:
+def import_scipy_ndimage() -> Any:
     """scipy.ndimage, or the error that says how to have it."""
     try:
         return import_module("scipy.ndimage")
@@ -96,15 +96,17 @@ def scipy_images() -> Any:
         raise MissingExtraError("scipy", "audit") from error
 
 
-def skimage(part: str) -> Any:
+def import_skimage(submodule: str) -> Any:
     """A part of scikit-image, or the error that says how to have it."""
     try:
-        return import_module(f"skimage.{part}")
+        return import_module(f"skimage.{submodule}")
     except ImportError as error:
         raise MissingExtraError("scikit-image", "audit") from error
 
 
-def on_input(mask: NDArray[np.bool_], placement: Placement | None, *, touching: bool = False) -> Bools:
+def project_region_to_input(
+    mask: NDArray[np.bool_], placement: Placement | None, *, include_touched: bool = False
+) -> BoolArray:
     """(*S) of the image -> (*S) of the model's input: True where a pixel's centre lies on the mask.
 
     What lies outside the image is False. `placement` None: the model sees the image as it is. `touching`: also every pixel
@@ -118,7 +120,7 @@ def on_input(mask: NDArray[np.bool_], placement: Placement | None, *, touching: 
     if given.shape != placement.image_size:
         raise GeometryError(f"a mask {given.shape} of an image {placement.image_size}: expected one size")
     found = middles(given, placement)
-    if touching:
+    if include_touched:
         reached = np.floor(placement.to_input(np.argwhere(given) + 0.5)).astype(np.int64)
         reached = reached[((reached >= 0) & (reached < found.shape)).all(1)]
         found[tuple(reached.T)] = True
@@ -132,5 +134,5 @@ def equivalent_diameter(mask: NDArray[np.bool_]) -> float:
         raise InputError(f"a mask {given.shape}; expected (H,W) or (D,H,W)")
     if not given.any():
         raise UndefinedError("the region is empty: it has no diameter")
-    whole = float(largest(given).sum())
+    whole = float(select_largest_component(given).sum())
     return float(2 * (whole / pi) ** 0.5 if given.ndim == 2 else 2 * (3 * whole / (4 * pi)) ** (1 / 3))

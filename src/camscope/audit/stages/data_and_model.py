@@ -11,144 +11,171 @@ from typing import Any
 
 import numpy as np
 
-from camscope.audit.core.config import Marks
-from camscope.audit.core.context import Subject
-from camscope.audit.core.schema import Check, Count, Found, Marked, Resolve, Step, Tool
-from camscope.audit.core.subgroup_levels import AGE, band, by_the_year, in_order, missing
-from camscope.audit.core.summary_values import rounded
-from camscope.audit.shortcuts.region_samples import masked
+from camscope.audit.core.config import MaskSource
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.schema import (
+    AnnotationSource,
+    DataCheckResult,
+    DataIssue,
+    ExplainerInfo,
+    FlowStep,
+    LevelCount,
+    ResolveResult,
+)
+from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
+from camscope.audit.core.summary_values import round_significant
+from camscope.audit.shortcuts.region_samples import open_region_masks
 from camscope.batch import Manifest, inspect_images
-from camscope.batch.manifest import arrow
+from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import takes_scans
-from camscope.explainers.core.maps import discreet, in_words
-from camscope.model_card import card_of, digest
-from camscope.models import nameless
+from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.maps import format_without_address, redact_parameters
+from camscope.model_card import compute_model_digest, get_card
+from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural
 
-NAMED = 20  # ids that a finding names
+MAX_IDS_PER_ISSUE = 20  # ids that a finding names
 
 
-def check(subject: Subject) -> Check:
+def check_data(context: AuditContext) -> DataCheckResult:
     """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
-    data = subject.config.data
-    columns = subject.whole.table.column_names
+    data = context.config.data
+    columns = context.full_manifest.table.column_names
     made = inspect_images(
-        _numbered(subject.whole),
-        patient=data.patient,
-        split=data.split,
-        target=data.label,
-        mask=_column(subject),
-        by=[name for name in data.subgroups if name in columns],
-        profile=subject.config.report.profile,
-        keep=list(subject.config.report.columns),
-        scans=takes_scans(subject.tools[0].preprocess),
-        told=subject.told,
+        _renumber_rows(context.full_manifest),
+        patient_column=data.patient,
+        split_column=data.split,
+        target_column=data.label,
+        mask_column=_find_ground_truth_column(context),
+        group_by=[name for name in data.subgroups if name in columns],
+        profile=context.config.report.profile,
+        keep_columns=list(context.config.report.columns),
+        all_scans=accepts_scans(context.explainers[0].preprocess),
+        on_progress=context.on_progress,
     )
     found = [
-        Found(
+        DataIssue(
             code=one.code,
             severity=one.severity,
             message=one.message,
-            count=one.count,
-            ids=tuple(made.names(one.rows, NAMED)),
+            count=one.n_rows,
+            ids=tuple(made.row_ids(one.rows, MAX_IDS_PER_ISSUE)),
         )
-        for one in made.findings
+        for one in made.issues
         if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
     ]
-    return Check(
-        annotated=data.annotated,
-        marked=tuple(_marked(subject)),
-        flow=tuple(_flow(subject)),
-        patients=len(set(subject.patients.values())),
-        grouped=data.patient is not None,
-        found=tuple(found),
-        mix=made.mix,
-        levels=tuple(_levels(subject)),
+    return DataCheckResult(
+        annotation_protocol=data.annotation_protocol,
+        annotation_sources=tuple(_list_annotation_sources(context)),
+        flow=tuple(_describe_row_flow(context)),
+        n_patients=len(set(context.patients.values())),
+        has_patient_column=data.patient is not None,
+        issues=tuple(found),
+        metadata_value_counts=made.value_counts,
+        level_counts=tuple(_count_levels(context)),
     )
 
 
-def _marked(subject: Subject) -> Iterator[Marked]:
+def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
     """Of every finding and region with masks or boxes: which of their categories count."""
-    for name, evidence in {**subject.evidence, **masked(subject)}.items():
-        yield Marked(name=name, source=evidence.source, categories=evidence.categories, left_out=evidence.left_out)
+    for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
+        yield AnnotationSource(
+            name=name,
+            source=evidence.source,
+            categories=evidence.categories,
+            excluded_categories=evidence.excluded_categories,
+        )
 
 
-def _column(subject: Subject) -> str | None:
+def _find_ground_truth_column(context: AuditContext) -> str | None:
     """Of the manifest, that says where the first finding is."""
-    named = subject.config.data.evidence
+    named = context.config.data.ground_truth
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
-    first = first.column if isinstance(first, Marks) else first
-    return first if first in subject.whole.table.column_names else None
+    first = first.column if isinstance(first, MaskSource) else first
+    return first if first in context.full_manifest.table.column_names else None
 
 
-def _numbered(manifest: Manifest) -> Manifest:
+def _renumber_rows(manifest: Manifest) -> Manifest:
     """With its rows counted from 0, and ages by the year in bands: each of few patients gives its target away."""
-    rows, table = arrow().array(np.arange(len(manifest))), manifest.table
+    rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for place, name in enumerate(table.column_names):
-        if name.lower() in AGE and by_the_year(name, ages := table[name].to_pylist()):
-            bands = [None if missing(one) else band(one) for one in ages]
-            table = table.set_column(place, name, arrow().array(bands, arrow().string()))
+        if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
+            bands = [None if is_missing(one) else format_age_band(one) for one in ages]
+            table = table.set_column(place, name, import_arrow().array(bands, import_arrow().string()))
     return replace(manifest, table=table.set_column(0, "row", rows))
 
 
-def _flow(subject: Subject) -> list[Step]:
-    data, whole = subject.config.data, subject.whole.table
+def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
+    data, whole = context.config.data, context.full_manifest.table
     paths = whole["path"].to_pylist()
-    made = [Step(name=f"{inflect(len(paths), 'row')} of the manifest", rows=len(paths))]
+    made = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
     if data.split is not None:
         paths = [
-            path for path, value in zip(paths, whole[data.split].to_pylist(), strict=True) if str(value) == data.use
+            path
+            for path, value in zip(paths, whole[data.split].to_pylist(), strict=True)
+            if str(value) == data.split_value
         ]
-        made.append(Step(name=f"{inflect(len(paths), 'row')} of the audited split", rows=len(paths)))
+        made.append(FlowStep(name=f"{inflect(len(paths), 'row')} of the audited split", n_rows=len(paths)))
     if lost := sum(not path for path in paths):
-        made.append(Step(name=f"{inflect(lost, 'row')} without a path", rows=lost, reason="left out", lost=True))
-    reason = "drawn by the seed" if len(subject.rows) < len(paths) - lost else ""
-    return [*made, Step(name=f"{inflect(len(subject.rows), 'row')} audited", rows=len(subject.rows), reason=reason)]
+        made.append(
+            FlowStep(name=f"{inflect(lost, 'row')} without a path", n_rows=lost, reason="left out", is_exclusion=True)
+        )
+    reason = "drawn by the seed" if len(context.rows) < len(paths) - lost else ""
+    return [
+        *made,
+        FlowStep(name=f"{inflect(len(context.rows), 'row')} audited", n_rows=len(context.rows), reason=reason),
+    ]
 
 
-def _levels(subject: Subject) -> list[Count]:
-    truths = {one.name: subject.truths(one) for one in subject.findings}
+def _count_levels(context: AuditContext) -> list[LevelCount]:
+    truths = {one.name: context.get_truth(one) for one in context.findings}
     made = []
-    for column in subject.config.data.subgroups:
-        said = subject.levels(column)
-        for level in in_order({one for one in said.values() if one is not None}):
+    for column in context.config.data.subgroups:
+        said = context.get_subgroup_levels(column)
+        for level in sort_levels({one for one in said.values() if one is not None}):
             rows = [row for row, one in said.items() if one == level]
             positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
-            patients = len({subject.patients[row] for row in rows})
-            made.append(Count(column=column, level=level, rows=len(rows), patients=patients, positives=positives))
+            patients = len({context.patients[row] for row in rows})
+            made.append(
+                LevelCount(
+                    column=column, level=level, n_rows=len(rows), n_patients=patients, positives_by_finding=positives
+                )
+            )
     return made
 
 
-TRIED = 32  # images, to find one that can be explained
+MAX_TRIAL_IMAGES = 32  # images, to find one that can be explained
 
 
-def resolve(subject: Subject) -> Resolve:
+def resolve_model(context: AuditContext) -> ResolveResult:
     """What is asked of what; an error here is one that every image would have."""
-    rows = _tried(subject)
-    model, card = subject.model, card_of(subject.model)
-    said = card.source if card else subject.config.model.source
-    tools = [_tool(tool, row) for tool, row in zip(subject.tools, rows[: len(subject.tools)], strict=True)]
-    return Resolve(
-        model=nameless(said) if subject.private else said,
-        digest=digest(model),
-        parameters=sum(one.numel() for one in model.parameters()),
-        classes=len(subject.categories),
-        categories=subject.categories,
-        findings=tuple(one.name for one in subject.findings),
+    rows = _explain_first_image(context)
+    model, card = context.model, get_card(context.model)
+    said = card.source if card else context.config.model.source
+    tools = [
+        _build_explainer_info(tool, row)
+        for tool, row in zip(context.explainers, rows[: len(context.explainers)], strict=True)
+    ]
+    return ResolveResult(
+        model=redact_file_names(said) if context.hides_file_names else said,
+        weights_digest=compute_model_digest(model),
+        n_parameters=sum(one.numel() for one in model.parameters()),
+        n_classes=len(context.class_names),
+        class_names=context.class_names,
+        findings=tuple(one.name for one in context.findings),
         input_size=tuple(rows[0]["input_size"]),
-        preprocess=in_words(subject.tools[0].preprocess),
-        outputs=subject.config.model.outputs,
-        tools=tuple(tools),
+        preprocess=format_without_address(context.explainers[0].preprocess),
+        outputs=context.config.model.outputs,
+        explainers=tuple(tools),
     )
 
 
-def _tried(subject: Subject) -> list[dict[str, Any]]:
+def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
     """The maps of the first image that has them all."""
     reasons = []
-    for one in subject.loaded(subject.rows[:TRIED]):
-        rows = [] if one.item is None else subject.worker.rows(subject.worker.collated([one]))
+    for one in context.load_images(context.rows[:MAX_TRIAL_IMAGES]):
+        rows = [] if one.item is None else context.worker.compute_rows(context.worker.collate([one]))
         failed = [row["error"] for row in rows if row.get("heat") is None] if rows else [one.error or ""]
         if not failed:
             return rows
@@ -156,21 +183,21 @@ def _tried(subject: Subject) -> list[dict[str, Any]]:
     raise InputError(f"no map could be made of the first {plural(len(reasons), 'image')}: {reasons[0]}")
 
 
-def _tool(tool: Explainer, row: Mapping[str, Any]) -> Tool:
+def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> ExplainerInfo:
     stride = tuple(size / cells for size, cells in zip(row["input_size"], row["grid"], strict=True))
-    return Tool(
-        method=type(tool).name,
-        title=tool.title,
+    return ExplainerInfo(
+        method=type(explainer).name,
+        title=explainer.title,
         layer=row["layer"],
         grid=tuple(row["grid"]),
         stride=stride,
-        settings={name: str(value) for name, value in discreet(tool.parameters).items()},
-        paper=type(tool).paper,
-        millimetres=_millimetres(row, stride),
+        settings={name: str(value) for name, value in redact_parameters(explainer.parameters).items()},
+        paper=type(explainer).paper,
+        stride_mm=_compute_stride_mm(row, stride),
     )
 
 
-def _millimetres(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
+def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
     """Between the cells of a map, on the image, where its longest."""
     if row["world"] is None or row["placement"] is None:
         return None
@@ -178,4 +205,4 @@ def _millimetres(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | N
     linear = np.reshape(row["placement"], (n, n + 1))[:, :n] * np.asarray(stride)
     world = np.reshape(row["world"], (4, 4))[:3, 3 - n : 3]
     found = float(np.linalg.norm(world @ linear, axis=0).max())
-    return rounded(found) if math.isfinite(found) else None
+    return round_significant(found) if math.isfinite(found) else None

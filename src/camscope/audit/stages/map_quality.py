@@ -18,31 +18,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.schema import Held, Level, Line, Measured, Number, Randomised, Sanity, Similarity
-from camscope.audit.core.summary_values import formulas, grouped, lines, number, of_finding, rounded, values
-from camscope.audit.performance.subgroups import levels
-from camscope.batch import Manifest, Run, run_batch
-from camscope.batch.manifest import arrow
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.schema import (
+    EstimateSummary,
+    MetricsResult,
+    MetricSummary,
+    RandomizationSimilarity,
+    RandomizationTest,
+    SanityResult,
+    StablePredictionShare,
+    SubgroupDifference,
+)
+from camscope.audit.core.summary_values import (
+    add_patient_column,
+    collect_formulas,
+    filter_finding,
+    get_metric_values,
+    round_significant,
+    summarize_estimate,
+    summarize_finding_metrics,
+)
+from camscope.audit.performance.subgroups import compare_subgroups
+from camscope.batch import BatchRun, Manifest, run_batch
+from camscope.batch.manifest import import_arrow
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
-from camscope.evaluation import Measures, measure
+from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
-from camscope.metrics import Randomised as Found
-from camscope.metrics import randomisation
-from camscope.metrics.explainer_probe import Probe
-from camscope.metrics.input_transforms import ACQUISITION, Change
-from camscope.metrics.robustness import USUAL, held
-from camscope.metrics.statistics import estimated
-from camscope.safe_files import path_in
+from camscope.metrics import RandomizationResult as Found
+from camscope.metrics import run_randomization_test
+from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
+from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
+from camscope.metrics.statistics import estimate_mean
+from camscope.safe_files import build_output_path
 
 FAITHFULNESS_METRICS = (
     "lerf-morf-gap", "deletion", "insertion", "aopc", "necessity", "sufficiency", "average-drop", "average-gain", "road",
 )  # fmt: skip
 
 
-def faithfulness(subject: Subject) -> Measured:
+def evaluate_faithfulness(context: AuditContext) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
-    return measured(subject, "faithfulness", subject.config.sizes.faithfulness, 1, FAITHFULNESS_METRICS)
+    return evaluate_samples(context, "faithfulness", context.config.sample_sizes.faithfulness, 1, FAITHFULNESS_METRICS)
 
 
 ROBUSTNESS_METRICS = (
@@ -53,180 +70,204 @@ ROBUSTNESS_METRICS = (
     "batch-invariance",
     "random-logit",
 )
-CHANGES: Mapping[str, Sequence[Change]] = {"stability": USUAL, "acquisition-stability": ACQUISITION}
-SALT = 2
+CHANGES_BY_METRIC: Mapping[str, Sequence[InputTransform]] = {
+    "stability": DEFAULT_TRANSFORMS,
+    "acquisition-stability": ACQUISITION_TRANSFORMS,
+}
+ROBUSTNESS_SALT = 2
 
 
-def robustness(subject: Subject) -> Measured:
+def evaluate_robustness(context: AuditContext) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
-    made = measured(subject, "robustness", subject.config.sizes.robustness, SALT, ROBUSTNESS_METRICS)
-    return made.model_copy(update={"held": tuple(_held(subject))}) if made.tested else made
+    made = evaluate_samples(
+        context, "robustness", context.config.sample_sizes.robustness, ROBUSTNESS_SALT, ROBUSTNESS_METRICS
+    )
+    return made.model_copy(update={"held": tuple(_summarize_stable_predictions(context))}) if made.tested else made
 
 
-def _held(subject: Subject) -> Iterator[Held]:
+def _summarize_stable_predictions(context: AuditContext) -> Iterator[StablePredictionShare]:
     """How often the answer itself held under the changes of each stability."""
-    for finding in subject.findings:
-        rows = subject.sampled(subject.config.sizes.robustness, SALT, finding, only=True)
-        patients = [subject.patients[row] for row in rows]
-        for name, (shares, why) in _shares(subject, finding, rows).items() if rows else ():
+    for finding in context.findings:
+        rows = context.sample_rows(
+            context.config.sample_sizes.robustness, ROBUSTNESS_SALT, finding, only_positives=True
+        )
+        patients = [context.patients[row] for row in rows]
+        for name, (shares, why) in _compute_stable_prediction_shares(context, finding, rows).items() if rows else ():
             share = (
-                number(None, reason=why)
+                summarize_estimate(None, reason=why)
                 if why
-                else number(estimated(shares, patients, bounds=(0.0, 1.0), **subject.how))
+                else summarize_estimate(estimate_mean(shares, patients, bounds=(0.0, 1.0), **context.bootstrap_options))
             )
-            yield Held(metric=name, finding=finding.name, share=share)
+            yield StablePredictionShare(metric=name, finding=finding.name, share=share)
 
 
-def _shares(subject: Subject, finding: Finding, rows: Sequence[int]) -> dict[str, tuple[list[float], str]]:
+def _compute_stable_prediction_shares(
+    context: AuditContext, finding: Finding, rows: Sequence[int]
+) -> dict[str, tuple[list[float], str]]:
     """Stability -> of each image the share of its changes under which the answer held, or why there is none."""
-    found: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES}
-    for batch in subject.batches(rows):
-        x = subject.on_device(batch)
-        probe = Probe.of(subject.tools[0], x, [finding.index] * len(x))
-        for name, changes in CHANGES.items():
+    found: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES_BY_METRIC}
+    for batch in context.iter_batches(rows):
+        x = context.stack_on_device(batch)
+        probe = ExplainerProbe.from_explainer(context.explainers[0], x, [finding.class_index] * len(x))
+        for name, changes in CHANGES_BY_METRIC.items():
             try:
-                found[name][0].extend(held(probe, changes).tolist())
+                found[name][0].extend(compute_stable_prediction_share(probe, changes).tolist())
             except GeometryError as error:  # pictures are compressed, and signals are not
                 found[name] = [], str(error)
     return found
 
 
-SEEDS = (0, 1, 2)
-LEAST = 5  # images, for what maps of different images have in common
+RANDOMIZATION_SEEDS = (0, 1, 2)
+MIN_SANITY_IMAGES = 5  # images, for what maps of different images have in common
 
 
-def sanity(subject: Subject) -> Sanity:
+def evaluate_sanity(context: AuditContext) -> SanityResult:
     """Cascading randomisation of the parameters, output first, for each finding's images."""
-    tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in subject.tools]
-    tools.append((METHODS["edges"](subject.model), True))
+    tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in context.explainers]
+    tools.append((METHODS["edges"](context.model), True))
     made, images, done = [], set[int](), 0
-    for finding in subject.findings:
-        x, rows = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, finding, only=True))
-        if len(x) < LEAST:
+    for finding in context.findings:
+        x, rows = _load_most_common_size(
+            context, context.sample_rows(context.config.sample_sizes.sanity, 3, finding, only_positives=True)
+        )
+        if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        patients = [subject.numbers[row] for row in rows]
+        patients = [context.patient_numbers[row] for row in rows]
         for tool, control in tools:
-            subject.told(done := done + 1, len(tools) * len(subject.findings))
-            made.append(_tested(subject, tool, x, patients, finding, control))
+            context.on_progress(done := done + 1, len(tools) * len(context.findings))
+            made.append(_run_randomization_test(context, tool, x, patients, finding, control))
     if not made:
-        return Sanity(tested=False, reason=f"fewer than {LEAST} images with a finding share a size")
-    return Sanity(images=len(images), tests=tuple(made))
+        return SanityResult(tested=False, reason=f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size")
+    return SanityResult(n_images=len(images), tests=tuple(made))
 
 
-def _of_one_size(subject: Subject, rows: list[int]) -> tuple[Tensor, list[int]]:
+def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
     """The images of the usual size, and their rows."""
-    read = zip(rows, subject.loaded(rows), strict=True)
+    read = zip(rows, context.load_images(rows), strict=True)
     items = {row: one.item.x for row, one in read if one.item is not None}
     if not items:
         return torch.empty(0, dtype=torch.float32, device="cpu"), []
     usual = Counter(tuple(one.shape) for one in items.values()).most_common(1)[0][0]
     kept = {row: one for row, one in items.items() if tuple(one.shape) == usual}
-    first = next(subject.model.parameters())
+    first = next(context.model.parameters())
     return torch.stack(list(kept.values())).to(first.device, first.dtype), list(kept)
 
 
-def _tested(
-    subject: Subject, tool: Explainer, x: Tensor, patients: Sequence[Hashable], finding: Finding, control: bool
-) -> Randomised:
+def _run_randomization_test(
+    context: AuditContext,
+    explainer: Explainer,
+    x: Tensor,
+    patients: Sequence[Hashable],
+    finding: Finding,
+    control: bool,
+) -> RandomizationTest:
     try:
-        found = randomisation(tool, x, [finding.index] * len(x), seeds=SEEDS)
+        found = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
     except (NonFiniteError, UndefinedError) as error:
-        return Randomised(
-            method=tool.title, finding=finding.name, steps=(), seeds=SEEDS, similarities=(), passes=None,
+        return RandomizationTest(
+            method=explainer.title, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(), passes=None,
             reason=str(error), control=control,
         )  # fmt: skip
-    return Randomised(
-        method=tool.title,
+    return RandomizationTest(
+        method=explainer.title,
         finding=finding.name,
-        steps=found.steps,
+        part_names=found.part_names,
         seeds=found.seeds,
-        similarities=tuple(_similarity(found, name, patients, subject.how) for name in found.values),
-        passes=None if found.undecided else found.passes,
-        reason=found.undecided or _unsaid(found),
+        similarities=tuple(
+            _build_similarity(found, name, patients, context.bootstrap_options) for name in found.similarities
+        ),
+        passes=None if found.no_verdict_reason else found.passes,
+        reason=found.no_verdict_reason or _find_undecided_reason(found),
         control=control,
     )
 
 
-def _unsaid(found: Found) -> str:
+def _find_undecided_reason(randomization_result: Found) -> str:
     """Why there is neither a pass nor a failure; "" where there is one."""
-    open_ones = [one.reason for one in found.verdicts.values() if one.passes is None]
-    return open_ones[0] if found.passes is None else ""
+    open_ones = [one.reason for one in randomization_result.verdicts.values() if one.passes is None]
+    return open_ones[0] if randomization_result.passes is None else ""
 
 
-def _similarity(found: Found, name: str, patients: Sequence[Hashable], how: dict[str, int]) -> Similarity:
-    low, null, high = found.null_interval(name)
-    verdict = None if found.undecided else found.verdicts[name]
-    return Similarity(
+def _build_similarity(
+    randomization_result: Found, name: str, patients: Sequence[Hashable], bootstrap_options: dict[str, int]
+) -> RandomizationSimilarity:
+    low, null, high = randomization_result.get_null_interval(name)
+    verdict = None if randomization_result.no_verdict_reason else randomization_result.verdicts[name]
+    return RandomizationSimilarity(
         name=name,
-        curve=tuple(rounded(float(one)) for one in found.curve(name)),
-        low=rounded(low),
-        null=rounded(null),
-        high=rounded(high),
+        curve=tuple(round_significant(float(one)) for one in randomization_result.compute_mean_curve(name)),
+        null_low=round_significant(low),
+        null_mean=round_significant(null),
+        null_high=round_significant(high),
         passes=verdict.passes if verdict else None,
-        reason=verdict.reason if verdict else found.undecided,
-        end=_end(found, name, patients, how),
+        reason=verdict.reason if verdict else randomization_result.no_verdict_reason,
+        final_similarity=_summarize_final_similarity(randomization_result, name, patients, bootstrap_options),
     )
 
 
-def _end(found: Found, name: str, patients: Sequence[Hashable], how: dict[str, int]) -> Number:
+def _summarize_final_similarity(
+    randomization_result: Found, name: str, patients: Sequence[Hashable], bootstrap_options: dict[str, int]
+) -> EstimateSummary:
     """How alike the maps are when all training is lost: a patient's images are drawn together, with those of every seed."""
-    last = found.values[name][:, -1]
+    last = randomization_result.similarities[name][:, -1]
     try:
-        made = estimated(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **how)
+        made = estimate_mean(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **bootstrap_options)
     except UndefinedError:
-        return number(None, reason="no map has a number: there is nothing to compare")
+        return summarize_estimate(None, reason="no map has a number: there is nothing to compare")
     known = int((~np.isnan(last)).any(0).sum())
-    return number(replace(made, n=known, undefined=last.shape[1] - known))
+    return summarize_estimate(replace(made, n=known, undefined=last.shape[1] - known))
 
 
-CHUNK = 8  # images that are lost where an audit is stopped: each takes long
+IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each takes long
 
 
-def measured(subject: Subject, name: str, count: int, salt: int, metrics: tuple[str, ...]) -> Measured:
+def evaluate_samples(
+    context: AuditContext, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
+) -> MetricsResult:
     """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `name`, finding by finding."""
-    found: list[Line] = []
+    found: list[MetricSummary] = []
     images = set[int]()
-    for finding in subject.findings:
-        rows = subject.sampled(count, salt, finding, only=True)
+    for finding in context.findings:
+        rows = context.sample_rows(n_samples, salt, finding, only_positives=True)
         images.update(rows)
-        place = path_in(subject.folder, name, str(finding.index))
-        found += _measured(subject, place, finding, rows, metrics) if rows else []
+        place = build_output_path(context.folder, stage_name, str(finding.class_index))
+        found += _evaluate_finding(context, place, finding, rows, metrics) if rows else []
     if not images:
-        return Measured(tested=False, reason="no image with a finding has an answer")
-    return Measured(images=len(images), formulas=formulas(found), lines=tuple(found))
+        return MetricsResult(tested=False, reason="no image with a finding has an answer")
+    return MetricsResult(n_images=len(images), formulas=collect_formulas(found), metric_summaries=tuple(found))
 
 
-def _measured(
-    subject: Subject, folder: Path, finding: Finding, rows: list[int], metrics: tuple[str, ...]
-) -> list[Line]:
-    config = subject.config
-    shown, whole = _some(subject, subject.shown, rows), _some(subject, subject.manifest, rows)
+def _evaluate_finding(
+    context: AuditContext, folder: Path, finding: Finding, rows: list[int], metrics: tuple[str, ...]
+) -> list[MetricSummary]:
+    config = context.config
+    shown, whole = _select_rows(context, context.output_manifest, rows), _select_rows(context, context.manifest, rows)
     run_batch(
-        subject.tools,
+        context.explainers,
         shown,
         folder / "maps",
-        [finding.index],
+        [finding.class_index],
         batch_size=config.batch_size,
-        chunk=CHUNK,
+        chunk=IMAGES_PER_CHUNK,
         window=config.data.window,
     )
-    made = measure(
-        Run(folder / "maps", whole),
+    made = evaluate(
+        BatchRun(folder / "maps", whole),
         folder / "values",
         metrics=metrics,
-        model=subject.model,
-        preprocess=subject.tools[0].preprocess,
-        tools=subject.tools,
-        fills=config.fills,
-        batch_size=config.at_once,
-        told=subject.told,
+        model=context.model,
+        preprocess=context.explainers[0].preprocess,
+        tools=context.explainers,
+        fills=config.imputations,
+        batch_size=config.perturbed_batch_size,
+        told=context.on_progress,
     )
-    return lines(subject, made, finding)
+    return summarize_finding_metrics(context, made, finding)
 
 
-def _some(subject: Subject, manifest: Manifest, rows: list[int]) -> Manifest:
-    places = arrow().array([subject.place[row] for row in rows], arrow().int64())
+def _select_rows(context: AuditContext, manifest: Manifest, rows: list[int]) -> Manifest:
+    places = import_arrow().array([context.manifest_positions[row] for row in rows], import_arrow().int64())
     return replace(manifest, table=manifest.table.take(places))
 
 
@@ -236,59 +277,65 @@ LOCALIZATION_METRICS = (
 )  # fmt: skip
 
 
-def localise(subject: Subject) -> Measured:
+def evaluate_localization(context: AuditContext) -> MetricsResult:
     """Of images with a finding and with its place, finding by finding; into `localise/`."""
-    if not subject.evidence:
+    if not context.ground_truth:
         why = "no masks, boxes or points say where findings are: name evidence in [data]"
-        return Measured(tested=False, reason=why)
-    known = [one for one in subject.findings if one.name in subject.evidence]
-    made = [(finding, _measured_localization(subject, finding)) for finding in known]
-    found = [line for finding, values in made for line in _bounded(subject, values, finding)]
-    if not any(line.value.n for line in found if line.metric == "enrichment" and not line.control):
-        return Measured(tested=False, reason=f"no map has a value: {_why(subject, made)}")
-    images = max(line.value.n for line in found if line.metric == "enrichment")
-    levels = tuple(_levels(subject, made))
-    return Measured(images=images, formulas=formulas(found), lines=tuple(found), levels=levels)
-
-
-def _why(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> str:
-    """What is said of most of the maps of images with a finding, and of how many."""
-    said = Counter[str]()
-    for finding, measures in made:
-        maps = measures.table("not control and metric = 'enrichment'")
-        said.update(one or "" for one in of_finding(subject, maps, finding, True)["reason"].to_pylist())
-    return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
-
-
-def _measured_localization(subject: Subject, finding: Finding) -> Measures:
-    evidence = subject.evidence[finding.name]
-    return measure(
-        subject.maps,
-        path_in(subject.folder, "localise", str(finding.index)),
-        evidence,
-        LOCALIZATION_METRICS,
-        strict=False,
-        told=subject.told,
+        return MetricsResult(tested=False, reason=why)
+    known = [one for one in context.findings if one.name in context.ground_truth]
+    made = [(finding, _evaluate_finding_localization(context, finding)) for finding in known]
+    found = [line for finding, values in made for line in _add_max_enrichment(context, values, finding)]
+    if not any(line.value.n_values for line in found if line.metric == "enrichment" and not line.control):
+        return MetricsResult(tested=False, reason=f"no map has a value: {_summarize_reasons(context, made)}")
+    images = max(line.value.n_values for line in found if line.metric == "enrichment")
+    levels = tuple(_compare_mass_by_subgroup(context, made))
+    return MetricsResult(
+        n_images=images, formulas=collect_formulas(found), metric_summaries=tuple(found), subgroup_differences=levels
     )
 
 
-def _bounded(subject: Subject, measures: Measures, finding: Finding) -> Iterator[Line]:
+def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]) -> str:
+    """What is said of most of the maps of images with a finding, and of how many."""
+    said = Counter[str]()
+    for finding, measures in evaluations:
+        maps = measures.table("not control and metric = 'enrichment'")
+        said.update(one or "" for one in filter_finding(context, maps, finding, True)["reason"].to_pylist())
+    return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
+
+
+def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> EvaluationResult:
+    evidence = context.ground_truth[finding.name]
+    return evaluate(
+        context.maps,
+        build_output_path(context.folder, "localise", str(finding.class_index)),
+        evidence,
+        LOCALIZATION_METRICS,
+        strict=False,
+        told=context.on_progress,
+    )
+
+
+def _add_max_enrichment(
+    context: AuditContext, evaluation: EvaluationResult, finding: Finding
+) -> Iterator[MetricSummary]:
     """The lines; of enrichment with the most that it can be: a uniform map has the area inside, and no map more than all."""
-    own = of_finding(subject, measures.table(), finding, True)
-    areas = [area for area in values(own, "energy-inside", "uniform", None).values() if area > 0]
-    most = rounded(fmean(1 / area for area in areas)) if areas else None
-    for line in lines(subject, measures, finding):
+    own = filter_finding(context, evaluation.table(), finding, True)
+    areas = [area for area in get_metric_values(own, "energy-inside", "uniform", None).values() if area > 0]
+    most = round_significant(fmean(1 / area for area in areas)) if areas else None
+    for line in summarize_finding_metrics(context, evaluation, finding):
         yield line.model_copy(update={"most": most}) if line.metric == "enrichment" else line
 
 
-def _levels(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> Iterator[Level]:
+def _compare_mass_by_subgroup(
+    context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]
+) -> Iterator[SubgroupDifference]:
     """Whether the maps lie on a finding for some patients more than for others: the energy inside, by subgroup.
 
     Of the first method: the others look at the same images, and each question more makes all intervals wider.
     """
-    tool = subject.tools[0]
-    for finding, measures in made:
-        own = of_finding(subject, grouped(subject, measures.table()), finding, True)
-        inside = values(own, "energy-inside", tool.title, subject.about(tool)["layer"])
+    tool = context.explainers[0]
+    for finding, measures in evaluations:
+        own = filter_finding(context, add_patient_column(context, measures.table()), finding, True)
+        inside = get_metric_values(own, "energy-inside", tool.title, context.find_explainer_info(tool)["layer"])
         if inside:
-            yield from levels(subject, finding, inside, subject.config.margins.mass)
+            yield from compare_subgroups(context, finding, inside, context.config.margins.mass_difference)

@@ -11,15 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import Finding, Subject
-from camscope.audit.core.predictions import Answered
-from camscope.audit.core.schema import Answers, Explain, Maps, Predict, Step
-from camscope.audit.core.summary_values import rounded
-from camscope.audit.performance.model_outputs import gives_probabilities, logits_of, odds_of
-from camscope.audit.performance.performance_summary import bins, by_group, measures
-from camscope.audit.performance.subgroups import levels
-from camscope.batch import Outcome, Run, run_batch
-from camscope.batch.image_loading import Loaded
+from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.schema import ExplainResult, FindingPerformance, FlowStep, MapCounts, PredictResult
+from camscope.audit.core.summary_values import round_significant
+from camscope.audit.performance.model_outputs import (
+    are_probability_outputs,
+    compute_log_odds,
+    compute_logits_and_features,
+)
+from camscope.audit.performance.performance_summary import (
+    compute_performance,
+    compute_subgroup_performance,
+    summarize_bins,
+)
+from camscope.audit.performance.subgroups import compare_subgroups
+from camscope.batch import BatchOutcome, BatchRun, run_batch
+from camscope.batch.image_loading import LoadedImage
 from camscope.errors import (
     OUT_OF_MEMORY,
     InputError,
@@ -29,163 +37,179 @@ from camscope.errors import (
     NonFiniteError,
     RunError,
     TargetError,
+    describe_out_of_memory,
     is_out_of_memory,
-    memory_reason,
 )
 from camscope.plurals import inflect, plural
-from camscope.safe_files import path_in
+from camscope.safe_files import build_output_path
 
 
-def predict(subject: Subject) -> Predict:
+def predict_images(context: AuditContext) -> PredictResult:
     """One pass over all images; what each was given is in `predictions.parquet`."""
-    made = _answered(subject)
+    made = _predict_all(context)
     if not made.rows:
         why = next(iter(made.errors.values()), "")
         raise InputError(f"the model has an answer for none of the images: {why}")
-    truths = [subject.truths(finding) for finding in subject.findings]
-    made.write(subject.folder, subject.ids, subject.numbers, truths)
-    return Predict(
-        probabilities=made.probabilities,
-        flow=tuple(_flow(subject, made)),
-        findings=tuple(_of(subject, made, finding) for finding in subject.findings),
+    truths = [context.get_truth(finding) for finding in context.findings]
+    made.write(context.folder, context.ids, context.patient_numbers, truths)
+    return PredictResult(
+        outputs_are_probabilities=made.outputs_are_probabilities,
+        flow=tuple(_describe_prediction_flow(context, made)),
+        performance=tuple(_summarize_finding_performance(context, made, finding) for finding in context.findings),
     )
 
 
-def _flow(subject: Subject, made: Answered) -> Iterator[Step]:
+def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -> Iterator[FlowStep]:
     """How many images have an answer, how many of them a label, and what became of the others."""
-    yield Step(name=f"{inflect(len(made.rows), 'image')} with an answer", rows=len(made.rows))
-    for why, count in sorted(Counter(made.errors.values()).items()):
-        yield Step(name=f"{inflect(count, 'image')} without an answer", rows=count, reason=why, lost=True)
-    for finding in subject.findings:
-        truths = subject.truths(finding)
-        known = sum(truths[row] is not None for row in made.rows)
-        if known < len(made.rows):
+    yield FlowStep(name=f"{inflect(len(predictions.rows), 'image')} with an answer", n_rows=len(predictions.rows))
+    for why, count in sorted(Counter(predictions.errors.values()).items()):
+        yield FlowStep(name=f"{inflect(count, 'image')} without an answer", n_rows=count, reason=why, is_exclusion=True)
+    for finding in context.findings:
+        truths = context.get_truth(finding)
+        known = sum(truths[row] is not None for row in predictions.rows)
+        if known < len(predictions.rows):
             why = "the others count in no question that needs to know the truth"
-            yield Step(name=f"of them labeled for {finding.name}", rows=known, reason=why)
+            yield FlowStep(name=f"of them labeled for {finding.name}", n_rows=known, reason=why)
 
 
-def _answered(subject: Subject) -> Answered:
+def _predict_all(context: AuditContext) -> Predictions:
     rows: list[int] = []
     answers: list[Tensor] = []
     features: list[Tensor] = []
     errors: dict[int, str] = {}
     done = 0
-    for batch in subject.batches():
-        subject.told(done := done + len(batch), len(subject.rows))
-        for one, found in _asked(subject, batch):
+    for batch in context.iter_batches():
+        context.on_progress(done := done + len(batch), len(context.rows))
+        for one, found in _predict_batch(context, batch):
             if isinstance(found, str):
                 errors[one.row["row"]] = found
             else:
                 rows.append(one.row["row"])
                 answers.append(found[0])
                 features.append(found[1])
-    names = tuple(one.name for one in subject.findings)
+    names = tuple(one.name for one in context.findings)
     if not rows:
-        return Answered([], names, np.empty((0, len(names))), np.empty((0, 0), np.float32), errors)
+        return Predictions([], names, np.empty((0, len(names))), np.empty((0, 0), np.float32), errors)
     logits = torch.stack(answers)
-    plain = gives_probabilities(logits, subject.config.model.outputs)
-    odds = odds_of(subject, logits, subject.findings, probabilities=plain)
-    return Answered(rows, names, odds.numpy(), torch.stack(features).numpy(), errors, plain)
+    plain = are_probability_outputs(logits, context.config.model.outputs)
+    odds = compute_log_odds(context, logits, context.findings, outputs_are_probabilities=plain)
+    return Predictions(rows, names, odds.numpy(), torch.stack(features).numpy(), errors, plain)
 
 
-def _asked(subject: Subject, batch: Sequence[Loaded]) -> Iterator[tuple[Loaded, tuple[Tensor, Tensor] | str]]:
+def _predict_batch(
+    context: AuditContext, batch: Sequence[LoadedImage]
+) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
     """Each image with its logits and features, or why it has none: one that the model fails on fails for itself."""
     there = [one for one in batch if one.item is not None]
     yield from ((one, one.error or "it cannot be read") for one in batch if one.item is None)
     if not there:
         return
-    layer, grid = subject.pooled
+    layer, grid = context.feature_layer_and_grid
     try:
-        logits, features = logits_of(subject, subject.on_device(there), layer, grid)
+        logits, features = compute_logits_and_features(context, context.stack_on_device(there), layer, grid)
     except (LayerError, MissingExtraError, ModelError, TargetError):
         raise
     except Exception as error:
         if len(there) == 1 and is_out_of_memory(error):  # of the machine, not of the image: another start may have it
             raise RunError(
-                f"{subject.ids[there[0].row['row']]}: {memory_reason(error)}, for this image alone; free some memory or take a "
+                f"{context.ids[there[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; free some memory or take a "
                 "smaller input, and start again: the audit goes on"
             ) from error
         if len(there) == 1:
             yield there[0], f"the model fails: {error if isinstance(error, NonFiniteError) else type(error).__name__}"
             return
         for one in there:
-            yield from _asked(subject, [one])
+            yield from _predict_batch(context, [one])
         return
     for one, own, seen in zip(there, logits, features, strict=True):
         yield one, (own, seen)
 
 
-def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
-    truths, odds = subject.truths(finding), made.of(finding.name)
-    rows = [row for row in made.rows if truths[row] is not None]
+def _summarize_finding_performance(
+    context: AuditContext, predictions: Predictions, finding: Finding
+) -> FindingPerformance:
+    truths, odds = context.get_truth(finding), predictions.log_odds_by_row(finding.name)
+    rows = [row for row in predictions.rows if truths[row] is not None]
     truth, answer = np.array([bool(truths[row]) for row in rows], np.bool_), np.array([odds[row] for row in rows])
-    groups, config = [subject.patients[row] for row in rows], subject.config
+    groups, config = [context.patients[row] for row in rows], context.config
     if not 0 < truth.sum() < len(truth):
         raise InputError(
             f"of {plural(len(truth), 'labeled image')}, {int(truth.sum())} with the finding {finding.name!r}: "
             "some with it and some "
             f"without are needed; is the label column right?"
         )
-    found, judged = measures(truth, answer, groups, **subject.how)
+    found, judged = compute_performance(truth, answer, groups, **context.bootstrap_options)
     values = dict(zip(rows, answer.tolist(), strict=True))
-    return Answers(
+    return FindingPerformance(
         finding=finding.name,
-        positives=int(truth.sum()),
-        negatives=int((~truth).sum()),
-        spread=rounded(made.spread(finding.name)) or 0.0,
+        n_positives=int(truth.sum()),
+        n_negatives=int((~truth).sum()),
+        log_odds_std=round_significant(predictions.log_odds_std(finding.name)) or 0.0,
         **found,
-        bins=tuple(bins(judged)),
-        groups=tuple(by_group(subject, rows, truth, answer)),
-        levels=tuple(levels(subject, finding, values, config.margins.auroc, {row: bool(truths[row]) for row in rows})),
+        bins=tuple(summarize_bins(judged)),
+        subgroups=tuple(compute_subgroup_performance(context, rows, truth, answer)),
+        subgroup_differences=tuple(
+            compare_subgroups(
+                context, finding, values, config.margins.auroc_difference, {row: bool(truths[row]) for row in rows}
+            )
+        ),
     )
 
 
-CHUNK = 64  # images that are lost where an audit is stopped
+EXPLAIN_IMAGES_PER_CHUNK = 64  # images that are lost where an audit is stopped
 
 
-def explain(subject: Subject) -> Explain:
+def explain_images(context: AuditContext) -> ExplainResult:
     """Into `maps/`, which goes on where it was."""
-    config = subject.config
+    config = context.config
 
-    def told(outcome: Outcome) -> None:
-        subject.told(outcome.before + outcome.images, outcome.total)
+    def told(outcome: BatchOutcome) -> None:
+        context.on_progress(outcome.n_done_before + outcome.n_processed, outcome.n_images)
 
     outcome = run_batch(
-        subject.tools,
-        subject.shown,
-        path_in(subject.folder, "maps"),
-        [one.index for one in subject.findings],
+        context.explainers,
+        context.output_manifest,
+        build_output_path(context.folder, "maps"),
+        [one.class_index for one in context.findings],
         batch_size=config.batch_size,
-        chunk=CHUNK,
+        chunk=EXPLAIN_IMAGES_PER_CHUNK,
         window=config.data.window,
         retry_failed=True,
         told=told,
     )
-    if short := [reason for reason in outcome.transient if reason.startswith(OUT_OF_MEMORY)]:
-        count = sum(outcome.transient[reason] for reason in short)
+    if short := [reason for reason in outcome.transient_failure_counts if reason.startswith(OUT_OF_MEMORY)]:
+        count = sum(outcome.transient_failure_counts[reason] for reason in short)
         raise RunError(
             f"{plural(count, 'image has', 'images have')} no map: {short[0]}; free some memory or lower "
             "batch_size, and start again: the audit goes on"
         )
-    if outcome.failures == outcome.total:
-        raise RunError(f"no image has a map: {outcome.reasons.most_common(1)[0][0]}")
-    failures = [Step(name="no map", rows=count, reason=why) for why, count in sorted(outcome.reasons.items())]
-    return Explain(maps=tuple(_maps(subject)), failures=tuple(failures))
+    if outcome.n_failures == outcome.n_images:
+        raise RunError(f"no image has a map: {outcome.failure_counts.most_common(1)[0][0]}")
+    failures = [
+        FlowStep(name="no map", n_rows=count, reason=why) for why, count in sorted(outcome.failure_counts.items())
+    ]
+    return ExplainResult(map_counts=tuple(_count_maps(context)), failures=tuple(failures))
 
 
-def _maps(subject: Subject) -> list[Maps]:
-    table = Run(subject.folder / "maps").table(["method", "target", "status"])
+def _count_maps(context: AuditContext) -> list[MapCounts]:
+    table = BatchRun(context.folder / "maps").table(["method", "target", "status"])
     seen = Counter(zip(*(table[name].to_pylist() for name in ("method", "target", "status")), strict=True))
     made = []
-    for tool in subject.tools:
-        for finding in subject.findings:
+    for tool in context.explainers:
+        for finding in context.findings:
             own = {
                 status: count
                 for (method, target, status), count in sorted(seen.items())
-                if (method, target) == (tool.title, str(finding.index))
+                if (method, target) == (tool.title, str(finding.class_index))
             }
             failures = own.pop("failed", 0)
             made.append(
-                Maps(method=tool.title, finding=finding.name, maps=sum(own.values()), failures=failures, statuses=own)
+                MapCounts(
+                    method=tool.title,
+                    finding=finding.name,
+                    n_maps=sum(own.values()),
+                    n_failures=failures,
+                    status_counts=own,
+                )
             )
     return made

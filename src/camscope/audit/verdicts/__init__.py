@@ -5,24 +5,32 @@ it holds the margin, or there is nothing, or there are too few patients, to test
 """
 
 from camscope.audit.core.schema import Summary, Verdict
-from camscope.audit.verdicts.maps import faithful, localised, robust, sane
-from camscope.audit.verdicts.model import answering, blanked, evident, leaking, masses, relying, several_ways
+from camscope.audit.verdicts.maps import judge_faithfulness, judge_localization, judge_robustness, judge_sanity
+from camscope.audit.verdicts.model import (
+    judge_attribution_mass,
+    judge_clusters,
+    judge_ground_truth_reliance,
+    judge_leakage,
+    judge_masked_organ,
+    judge_performance,
+    judge_region_reliance,
+)
 
-__all__ = ["verdicts"]
+__all__ = ["derive_verdicts"]
 
 
-def verdicts(summary: Summary) -> list[Verdict]:
+def derive_verdicts(summary: Summary) -> list[Verdict]:
     """Of everything that was found, the questions in the order of the report."""
     return [
-        *answering(summary),
-        *evident(summary),
-        *relying(summary),
-        *blanked(summary),
-        *localised(summary),
-        *masses(summary),
-        *faithful(summary),
-        *sane(summary),
-        *robust(summary),
-        *leaking(summary),
-        *several_ways(summary),
+        *judge_performance(summary),
+        *judge_ground_truth_reliance(summary),
+        *judge_region_reliance(summary),
+        *judge_masked_organ(summary),
+        *judge_localization(summary),
+        *judge_attribution_mass(summary),
+        *judge_faithfulness(summary),
+        *judge_sanity(summary),
+        *judge_robustness(summary),
+        *judge_leakage(summary),
+        *judge_clusters(summary),
     ]

@@ -7,52 +7,79 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from camscope.audit.core.schema import Leak, Level, Mass, Number, Strategies, Summary, Verdict
-from camscope.audit.core.subgroup_levels import FOR_ONE_WAY, RARE
-from camscope.audit.core.summary_values import rounded
-from camscope.audit.shortcuts.image_edits import ENOUGH
-from camscope.audit.shortcuts.region_samples import FINDING, ORGAN
-from camscope.audit.shortcuts.reliance import FILLS, PREVALENCE, deciding, evidence, reliance, too_few_for_absence
-from camscope.audit.verdicts.rules import ABOVE, NOTHING, WIDE, Told, beyond, lacks, made, out_of_reach, under_all
+from camscope.audit.core.schema import (
+    AttributionMass,
+    ClusterAnalysis,
+    ColumnLeakage,
+    EstimateSummary,
+    SubgroupDifference,
+    Summary,
+    Verdict,
+)
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
+from camscope.audit.core.summary_values import round_significant
+from camscope.audit.shortcuts.image_edits import MIN_PREFERRED_IMAGES
+from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION
+from camscope.audit.shortcuts.reliance import (
+    DEFAULT_RELIANCE_PREVALENCE,
+    MIN_IMPUTATIONS,
+    describe_too_few_for_absence,
+    judge_finding_reliance,
+    judge_reliance,
+    select_reported_effect,
+)
+from camscope.audit.verdicts.rules import (
+    ABOVE_MARGIN_RULE,
+    EMPTY_ESTIMATE,
+    WIDE_INTERVAL_REASON,
+    Decision,
+    build_verdict,
+    combine_decisions,
+    decide_above_margin,
+    describe_unreachable_margin,
+    find_missing_requirement,
+)
 from camscope.plurals import plural
 
-EQUAL = (
+EQUALITY_RULE = (
     "supported where the interval of every level lies within the margin, not supported where one lies wholly beyond it; the "
     "intervals of all levels are corrected so that they hold together"
 )
-EQUAL_EFFECTS = (
-    f"{EQUAL}; supported only where either side of every level has so many patients that a reliance of the declared share of "
+EFFECT_EQUALITY_RULE = (
+    f"{EQUALITY_RULE}; supported only where either side of every level has so many patients that a reliance of the declared share of "
     "them would have been met (rule of three)"
 )
 
 
-def answering(summary: Summary) -> Iterator[Verdict]:
+def judge_performance(summary: Summary) -> Iterator[Verdict]:
     """The AUROC of each finding, and its differences between subgroups."""
-    for one in summary.predict.findings:
+    for one in summary.predict.performance:
         margin = summary.margins["useful"]
         claim = f"The model tells images with {one.finding} from those without."
-        yield made(
-            "performance", claim, one.finding, beyond(one.auroc, margin), one.auroc, "performance", ABOVE,
-            good=True, margin=margin,
+        yield build_verdict(
+            "performance", claim, one.finding, decide_above_margin(one.auroc, margin), one.auroc, "performance", ABOVE_MARGIN_RULE,
+            supported_is_good=True, margin=margin,
         )  # fmt: skip
-        for (_, _, column), own in together(one.levels).items():
+        for (_, _, column), own in group_by_subgroup_column(one.subgroup_differences).items():
             claim = f"It tells {one.finding} equally well whatever the {column}."
-            yield equal("performance by subgroup", claim, one.finding, own, "performance", column)
+            yield judge_subgroup_equality("performance by subgroup", claim, one.finding, own, "performance", column)
 
 
-def together(levels: Iterable[Level]) -> dict[tuple[str, str, str], list[Level]]:
+def group_by_subgroup_column(
+    differences: Iterable[SubgroupDifference],
+) -> dict[tuple[str, str, str], list[SubgroupDifference]]:
     """[finding, region, column]: its levels."""
-    found: dict[tuple[str, str, str], list[Level]] = {}
-    for one in levels:
+    found: dict[tuple[str, str, str], list[SubgroupDifference]] = {}
+    for one in differences:
         found.setdefault((one.finding, one.region, one.column), []).append(one)
     return found
 
 
-def equal(
+def judge_subgroup_equality(
     question: str,
     claim: str,
     finding: str,
-    own: Sequence[Level],
+    differences: Sequence[SubgroupDifference],
     section: str,
     column: str,
     prevalence: float | None = None,
@@ -62,101 +89,116 @@ def equal(
     `prevalence`: of effects that may be rare and large, the share of patients whose effect has to be met in every level before
     levels are called equal.
     """
-    testable = [one for one in own if one.difference.value is not None]
-    apart = [one for one in testable if one.word == "different" and _is_beyond(one)]
-    worst = max(apart or testable, key=lambda one: abs(one.difference.value or 0.0), default=own[0])
-    found: Told = "not testable", ""
+    testable = [one for one in differences if one.difference.value is not None]
+    apart = [one for one in testable if one.conclusion == "different" and _exceeds_margin(one)]
+    worst = max(apart or testable, key=lambda one: abs(one.difference.value or 0.0), default=differences[0])
+    found: Decision = "not testable", ""
     if apart:
         found = "not supported", f"{worst.level} differs from the others by more than the margin"
-    elif {one.word for one in own} == {"equivalent"}:
-        few = too_few_for_absence(min(map(_patients, own)), prevalence) if prevalence else ""
+    elif {one.conclusion for one in differences} == {"equivalent"}:
+        few = (
+            describe_too_few_for_absence(min(map(_count_patients_of_smaller_side, differences)), prevalence)
+            if prevalence
+            else ""
+        )
         found = ("not testable", few) if few else ("supported", "")
     else:
-        found = "not testable", "; ".join(dict.fromkeys(_why_open(own)))
-    rule = EQUAL_EFFECTS if prevalence else EQUAL
-    return made(
-        question, claim, finding, found, worst.difference, section, rule, good=True, margin=worst.margin, subject=column
+        found = "not testable", "; ".join(dict.fromkeys(_list_open_reasons(differences)))
+    rule = EFFECT_EQUALITY_RULE if prevalence else EQUALITY_RULE
+    return build_verdict(
+        question, claim, finding, found, worst.difference, section, rule, supported_is_good=True, margin=worst.margin, qualifier=column
     )  # fmt: skip
 
 
-def _patients(one: Level) -> int:
+def _count_patients_of_smaller_side(difference: SubgroupDifference) -> int:
     """Of the smaller side."""
-    return min(one.value.groups, max(0, one.difference.groups - one.value.groups))
+    return min(difference.value.n_groups, max(0, difference.difference.n_groups - difference.value.n_groups))
 
 
-def _is_beyond(one: Level) -> bool:
-    low, high = one.difference.low, one.difference.high
-    return low is not None and high is not None and (low > one.margin or high < -one.margin)
+def _exceeds_margin(difference: SubgroupDifference) -> bool:
+    low, high = difference.difference.low, difference.difference.high
+    return low is not None and high is not None and (low > difference.margin or high < -difference.margin)
 
 
-def _why_open(own: Sequence[Level]) -> Iterator[str]:
+def _list_open_reasons(differences: Sequence[SubgroupDifference]) -> Iterator[str]:
     """Level by level: what it lacks, or what its interval leaves open."""
-    for one in own:
-        if one.word == "different":
+    for one in differences:
+        if one.conclusion == "different":
             yield f"{one.level} differs, but perhaps by less than the margin: more images are needed to tell"
-        elif one.word != "equivalent":
-            yield one.difference.reason or WIDE
+        elif one.conclusion != "equivalent":
+            yield one.difference.reason or WIDE_INTERVAL_REASON
 
 
-RELIES = (
+RELIANCE_RULE = (
     "supported where the interval of an insertion (the region from an image that has it, with the finding where "
-    f"{ENOUGH} or more have both, less the same pixels of one without) lies wholly beyond the margin, up or down, in standard "
+    f"{MIN_PREFERRED_IMAGES} or more have both, less the same pixels of one without) lies wholly beyond the margin, up or down, in standard "
     "deviations of the log odds, or where those of the removal of a marker all do to one side, under "
-    f"{FILLS} fills at least; not supported where every interval that counts lies within the margin, in so many patients that a "
+    f"{MIN_IMPUTATIONS} fills at least; not supported where every interval that counts lies within the margin, in so many patients that a "
     "reliance of the declared share of them would have been met with 95 % certainty (rule of three); the removal of what every "
     "image has decides nothing, for the model knows no image without it"
 )
-SPEAKS = (
-    f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported, and where "
+GROUND_TRUTH_RULE = (
+    f"{RELIANCE_RULE}; the finding's own pixels have to move them up: where they move them down, it is not supported, and where "
     "insertion and removal move them to different sides, not testable"
 )
-ANSWERS = (
+MASKED_ORGAN_RULE = (
     "of AUROC and 1 - AUROC, for an inverted answer is an answer, too: supported where the interval of the larger one lies "
     "wholly above the margin, not supported where those of both lie wholly below it, under every fill"
 )
-INVERTED = "inverted: the AUROC is below a half, and what is shown is 1 - AUROC"
-LIES = (
-    f"{ABOVE}; not testable where it does not lie wholly above the mean of maps of other patients, too, where the region is "
+INVERTED_REASON = "inverted: the AUROC is below a half, and what is shown is 1 - AUROC"
+ATTRIBUTION_MASS_RULE = (
+    f"{ABOVE_MARGIN_RULE}; not testable where it does not lie wholly above the mean of maps of other patients, too, where the region is "
     "finer than the cells of the map, or so large that no map could reach the margin; it says where to look: whether the answer "
     "relies on the region, interventions say"
 )
-PLACES = ("background", "border", "corners", "ink", "padding", "pen", "rim", "shell")  # that need no other word
+REGIONS_WITH_ARTICLE = (
+    "background",
+    "border",
+    "corners",
+    "ink",
+    "padding",
+    "pen",
+    "rim",
+    "shell",
+)  # that need no other word
 
 
-def evident(summary: Summary) -> Iterator[Verdict]:
+def judge_ground_truth_reliance(summary: Summary) -> Iterator[Verdict]:
     """Whether the answer depends on the finding's own pixels."""
     for finding in summary.resolve.findings:
         claim = f"The answer depends on the pixels of {finding} itself."
-        yield _reliance(summary, finding, FINDING, claim, "evidence", good=True)
+        yield _judge_reliance(summary, finding, FINDING_REGION, claim, "evidence", supported_is_good=True)
 
 
-def relying(summary: Summary) -> Iterator[Verdict]:
+def judge_region_reliance(summary: Summary) -> Iterator[Verdict]:
     """Whether it relies on other regions, and on these in every subgroup alike."""
     for finding in summary.resolve.findings:
-        for region in _regions(summary):
-            claim = f"The answer for {finding} relies on {_named(region)}."
-            yield _reliance(summary, finding, region, claim, "shortcut", good=False)
-    for (finding, region, column), own in together(summary.shortcut.levels).items():
-        claim = f"What {_named(region)} adds to the answer for {finding} is the same whatever the {column}."
-        prevalence = summary.margins.get("prevalence", PREVALENCE)
+        for region in _list_other_regions(summary):
+            claim = f"The answer for {finding} relies on {_format_region(region)}."
+            yield _judge_reliance(summary, finding, region, claim, "shortcut", supported_is_good=False)
+    for (finding, region, column), own in group_by_subgroup_column(summary.shortcut.subgroup_differences).items():
+        claim = f"What {_format_region(region)} adds to the answer for {finding} is the same whatever the {column}."
+        prevalence = summary.margins.get("prevalence", DEFAULT_RELIANCE_PREVALENCE)
         subject = f"{column}, effect of {region}"
-        yield equal("shortcut by subgroup", claim, finding, own, "shortcut", subject, prevalence)
+        yield judge_subgroup_equality("shortcut by subgroup", claim, finding, own, "shortcut", subject, prevalence)
 
 
-def _regions(summary: Summary) -> list[str]:
-    return [name for name in summary.shortcut.regions if name not in (FINDING, ORGAN)]
+def _list_other_regions(summary: Summary) -> list[str]:
+    return [name for name in summary.shortcut.region_counts if name not in (FINDING_REGION, ORGAN_REGION)]
 
 
-def _named(region: str) -> str:
+def _format_region(region: str) -> str:
     """As it stands in a sentence."""
     if region.startswith("outside"):
         return f"what lies {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
     if region == "saturated":
         return "small saturated parts"
-    return f"the {region}" if region in PLACES else f"the region {region}"
+    return f"the {region}" if region in REGIONS_WITH_ARTICLE else f"the region {region}"
 
 
-def _reliance(summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool) -> Verdict:
+def _judge_reliance(
+    summary: Summary, finding: str, region: str, claim: str, question: str, *, supported_is_good: bool
+) -> Verdict:
     own = [one for one in summary.shortcut.interventions if one.region == region and one.finding == finding]
     margin = summary.margins["effect"]
     insert, remove = ([one for one in own if one.kind == kind] for kind in ("insert", "remove"))
@@ -164,155 +206,170 @@ def _reliance(summary: Summary, finding: str, region: str, claim: str, question:
         reason = summary.shortcut.reason or next(
             (one.effect.reason for one in own), "no image has such a region, or no mask says so"
         )
-        found: Told = "not testable", reason
-        effect = NOTHING
+        found: Decision = "not testable", reason
+        effect = EMPTY_ESTIMATE
     else:
-        marker = region in summary.shortcut.markers.get(finding, ())
-        judge, ways = evidence if region == FINDING else reliance, (insert, remove if marker else [])
-        prevalence = summary.margins.get("prevalence", PREVALENCE)
-        found = judge(*ways, margin, prevalence, set_aside=[] if marker else remove)
-        shown = deciding(*ways, margin) or deciding([], remove, margin)
-        effect = NOTHING if shown is None else shown.effect
-    rule = SPEAKS if region == FINDING else RELIES
-    return made(
-        question, claim, finding, found, effect, "shortcut", rule, good=good, margin=margin, subject=region
+        marker = region in summary.shortcut.markers_by_finding.get(finding, ())
+        judge, ways = (
+            judge_finding_reliance if region == FINDING_REGION else judge_reliance,
+            (insert, remove if marker else []),
+        )
+        prevalence = summary.margins.get("prevalence", DEFAULT_RELIANCE_PREVALENCE)
+        found = judge(*ways, margin, prevalence, uncounted_removals=[] if marker else remove)
+        shown = select_reported_effect(*ways, margin) or select_reported_effect([], remove, margin)
+        effect = EMPTY_ESTIMATE if shown is None else shown.effect
+    rule = GROUND_TRUTH_RULE if region == FINDING_REGION else RELIANCE_RULE
+    return build_verdict(
+        question, claim, finding, found, effect, "shortcut", rule, supported_is_good=supported_is_good, margin=margin, qualifier=region
     )  # fmt: skip
 
 
-def blanked(summary: Summary) -> Iterator[Verdict]:
+def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
     """Whether the model answers without the organ."""
     margin = summary.margins["blanked"]
     for finding in summary.resolve.findings:
         own = [
-            one for one in summary.shortcut.blanked if (one.region, one.kind, one.finding) == (ORGAN, "blank", finding)
+            one
+            for one in summary.shortcut.masked_auroc
+            if (one.region, one.kind, one.finding) == (ORGAN_REGION, "blank", finding)
         ]
         if own:
             claim = f"The model still answers for {finding} when the organ is blanked."
-            word, why = under_all([_told_apart(one.auroc, margin) for one in own])
-            most = max((one.auroc for one in own), key=_off_chance)
-            reason = "; ".join(filter(None, (why, INVERTED if _is_inverted(most) else "")))
-            yield made(
-                "blanked organ", claim, finding, (word, reason), _turned(most), "shortcut", ANSWERS, good=False,
-                margin=margin, subject=ORGAN,
+            word, why = combine_decisions([_decide_masked_auroc(one.auroc, margin) for one in own])
+            most = max((one.auroc for one in own), key=_compute_distance_from_chance)
+            reason = "; ".join(filter(None, (why, INVERTED_REASON if _is_inverted(most) else "")))
+            yield build_verdict(
+                "blanked organ", claim, finding, (word, reason), _orient_auroc(most), "shortcut", MASKED_ORGAN_RULE, supported_is_good=False,
+                margin=margin, qualifier=ORGAN_REGION,
             )  # fmt: skip
 
 
-def _told_apart(auroc: Number, margin: float) -> Told:
+def _decide_masked_auroc(auroc: EstimateSummary, margin: float) -> Decision:
     """Whether an AUROC is beyond a margin on either side of chance; within it only where both ends are."""
-    found, turned = beyond(_turned(auroc), margin), auroc if _is_inverted(auroc) else _inverse(auroc)
-    if found[0] == "not supported" and beyond(turned, margin)[0] != "not supported":
-        return "not testable", WIDE
+    found, turned = (
+        decide_above_margin(_orient_auroc(auroc), margin),
+        auroc if _is_inverted(auroc) else _invert_auroc(auroc),
+    )
+    if found[0] == "not supported" and decide_above_margin(turned, margin)[0] != "not supported":
+        return "not testable", WIDE_INTERVAL_REASON
     return found
 
 
-def _turned(auroc: Number) -> Number:
-    return _inverse(auroc) if _is_inverted(auroc) else auroc
+def _orient_auroc(auroc: EstimateSummary) -> EstimateSummary:
+    return _invert_auroc(auroc) if _is_inverted(auroc) else auroc
 
 
-def _is_inverted(auroc: Number) -> bool:
+def _is_inverted(auroc: EstimateSummary) -> bool:
     return auroc.value is not None and auroc.value < 0.5
 
 
-def _inverse(auroc: Number) -> Number:
+def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
     """1 - AUROC, with the ends of the interval exchanged."""
-    value, low, high = (None if one is None else rounded(1 - one) for one in (auroc.value, auroc.high, auroc.low))
+    value, low, high = (
+        None if one is None else round_significant(1 - one) for one in (auroc.value, auroc.high, auroc.low)
+    )
     return auroc.model_copy(update={"value": value, "low": low, "high": high})
 
 
-def _off_chance(auroc: Number) -> float:
+def _compute_distance_from_chance(auroc: EstimateSummary) -> float:
     return -1.0 if auroc.value is None else abs(auroc.value - 0.5)
 
 
-def masses(summary: Summary) -> Iterator[Verdict]:
+def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
     """Whether the maps lie on other regions."""
     margin = summary.margins["enrichment"]
-    for one in summary.shortcut.masses:
-        if one.region not in (FINDING, ORGAN):
-            claim = f"The maps of {one.method} for {one.finding} lie on {_named(one.region)}."
-            yield made(
-                "where the maps lie", claim, one.finding, _lies(one, margin), one.enrichment, "shortcut", LIES, good=None,
-                margin=margin, subject=f"{one.region} · {one.method}",
+    for one in summary.shortcut.attribution_mass:
+        if one.region not in (FINDING_REGION, ORGAN_REGION):
+            claim = f"The maps of {one.method} for {one.finding} lie on {_format_region(one.region)}."
+            yield build_verdict(
+                "where the maps lie", claim, one.finding, _decide_attribution_mass(one, margin), one.enrichment, "shortcut", ATTRIBUTION_MASS_RULE, supported_is_good=None,
+                margin=margin, qualifier=f"{one.region} · {one.method}",
             )  # fmt: skip
 
 
-def _lies(one: Mass, margin: float) -> Told:
-    if not one.resolved:
-        return "not testable", f"{one.reason}: what a map does not show says nothing of the region"
-    if why := out_of_reach(one.most, margin):
+def _decide_attribution_mass(attribution_mass: AttributionMass, margin: float) -> Decision:
+    if not attribution_mass.is_resolvable:
+        return "not testable", f"{attribution_mass.reason}: what a map does not show says nothing of the region"
+    if why := describe_unreachable_margin(attribution_mass.max_enrichment, margin):
         return "not testable", why
-    found, base = beyond(one.enrichment, margin), one.enrichment.baseline
-    if found[0] == "supported" and base is not None and (one.enrichment.low or 0.0) <= base:
+    found, base = decide_above_margin(attribution_mass.enrichment, margin), attribution_mass.enrichment.baseline
+    if found[0] == "supported" and base is not None and (attribution_mass.enrichment.low or 0.0) <= base:
         return "not testable", "it cannot be told from what maps of other patients have in the same place"
     return found
 
 
-READ = (
+LEAKAGE_RULE = (
     "supported where the interval lies wholly above a half, and the AUROC above that of labels dealt to patients at random, in "
     "every deal; not supported where it is not supported, and the interval lies wholly below the margin"
 )
-WAYS = (
+CLUSTERS_RULE = (
     "supported where some number of clusters is more stable and more separate than one way of looking would give by itself; not "
-    f"supported where none is, among {FOR_ONE_WAY} patients or more: among fewer two clear ways would often not have been found"
+    f"supported where none is, among {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients or more: among fewer two clear ways would often not have been found"
 )
 
 
-def leaking(summary: Summary) -> Iterator[Verdict]:
+def judge_leakage(summary: Summary) -> Iterator[Verdict]:
     """Whether columns can be read off the model's features."""
     margin = summary.margins["leak"]
-    for one in summary.shortcut.leaks:
+    for one in summary.shortcut.leakage:
         claim = f"The {one.column} can be read off the model's features."
-        yield made(
-            "leak", claim, "", _read(one, margin), one.auroc, "shortcut", READ, good=None, margin=margin,
-            subject=one.column,
+        yield build_verdict(
+            "leak", claim, "", _decide_leakage(one, margin), one.auroc, "shortcut", LEAKAGE_RULE, supported_is_good=None, margin=margin,
+            qualifier=one.column,
         )  # fmt: skip
 
 
-def _read(one: Leak, margin: float) -> Told:
-    if lacking := lacks(one.auroc):
+def _decide_leakage(leakage: ColumnLeakage, margin: float) -> Decision:
+    if lacking := find_missing_requirement(leakage.auroc):
         return "not testable", lacking
-    if one.readable:
+    if leakage.is_decodable:
         return "supported", "above what any deal of the labels gave; the margin is for saying that it cannot be read"
-    if one.auroc.high is not None and one.auroc.high < margin:
+    if leakage.auroc.high is not None and leakage.auroc.high < margin:
         return "not supported", ""
-    return "not testable", f"{_chance(one)}, and the interval is not wholly below the margin"
+    return "not testable", f"{_describe_chance(leakage)}, and the interval is not wholly below the margin"
 
 
-def _chance(one: Leak) -> str:
+def _describe_chance(leakage: ColumnLeakage) -> str:
     """Why a probe's AUROC is not above chance, by the numbers beside it."""
-    if one.auroc.low is None or one.auroc.low <= 0.5:
+    if leakage.auroc.low is None or leakage.auroc.low <= 0.5:
         return "the interval includes 0.5, which is chance"
-    if one.null_high is not None and (one.auroc.value or 0.0) <= one.null_high:
-        return f"labels dealt at random gave as much, {one.null_high:.2f} at most"
+    if leakage.null_max is not None and (leakage.auroc.value or 0.0) <= leakage.null_max:
+        return f"labels dealt at random gave as much, {leakage.null_max:.2f} at most"
     return "the probe was not judged to be above chance"
 
 
-def several_ways(summary: Summary) -> Iterator[Verdict]:
+def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     """Whether the maps of a method fall into several ways of looking."""
-    for one in summary.shortcut.strategies:
+    for one in summary.shortcut.cluster_analyses:
         claim = f"The maps of {one.method} for {one.finding} fall into several ways of looking."
-        yield made(
-            "strategies", claim, one.finding, _fall(one), _stability(one), "clusters", WAYS, good=None, subject=one.method
+        yield build_verdict(
+            "strategies", claim, one.finding, _decide_clusters(one), _build_stability_effect(one), "clusters", CLUSTERS_RULE, supported_is_good=None, qualifier=one.method
         )  # fmt: skip
 
 
-def _fall(one: Strategies) -> Told:
-    if one.reason:
-        return "not testable", one.reason
-    if one.claimed > 1:
+def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
+    if analysis.reason:
+        return "not testable", analysis.reason
+    if analysis.n_clusters > 1:
         return "supported", ""
-    if one.patients < FOR_ONE_WAY:
+    if analysis.n_patients < MIN_PATIENTS_FOR_SINGLE_CLUSTER:
         return (
             "not testable",
-            f"none was found, but among {plural(one.patients, 'patient')} two ways would often not have been: "
-            f"{FOR_ONE_WAY} are needed",
+            f"none was found, but among {plural(analysis.n_patients, 'patient')} two ways would often not have been: "
+            f"{MIN_PATIENTS_FOR_SINGLE_CLUSTER} are needed",
         )
-    return "not supported", f"a way that fewer than {100 * RARE:.0f} % of the maps show would often not have been found"
+    return (
+        "not supported",
+        f"a way that fewer than {100 * RARE_CLUSTER_SHARE:.0f} % of the maps show would often not have been found",
+    )
 
 
-def _stability(one: Strategies) -> Number:
+def _build_stability_effect(analysis: ClusterAnalysis) -> EstimateSummary:
     """Of the number of clusters that is claimed, or of the first that would be."""
-    best = next((trial for trial in one.trials if trial.k == max(2, one.claimed)), None)
+    best = next(
+        (trial for trial in analysis.stability_by_n_clusters if trial.n_clusters == max(2, analysis.n_clusters)), None
+    )
     why = "adjusted Rand index between draws of the patients: there is one such number, and no interval"
-    return NOTHING if best is None else Number(
-        value=best.stability, n=one.maps, groups=one.patients, baseline=best.null, baseline_name="one way of looking", reason=why
+    return EMPTY_ESTIMATE if best is None else EstimateSummary(
+        value=best.stability, n_values=analysis.n_maps, n_groups=analysis.n_patients, baseline=best.null_stability, baseline_name="one way of looking", reason=why
     )  # fmt: skip

@@ -3,85 +3,87 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from camscope.audit.core.schema import Number, Verdict, Word
-from camscope.audit.core.subgroup_levels import FOR_A_WORD
-from camscope.audit.core.summary_values import patients
+from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary_values import format_patient_count
 
-Speaks = Literal["for", "against", "neither"]
-Told = tuple[Word, str]  # and why it cannot be told
+VerdictDirection = Literal["for", "against", "neither"]
+Decision = tuple[Conclusion, str]  # and why it cannot be told
 
-NOTHING = Number(reason="there is nothing to test it with")
-ABOVE = "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
-ENOUGH = f"not testable with fewer than {FOR_A_WORD} patients"  # of every rule
-FLAT = "every image has the same value, which is the margin"
-WIDE = "the interval holds the margin: more images are needed to tell"
+EMPTY_ESTIMATE = EstimateSummary(reason="there is nothing to test it with")
+ABOVE_MARGIN_RULE = (
+    "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
+)
+MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # of every rule
+NO_VARIATION_REASON = "every image has the same value, which is the margin"
+WIDE_INTERVAL_REASON = "the interval holds the margin: more images are needed to tell"
 
 
-def beyond(number: Number, margin: float) -> Told:
+def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
     """Whether a number lies above a margin, with the reason where it cannot be told."""
-    if lacking := lacks(number):
+    if lacking := find_missing_requirement(estimate):
         return "not testable", lacking
-    if number.low is None or number.high is None:
-        return "not testable", number.reason or "there is no interval"
-    if number.low > margin:
+    if estimate.low is None or estimate.high is None:
+        return "not testable", estimate.reason or "there is no interval"
+    if estimate.low > margin:
         return "supported", ""
-    if number.high < margin:
+    if estimate.high < margin:
         return "not supported", ""
-    return "not testable", FLAT if number.low == number.high else WIDE
+    return "not testable", NO_VARIATION_REASON if estimate.low == estimate.high else WIDE_INTERVAL_REASON
 
 
-def lacks(number: Number) -> str:
+def find_missing_requirement(estimate: EstimateSummary) -> str:
     """What a number lacks for a word to rest on it: a value, or patients; "" where it has both."""
-    if number.value is None:
-        return number.reason or "there is no value"
-    if number.groups < FOR_A_WORD:
-        each = " of each kind" if number.roles else ""
-        return f"too few patients to tell: {patients(number)}, and {FOR_A_WORD}{each} are needed"
+    if estimate.value is None:
+        return estimate.reason or "there is no value"
+    if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
+        each = " of each kind" if estimate.n_groups_by_role else ""
+        return f"too few patients to tell: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_VERDICT}{each} are needed"
     return ""
 
 
-def out_of_reach(most: float | None, margin: float) -> str:
+def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
     """Why an enrichment cannot exceed the margin, whatever a map shows; "" where it can."""
-    if most is None or most > margin:
+    if max_enrichment is None or max_enrichment > margin:
         return ""
-    return f"it takes up so much of the images that a map which is all inside has an enrichment of {most:.2f}, within the margin"
+    return f"it takes up so much of the images that a map which is all inside has an enrichment of {max_enrichment:.2f}, within the margin"
 
 
-def under_all(found: Sequence[Told]) -> Told:
+def combine_decisions(decisions: Sequence[Decision]) -> Decision:
     """The word on which all fills agree."""
-    words = {word for word, _ in found}
+    words = {word for word, _ in decisions}
     if len(words) == 1:
-        return found[0]
-    return "not testable", next((why for word, why in found if word == "not testable"), "") or "the fills disagree"
+        return decisions[0]
+    return "not testable", next((why for word, why in decisions if word == "not testable"), "") or "the fills disagree"
 
 
-def made(
+def build_verdict(
     question: str,
     claim: str,
     finding: str,
-    found: Told,
-    effect: Number,
+    decision: Decision,
+    effect: EstimateSummary,
     section: str,
     rule: str,
     *,
-    good: bool | None,
+    supported_is_good: bool | None,
     margin: float | None = None,
-    subject: str = "",
+    qualifier: str = "",
 ) -> Verdict:
     """`good`: whether "supported" speaks for the model; None: neither does."""
-    word, reason = _borne(found, effect)
-    speaks: Speaks = "neither"
-    if good is not None and word != "not testable":
-        speaks = "for" if (word == "supported") is good else "against"
+    word, reason = _require_testable_effect(decision, effect)
+    speaks: VerdictDirection = "neither"
+    if supported_is_good is not None and word != "not testable":
+        speaks = "for" if (word == "supported") is supported_is_good else "against"
     return Verdict(
-        question=question, claim=claim, finding=finding, subject=subject, word=word, speaks=speaks, effect=effect,
-        margin=margin, rule=f"{rule}; {ENOUGH}", reason=reason, section=section,
+        question=question, claim=claim, finding=finding, qualifier=qualifier, conclusion=word, direction=speaks, effect=effect,
+        margin=margin, rule=f"{rule}; {MIN_PATIENTS_RULE}", reason=reason, section=section,
     )  # fmt: skip
 
 
-def _borne(found: Told, effect: Number) -> Told:
+def _require_testable_effect(decision: Decision, effect: EstimateSummary) -> Decision:
     """The word, where what is shown beside it can bear one."""
-    word, reason = found
-    if word != "not testable" and (lacking := lacks(effect)):
+    word, reason = decision
+    if word != "not testable" and (lacking := find_missing_requirement(effect)):
         return "not testable", lacking
-    return word, reason or (effect.reason or str(NOTHING.reason) if word == "not testable" else "")
+    return word, reason or (effect.reason or str(EMPTY_ESTIMATE.reason) if word == "not testable" else "")

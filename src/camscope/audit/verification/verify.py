@@ -8,228 +8,240 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from camscope.audit.audit_run import AuditRun, expect_readable
+from camscope.audit.audit_run import AuditRun, check_readable
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import Subject, Told
-from camscope.audit.core.output_tables import GALLERY, METRICS, REPORT, SUMMARY, metrics
+from camscope.audit.core.context import AuditContext, ProgressCallback
+from camscope.audit.core.output_tables import GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE, build_metrics_table
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.digests import of_images, of_input, others
-from camscope.audit.report import Pictures, page, unknown, unpictured
-from camscope.audit.verdicts import verdicts
-from camscope.audit.verification.recompute import LEFT, Checked, following, recomputed
-from camscope.data_readers import MAX_JSON, read_json
+from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
+from camscope.audit.report import Gallery, find_unsupported_claims, render_page, replace_images_with_digests
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verification.recompute import NOT_RECOMPUTED, CheckResult, recompute_from_tables, recompute_rows
+from camscope.data_readers import MAX_JSON_BYTES, read_json
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes
 
-UNREADABLE = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
-NAMED = 5  # images that are other ones
-DRAWN_BY = ("matplotlib", "jinja2")  # what a page looks like depends on these
+JSON_ERRORS = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
+MAX_IMAGES_NAMED = 5  # images that are other ones
+RENDERING_PACKAGES = ("matplotlib", "jinja2")  # what a page looks like depends on these
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """All that was looked at; `left`: what was not computed again."""
 
-    checks: tuple[Checked, ...]
-    left: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...]
+    not_recomputed: tuple[str, ...] = ()
 
     @property
-    def holds(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether everything is as it was."""
-        return all(one.holds for one in self.checks)
+        return all(one.is_intact for one in self.checks)
 
 
-def verified(
+def verify_audit(
     folder: str | os.PathLike[str],
     config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
-    rows: int = 8,
+    n_rows: int = 8,
     seed: int = 0,
-    told: Told | None = None,
-) -> Verified:
+    on_progress: ProgressCallback | None = None,
+) -> VerificationResult:
     """Every output against its digest, the words against the numbers, and the numbers against the tables.
 
     With the `config` also manifest, images, weights and code, and `rows` drawn by the seed again. `told`: how many images are
     read, of how many. InputError where no finished audit is.
     """
     place = Path(folder)
-    expect_readable(place)
+    check_readable(place)
     try:
-        written = read_bytes(place / provenance.FILE, MAX_JSON)
+        written = read_bytes(place / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
     except FileNotFoundError as error:
-        raise InputError(f"{folder}: it has no {provenance.FILE}: no finished audit is here") from error
+        raise InputError(f"{folder}: it has no {provenance.PROVENANCE_FILE}: no finished audit is here") from error
     except NotADirectoryError as error:
         raise InputError(f"{folder}: it is a file; expected the folder of an audit") from error
     except (OSError, MemoryError) as error:
         why = getattr(error, "strerror", None) or "there is not enough memory for it"
-        raise InputError(f"{folder}: {provenance.FILE} cannot be read: {why}") from error
-    known = _known(written)
-    checks = [_sealed(known, written), *_outputs(place, known), _declared(place, known)]
-    sound = all(one.holds for one in checks)  # else it is known by now that something was changed
-    checks += [_judged(place), _said(place, known)]
+        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {why}") from error
+    known = _parse_record(written)
+    checks = [_check_seal(known, written), *_check_outputs(place, known), _check_declarations(place, known)]
+    sound = all(one.is_intact for one in checks)  # else it is known by now that something was changed
+    checks += [_check_verdicts(place), _check_page_numbers(place, known)]
     if sound:
-        checks += [*_followed(place), _worded(place, known)]
+        checks += [*_check_summary_numbers(place), _check_page_text(place, known)]
     if config is None:
-        return Verified(tuple(checks))
-    subject = Subject(Config.of(config), place)
-    checks += [*_inputs(subject, known), *_images(subject, known, told), *_again(subject, rows, seed)]
-    return Verified(tuple(checks), LEFT)
+        return VerificationResult(tuple(checks))
+    subject = AuditContext(Config.from_source(config), place)
+    checks += [
+        *_check_inputs(subject, known),
+        *_check_images(subject, known, on_progress),
+        *_check_recomputed_rows(subject, n_rows, seed),
+    ]
+    return VerificationResult(tuple(checks), NOT_RECOMPUTED)
 
 
-def _known(written: bytes) -> dict[str, Any]:
+def _parse_record(content: bytes) -> dict[str, Any]:
     """What a provenance says; nothing, if it says nothing any more."""
     try:
-        known = json.loads(written)
-    except UNREADABLE:
+        known = json.loads(content)
+    except JSON_ERRORS:
         return {}
     return known if isinstance(known, dict) else {}
 
 
-def _part(known: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = known.get(name)
+def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = record.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _sealed(known: dict[str, Any], written: bytes) -> Checked:
+def _check_seal(record: dict[str, Any], content: bytes) -> CheckResult:
     try:
-        same = known.get("seal") == provenance.seal(known) and provenance.as_written(known) == written
-    except (*UNREADABLE, TypeError):  # a number that JSON does not have, names of unequal kinds
+        same = record.get("seal") == provenance.compute_seal(record) and provenance.serialize_record(record) == content
+    except (*JSON_ERRORS, TypeError):  # a number that JSON does not have, names of unequal kinds
         same = False
-    return Checked(provenance.FILE, same, "as it was written" if same else "it was changed")
+    return CheckResult(provenance.PROVENANCE_FILE, same, "as it was written" if same else "it was changed")
 
 
-def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
-    there, then = provenance.files(folder), _part(known, "bytes")
+def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
+    there, then = provenance.digest_files(folder), _get_table(record, "bytes")
     wrong = {
         name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]
     }
     wrong |= {name: "was not there" for name in there if name not in then}
-    yield Checked(
+    yield CheckResult(
         "outputs",
         not wrong and bool(then),
         plural(len(then), "file") + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
     )
     for name, why in sorted(wrong.items())[:20]:
-        yield Checked(name, False, why)
+        yield CheckResult(name, False, why)
 
 
-def _declared(folder: Path, known: dict[str, Any]) -> Checked:
+def _check_declarations(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Whether it says how often something was declared as the log does."""
     try:
-        there = provenance.declarations(folder, str(known.get("config_digest")))
+        there = provenance.count_declarations(folder, str(record.get("config_digest")))
     except CamscopeError as error:
-        return Checked("declarations", False, str(error))
-    same = all(known.get(name) == value for name, value in there.items())
-    return Checked("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
+        return CheckResult("declarations", False, str(error))
+    same = all(record.get(name) == value for name, value in there.items())
+    return CheckResult("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
 
 
-def _judged(folder: Path) -> Checked:
+def _check_verdicts(folder: Path) -> CheckResult:
     """Whether the verdicts follow from the numbers."""
     try:
         summary = AuditRun(folder).summary
-        same = tuple(verdicts(summary)) == summary.verdicts
+        same = tuple(derive_verdicts(summary)) == summary.verdicts
     except CamscopeError as error:
-        return Checked("summary", False, str(error))
+        return CheckResult("summary", False, str(error))
     except Exception as error:  # a summary that was changed can be wrong in any way
-        return Checked("verdicts", False, f"they do not follow from the numbers: {type(error).__name__}")
-    return Checked(
+        return CheckResult("verdicts", False, f"they do not follow from the numbers: {type(error).__name__}")
+    return CheckResult(
         "verdicts",
         same,
         f"{len(summary.verdicts)} follow from the numbers" if same else "they do not follow from the numbers",
     )
 
 
-def _followed(folder: Path) -> Iterator[Checked]:
+def _check_summary_numbers(folder: Path) -> Iterator[CheckResult]:
     """Whether the numbers follow from the tables."""
     with suppress(InputError):  # it has no summary any more, as the verdicts say
-        yield from following(AuditRun(folder))
+        yield from recompute_from_tables(AuditRun(folder))
 
 
-def _said(folder: Path, known: dict[str, Any]) -> Checked:
+def _check_page_numbers(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Whether every number of the page is one of the files beside it."""
     try:
-        summary, gallery = (read_json(folder / name) for name in (SUMMARY, GALLERY))
-        wrong = unknown(_text(folder / REPORT), summary, known, gallery)
+        summary, gallery = (read_json(folder / name) for name in (SUMMARY_FILE, GALLERY_FILE))
+        wrong = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
     except Exception as error:  # files that were changed can be wrong in any way
-        return Checked("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
-    return Checked("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
+        return CheckResult("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
+    return CheckResult("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
 
 
 def _text(path: Path) -> str:
-    return read_bytes(path, MAX_JSON).decode("utf-8")
+    return read_bytes(path, MAX_JSON_BYTES).decode("utf-8")
 
 
-def _worded(folder: Path, known: dict[str, Any]) -> Checked:
+def _check_page_text(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Whether the page, made again of the files beside it, is the same but for its pictures, whose digests are."""
-    name, then = "words of the page", _part(known, "versions")
-    if known.get("code") != provenance.code() or any(
-        then.get(one) != now for one, now in provenance.versions(DRAWN_BY)
+    name, then = "words of the page", _get_table(record, "versions")
+    if record.get("code") != provenance.digest_code() or any(
+        then.get(one) != now for one, now in provenance.iter_package_versions(RENDERING_PACKAGES)
     ):
-        return Checked(name, True, "they were written by another camscope, or with other packages: not written again")
+        return CheckResult(
+            name, True, "they were written by another camscope, or with other packages: not written again"
+        )
     try:
-        pictures = Pictures.of(read_json(folder / GALLERY))
-        made = page(AuditRun(folder).summary, pictures, provenance.on_page(known))
-        same = made == unpictured(_text(folder / REPORT))
+        pictures = Gallery.from_dict(read_json(folder / GALLERY_FILE))
+        made = render_page(AuditRun(folder).summary, pictures, provenance.select_page_fields(record))
+        same = made == replace_images_with_digests(_text(folder / REPORT_FILE))
     except Exception as error:  # files that were changed can be wrong in any way
-        return Checked(name, False, f"it cannot be written again: {type(error).__name__}")
-    return Checked(name, same, "written again they are the same" if same else "written again they are others")
+        return CheckResult(name, False, f"it cannot be written again: {type(error).__name__}")
+    return CheckResult(name, same, "written again they are the same" if same else "written again they are others")
 
 
-def _inputs(subject: Subject, known: dict[str, Any]) -> Iterator[Checked]:
-    config, data, model = subject.config, _part(known, "data"), _part(known, "model")
+def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
+    config, data, model = context.config, _get_table(record, "data"), _get_table(record, "model")
     for name, place, then in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
     ):
         if then is not None:
-            same = of_input(place) == then
-            yield Checked(name, same, "the same bytes" if same else "other bytes")
+            same = digest_optional_file(place) == then
+            yield CheckResult(name, same, "the same bytes" if same else "other bytes")
     try:
-        facts = provenance.identity(subject)
+        facts = provenance.compute_identity(context)
     except CamscopeError as error:
-        yield Checked("inputs", False, str(error))
+        yield CheckResult("inputs", False, str(error))
         return
     for name, there, words in (
-        ("config", known.get("config_digest"), "margins, methods and sizes"),
+        ("config", record.get("config_digest"), "margins, methods and sizes"),
         ("data", data.get("digest"), "every cell of the manifest"),
-        ("masks", known.get("masks"), "evidence and regions, every file"),
+        ("masks", record.get("masks"), "evidence and regions, every file"),
         ("model", model.get("digest"), "weights and buffers"),
         ("source", model.get("code"), "the file whose function makes the model"),
-        ("code", known.get("code"), "camscope itself"),
+        ("code", record.get("code"), "camscope itself"),
     ):
         same = facts[name] == there
-        yield Checked(name, same, f"{words}: {'the same' if same else 'another'}")
+        yield CheckResult(name, same, f"{words}: {'the same' if same else 'another'}")
 
 
-def _images(subject: Subject, known: dict[str, Any], told: Told | None) -> Iterator[Checked]:
+def _check_images(
+    context: AuditContext, record: dict[str, Any], on_progress: ProgressCallback | None
+) -> Iterator[CheckResult]:
     """Every image of the run by its bytes, and what is said of each beside."""
     try:
-        images = of_images(subject, told)
-        changed = others(images, _part(known, "rows"))
-        named = ", ".join(changed[:NAMED]) + (", …" if len(changed) > NAMED else "")
+        images = digest_images(context, on_progress)
+        changed = find_changed_images(images, _get_table(record, "rows"))
+        named = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
         said = f"not the same bytes, {len(changed)} of {len(images)}: {named}" if changed else "the same bytes"
-        yield Checked("images", not changed, said if changed else f"{len(images)}: {said}")
-        yield _labelled(subject)
-        same = AuditRun(subject.folder).metrics().equals(metrics(subject))
-        yield Checked(METRICS, same, "as the stages measured it" if same else "the stages measured something else")
+        yield CheckResult("images", not changed, said if changed else f"{len(images)}: {said}")
+        yield _check_labels(context)
+        same = AuditRun(context.folder).metrics().equals(build_metrics_table(context))
+        yield CheckResult(
+            METRICS_FILE, same, "as the stages measured it" if same else "the stages measured something else"
+        )
     except Exception as error:  # files that were changed can be wrong in any way
-        yield Checked("images", False, f"they cannot be held against the tables: {type(error).__name__}")
+        yield CheckResult("images", False, f"they cannot be held against the tables: {type(error).__name__}")
 
 
-def _labelled(subject: Subject) -> Checked:
+def _check_labels(context: AuditContext) -> CheckResult:
     """Whether the truths and patients of the predictions are those of the manifest."""
-    table = AuditRun(subject.folder).predictions()
-    columns = {"patient": subject.numbers} | {f"truth {one.name}": subject.truths(one) for one in subject.findings}
+    table = AuditRun(context.folder).predictions()
+    columns = {"patient": context.patient_numbers} | {
+        f"truth {one.name}": context.get_truth(one) for one in context.findings
+    }
     rows, wrong = table["row"].to_pylist(), []
     for name, known in columns.items():
         off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
         wrong += [f"the column {name!r} of the predictions has other values: {off} of {len(rows)}"] if off else []
-    return Checked.of("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
+    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
 
 
-def _again(subject: Subject, rows: int, seed: int) -> Iterator[Checked]:
+def _check_recomputed_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
     try:
-        yield from recomputed(subject, AuditRun(subject.folder), rows, seed)
+        yield from recompute_rows(context, AuditRun(context.folder), n_rows, seed)
     except Exception as error:  # tables that were changed can be wrong in any way
-        yield Checked("rows", False, f"they cannot be computed again: {type(error).__name__}")
+        yield CheckResult("rows", False, f"they cannot be computed again: {type(error).__name__}")

@@ -10,52 +10,52 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.batch.manifest import arrow
+from camscope.batch.manifest import import_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = NDArray[Any]
-PIECE = 4096  # images whose facts become Arrow's at once
-SLAB = 1 << 20  # values that are hashed at once
-NAMED = re.compile(r"(scan-[0-9a-f]{8}|the file|bytes|tensor|array): ")
-WORD, NUMBERS, WORDS = "dictionary", "list_float", "list_string"
-COLUMNS = {
+IMAGES_PER_TABLE = 4096  # images whose facts become Arrow's at once
+VALUES_PER_HASH_UPDATE = 1 << 20  # values that are hashed at once
+SOURCE_PREFIX_PATTERN = re.compile(r"(scan-[0-9a-f]{8}|the file|bytes|tensor|array): ")
+DICTIONARY_TYPE, FLOAT_LIST_TYPE, STRING_LIST_TYPE = "dictionary", "list_float", "list_string"
+METADATA_COLUMNS = {
     "error": "string",
-    "format": WORD,
-    "codec": WORD,
-    "modality": WORD,
-    "photometric": WORD,
-    "stored": WORD,
-    "unit": WORD,
+    "format": DICTIONARY_TYPE,
+    "codec": DICTIONARY_TYPE,
+    "modality": DICTIONARY_TYPE,
+    "photometric": DICTIONARY_TYPE,
+    "stored": DICTIONARY_TYPE,
+    "unit": DICTIONARY_TYPE,
     "colour": "bool",
     "size": "list_int",
-    "spacing": NUMBERS,
-    "orientation": WORD,
+    "spacing": FLOAT_LIST_TYPE,
+    "orientation": DICTIONARY_TYPE,
     "minimum": "float",
     "maximum": "float",
     "not_finite": "int",
-    "window": NUMBERS,
+    "window": FLOAT_LIST_TYPE,
     "windows": "int",
-    "burned_in": WORD,
+    "burned_in": DICTIONARY_TYPE,
     "lossy": "bool",
     "exif": "int",
-    "mask": WORD,
+    "mask": DICTIONARY_TYPE,
     "pixels": "string",
-    "flags": WORDS,
-    "findings": WORDS,
+    "flags": STRING_LIST_TYPE,
+    "findings": STRING_LIST_TYPE,
 }
-OF_AN_IMAGE = ("modality", "photometric", "window", "windows", "burned_in", "lossy", "study", "series", "plane")
-UNSHOWN = {
+IMAGE_ONLY_FIELDS = ("modality", "photometric", "window", "windows", "burned_in", "lossy", "study", "series", "plane")
+INTERNAL_COLUMNS = {
     "study": "string",
     "series": "string",
-    "plane": NUMBERS,
-    "mask_labels": WORDS,
+    "plane": FLOAT_LIST_TYPE,
+    "mask_labels": STRING_LIST_TYPE,
 }  # by which rows are compared, and no more
 
 
 @dataclass(slots=True)
-class Facts:
+class ImageMetadata:
     """Of one image, whatever could be read of it; `error`: why it cannot be used. `findings`: codes of what is to be seen.
 
     `size`: (H,W) or (D,H,W). `window`: the header's first (centre, width), of `windows`. `pixels`: a keyed digest of shape and
@@ -69,91 +69,93 @@ class Facts:
     codec: str | None = None
     modality: str | None = None
     photometric: str | None = None
-    stored: str | None = None
-    unit: str | None = None
-    colour: bool | None = None
-    size: tuple[int, ...] | None = None
+    stored_type: str | None = None
+    value_unit: str | None = None
+    is_color: bool | None = None
+    shape: tuple[int, ...] | None = None
     spacing: tuple[float, ...] | None = None
     orientation: str | None = None
     minimum: float | None = None
     maximum: float | None = None
-    not_finite: int | None = None
+    n_not_finite: int | None = None
     window: tuple[float, float] | None = None
-    windows: int | None = None
+    n_windows: int | None = None
     burned_in: str | None = None
-    lossy: bool | None = None
-    exif: int | None = None
-    mask: str | None = None
+    is_lossy: bool | None = None
+    exif_orientation: int | None = None
+    mask_status: str | None = None
     mask_labels: tuple[str, ...] = ()
-    pixels: str | None = None
+    pixel_digest: str | None = None
     flags: tuple[str, ...] = ()
-    findings: list[str] = field(default_factory=list)
-    study: str | None = None
-    series: str | None = None
-    plane: tuple[float, ...] | None = None
+    issue_codes: list[str] = field(default_factory=list)
+    study_digest: str | None = None
+    series_digest: str | None = None
+    slice_plane: tuple[float, ...] | None = None
 
-    def fails(self, code: str, reason: str) -> None:
+    def record_failure(self, code: str, reason: str) -> None:
         """It cannot be used; the reason, without the name that a reader gave it."""
-        self.error = NAMED.sub("", reason, count=1)
-        self.findings.append(code)
+        self.error = SOURCE_PREFIX_PATTERN.sub("", reason, count=1)
+        self.issue_codes.append(code)
         if code == "no-pixels":  # what its header says is not of an image
-            for name in OF_AN_IMAGE:
+            for name in IMAGE_ONLY_FIELDS:
                 setattr(self, name, None)
 
-    def measure(self, values: Array, *, colour: bool, key: bytes) -> None:
+    def record_pixel_statistics(self, values: Array, *, is_color: bool, key: bytes) -> None:
         """What the pixels themselves say: (H,W) or (D,H,W) of any numbers, in `colour` (H,W,3) or (D,H,W,3) uint8."""
-        if colour and (values[..., :1] == values).all():  # grey that is stored in three channels
-            values, colour = values[..., 0], False
-        self.colour, self.size = colour, values.shape[: values.ndim - colour]
+        if is_color and (values[..., :1] == values).all():  # grey that is stored in three channels
+            values, is_color = values[..., 0], False
+        self.is_color, self.shape = is_color, values.shape[: values.ndim - is_color]
         finite = np.isfinite(values) if values.dtype.kind == "f" else None
-        self.not_finite = 0 if finite is None else values.size - int(np.count_nonzero(finite))
-        known = values if finite is None or not self.not_finite else values[finite]
+        self.n_not_finite = 0 if finite is None else values.size - int(np.count_nonzero(finite))
+        known = values if finite is None or not self.n_not_finite else values[finite]
         if known.size:
             self.minimum, self.maximum = float(known.min()), float(known.max())
         if known.size and self.minimum == self.maximum and values.size > 1:
-            self.findings.append("constant")
-        self.pixels = digest_of_pixels(values, colour=colour, key=key)
+            self.issue_codes.append("constant")
+        self.pixel_digest = hash_pixels(values, is_color=is_color, key=key)
 
 
-def digest_of_pixels(values: Array, *, colour: bool, key: bytes) -> str:
+def hash_pixels(values: Array, *, is_color: bool, key: bytes) -> str:
     """32 hex digits of shape and values, by BLAKE2 under a key; axes of one voxel do not count, nor does the sign of 0."""
     shape = [side for side in values.shape if side != 1]
-    digest = hashlib.blake2b(repr((shape, colour)).encode(), digest_size=16, key=key)
+    digest = hashlib.blake2b(repr((shape, is_color)).encode(), digest_size=16, key=key)
     flat = values.reshape(-1)
-    for start in range(0, flat.size, SLAB):
-        piece = flat[start : start + SLAB]
-        if not colour:
+    for start in range(0, flat.size, VALUES_PER_HASH_UPDATE):
+        piece = flat[start : start + VALUES_PER_HASH_UPDATE]
+        if not is_color:
             piece = piece.astype("<f4") + np.float32(0)
             piece[np.isnan(piece)] = np.nan
         digest.update(np.ascontiguousarray(piece).data)
     return digest.hexdigest()
 
 
-def collected(facts: Iterable[Facts]) -> "pa.Table":
+def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
     """One row an image, in their order; of a million images a few hundred bytes each."""
-    pa, source = arrow(), iter(facts)
-    tables = [_table(piece) for piece in iter(lambda: list(islice(source, PIECE)), [])]
+    pa, source = import_arrow(), iter(metadata)
+    tables = [_build_metadata_table(piece) for piece in iter(lambda: list(islice(source, IMAGES_PER_TABLE)), [])]
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def _table(piece: list[Facts]) -> "pa.Table":
-    columns = {"row": arrow().array([one.row for one in piece], arrow().int64())}
-    columns |= {name: arrow().array([getattr(one, name) for one in piece], kind) for name, kind in kinds()}
-    return arrow().table(columns)
+def _build_metadata_table(batch: list[ImageMetadata]) -> "pa.Table":
+    columns = {"row": import_arrow().array([one.row for one in batch], import_arrow().int64())}
+    columns |= {
+        name: import_arrow().array([getattr(one, name) for one in batch], kind) for name, kind in iter_column_types()
+    }
+    return import_arrow().table(columns)
 
 
-def kinds() -> "Iterator[tuple[str, pa.DataType]]":
+def iter_column_types() -> "Iterator[tuple[str, pa.DataType]]":
     """The columns and their types in Arrow."""
-    pa = arrow()
+    pa = import_arrow()
     known = {
-        WORD: pa.dictionary(pa.int32(), pa.string()),
-        NUMBERS: pa.list_(pa.float64()),
-        WORDS: pa.list_(pa.string()),
+        DICTIONARY_TYPE: pa.dictionary(pa.int32(), pa.string()),
+        FLOAT_LIST_TYPE: pa.list_(pa.float64()),
+        STRING_LIST_TYPE: pa.list_(pa.string()),
         "list_int": pa.list_(pa.int32()),
         "string": pa.string(),
         "float": pa.float64(),
         "int": pa.int64(),
         "bool": pa.bool_(),
     }
-    for name, kind in (COLUMNS | UNSHOWN).items():
+    for name, kind in (METADATA_COLUMNS | INTERNAL_COLUMNS).items():
         yield name, known[kind]

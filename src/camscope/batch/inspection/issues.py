@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from camscope.plurals import plural
 
 Severity = Literal["error", "warning", "note"]
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 # error: cannot be used as it is; warning: look at it; note: worth knowing
-CODES: dict[str, tuple[Severity, str]] = {
+ISSUES: dict[str, tuple[Severity, str]] = {
     "missing-file": ("error", "there is no such file"),
     "outside": ("error", "the path leads out of the manifest's folder"),
     "missing-codec": ("error", "a package that reads them is not installed"),
@@ -92,7 +92,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "odd": ("note", "something else: see the column flags"),
 }
 # how a scan's flags begin, and what they are
-FLAGS = (
+FLAG_PATTERNS = (
     (r"a gap of|slices \d+ and \d+ only|\d+ more distances", "gap"),
     (r"slices ", "geometry"),
     (r"world coordinates hold", ""),  # comes with a gap
@@ -107,41 +107,41 @@ FLAGS = (
     (r"an animation or a stack", "more-frames"),
     (r"", "odd"),
 )
-ORDER = {code: at for at, code in enumerate(CODES)}
+ISSUE_ORDER = {code: at for at, code in enumerate(ISSUES)}
 
 
-def codes_of(flags: Sequence[str]) -> list[str]:
+def flags_to_codes(flags: Sequence[str]) -> list[str]:
     """The codes of what is odd about a scan, each once."""
-    found = [next(code for start, code in FLAGS if re.match(start, flag)) for flag in flags]
+    found = [next(code for start, code in FLAG_PATTERNS if re.match(start, flag)) for flag in flags]
     return list(dict.fromkeys(filter(None, found)))
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class DatasetIssue:
     """Something to be seen in a set of images: `code`, the rows concerned, `details` with how many rows each.
 
     `groups`: rows that belong together, as those of equal pixels, at most fifty of them.
     """
 
     code: str
-    rows: Rows
-    details: Mapping[str, int] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
+    rows: RowNumbers
+    row_counts: Mapping[str, int] = field(default_factory=dict)
+    row_groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def severity(self) -> Severity:
         """error: cannot be used as it is; warning: look at it; note: worth knowing."""
-        return CODES[self.code][0]
+        return ISSUES[self.code][0]
 
     @property
     def message(self) -> str:
         """What it is, in words."""
-        return CODES[self.code][1]
+        return ISSUES[self.code][1]
 
     @property
-    def count(self) -> int:
+    def n_rows(self) -> int:
         """How many rows."""
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"<{self.severity}: {self.code}, {plural(self.count, 'row')}: {self.message}>"
+        return f"<{self.severity}: {self.code}, {plural(self.n_rows, 'row')}: {self.message}>"

@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.comparison.grid_layout import at_layers, has_layer, takes_layers
-from camscope.explainers.core.dispatch import run
-from camscope.explainers.core.evaluation_context import calm, survey
-from camscope.layers.selection import choose_layer, spatial_layers
+from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers, create_at_layers
+from camscope.explainers.core.dispatch import run_methods
+from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
+from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 
-USUAL = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "eigengradcam", "fullgrad", "saliency",
+DEFAULT_CANDIDATE_METHODS = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "eigengradcam", "fullgrad", "saliency",
          "inputxgradient")  # fmt: skip
-STAGES = 3  # layers that a method is tried at
+DEFAULT_N_STAGES = 3  # layers that a method is tried at
 
 
-def candidates(
+def build_candidates(
     model: nn.Module,
     x: Tensor,
     methods: Sequence[str] | None = None,
@@ -31,16 +31,16 @@ def candidates(
     `methods`: default: ten of one pass. `layers`: default: the last of each of the last three sizes of grid. What has
     no answer for this model is left out; InputError where nothing is left.
     """
-    places = list(layers) if layers is not None else stages(model, x)
+    places = list(layers) if layers is not None else find_stage_layers(model, x)
     made = []
-    for name in USUAL if methods is None else methods:
+    for name in DEFAULT_CANDIDATE_METHODS if methods is None else methods:
         if name not in METHODS:
             raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
         kind = METHODS[name]
-        chosen = places if has_layer(kind) and not takes_layers(kind) else None
-        for tool in at_layers(kind, model, chosen, dict(settings or {})):
+        chosen = places if accepts_layer_choice(kind) and not accepts_several_layers(kind) else None
+        for tool in create_at_layers(kind, model, chosen, dict(settings or {})):
             try:
-                run([tool], x, [None])
+                run_methods([tool], x, [None])
             except CamscopeError:
                 if methods is not None and layers is not None:
                     raise
@@ -51,18 +51,18 @@ def candidates(
     return made
 
 
-def stages(model: nn.Module, x: Tensor, count: int = STAGES) -> list[str]:
+def find_stage_layers(model: nn.Module, x: Tensor, n_stages: int = DEFAULT_N_STAGES) -> list[str]:
     """The last layer of each of the last sizes of grid; of a net of one size, as a transformer, blocks a third apart."""
-    known = survey(model)
-    with calm(known, "eval"):
+    known = inspect_model(model)
+    with inference_scope(known, "eval"):
         inner = known.model
-        every = spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)
-        usual = choose_layer(inner, Score(inner).overall, x).name
+        every = find_spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)
+        usual = choose_layer(inner, Score(inner).combined_class_score, x).name
     ends: dict[tuple[int, ...], str] = {}
     for layer in every[: 1 + max(i for i, layer in enumerate(every) if layer.name == usual)]:
         ends.pop(layer.layout.grid, None)
         ends[layer.layout.grid] = layer.name
-    found = list(ends.values())[-count:]
+    found = list(ends.values())[-n_stages:]
     if len(ends) > 1 and "." not in usual:
         names = [name.partition(".")[0] for name in found]  # the stage itself, where it is one, not its last part
         spatial = {layer.name for layer in every}
@@ -73,6 +73,6 @@ def stages(model: nn.Module, x: Tensor, count: int = STAGES) -> list[str]:
         for layer in every
         if number and re.fullmatch(rf"{re.escape(before)}\d+{re.escape(number[0])}", layer.name)
     ]
-    if len(ends) == 1 and len(alike) > count:
-        found = [alike[len(alike) * (n + 1) // count - 1] for n in range(count)]
+    if len(ends) == 1 and len(alike) > n_stages:
+        found = [alike[len(alike) * (n + 1) // n_stages - 1] for n in range(n_stages)]
     return list(dict.fromkeys([*found[:-1], usual]))

@@ -24,86 +24,91 @@ import numpy.typing as npt
 
 from camscope.errors import MissingExtraError, UndefinedError
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import Item
+from camscope.explainers.core.inputs import ModelInput
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import Estimate, estimated, least_p
+from camscope.metrics.statistics import Estimate, compute_min_p_value, estimate_mean
 from camscope.plurals import plural
-from camscope.targets import Question
+from camscope.targets import TargetLike
 
 Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-FAITHFULNESS, LOCALISATION, ROBUSTNESS = "lerf-morf-gap", "enrichment", "stability"
-RACED = (FAITHFULNESS, LOCALISATION)  # what ranks candidates; the maps of what is not robust are out
+FloatArray = npt.NDArray[np.float64]
+FAITHFULNESS_METRIC, LOCALIZATION_METRIC, ROBUSTNESS_METRIC = "lerf-morf-gap", "enrichment", "stability"
+RANKING_METRICS = (
+    FAITHFULNESS_METRIC,
+    LOCALIZATION_METRIC,
+)  # what ranks candidates; the maps of what is not robust are out
 
 
 @dataclass(frozen=True)
-class Sample:
+class SelectionSample:
     """An image as the model takes it, what is asked of it, and on the input's plane where the evidence is, if that is known."""
 
-    item: Item
-    target: Question = None
+    item: ModelInput
+    target: TargetLike = None
     mask: Mask | None = None
     group: Hashable = None  # a patient, a scene; None: nobody else's
 
 
 @dataclass
-class Standing:
+class CandidateState:
     """A candidate's evidence so far. `values`: [criterion] of each image, NaN where there is no number.
 
     `groups`: of all images of the race, in its order; images of one are no independent witnesses. None: each is its own.
     `first`: its maps (N,*S) of the first images, by which those that are the same are told.
     """
 
-    tool: Explainer
-    values: dict[str, list[float]] = field(default_factory=dict)
-    seconds: float = 0.0
-    images: int = 0
-    out: str = ""  # why it is out of the race
+    explainer: Explainer
+    metric_values: dict[str, list[float]] = field(default_factory=dict)
+    total_seconds: float = 0.0
+    n_images: int = 0
+    drop_reason: str = ""  # why it is out of the race
     groups: Sequence[Hashable] | None = None
-    first: list[Floats] = field(default_factory=list, repr=False)
+    first_maps: list[FloatArray] = field(default_factory=list, repr=False)
 
     @property
     def title(self) -> str:
         """`gradcam · layer4`"""
-        layer = getattr(self.tool, "layer", None)
-        return " · ".join(filter(None, (self.tool.title, layer if isinstance(layer, str) else None)))
+        layer = getattr(self.explainer, "layer", None)
+        return " · ".join(filter(None, (self.explainer.title, layer if isinstance(layer, str) else None)))
 
     @property
-    def price(self) -> float:
+    def seconds_per_image(self) -> float:
         """Seconds an image."""
-        return self.seconds / max(1, self.images)
+        return self.total_seconds / max(1, self.n_images)
 
-    def estimate(self, criterion: str) -> Estimate | None:
+    def estimate_metric(self, metric: str) -> Estimate | None:
         """The mean of a criterion over the images that it saw."""
         try:
-            values = self.values[criterion]
+            values = self.metric_values[metric]
             groups = None if self.groups is None else self.groups[: len(values)]
-            return estimated(values, groups, bounds=METRICS[criterion].bounds)
+            return estimate_mean(values, groups, bounds=METRICS[metric].bounds)
         except UndefinedError:
             return None
 
 
 # of each criterion that ranks, the values of all candidates on the first images where it has any, in order
-Reference = dict[str, Floats]
+ReferenceValues = dict[str, FloatArray]
 
 
-def reference(standings: Sequence[Standing]) -> Reference:
+def collect_reference(candidates: Sequence[CandidateState]) -> ReferenceValues:
     """What all candidates made of the images that all of them saw: by it a value is called high or low from then on."""
-    names = [name for name in RACED if name in standings[0].values]
-    every = {name: np.concatenate([np.asarray(one.values[name], np.float64) for one in standings]) for name in names}
+    names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
+    every = {
+        name: np.concatenate([np.asarray(one.metric_values[name], np.float64) for one in candidates]) for name in names
+    }
     return {name: np.sort(values[~np.isnan(values)]) for name, values in every.items()}
 
 
-def quality(racing: Sequence[Standing], known: Reference) -> Floats:
+def compute_quality(candidates: Sequence[CandidateState], reference: ReferenceValues) -> FloatArray:
     """[candidate, image]: the share of the reference's values that its own exceeds (equal ones count half), 0..1.
 
     Values that differ by no more than the criterion's precision are equal. The mean over criteria; 0 where it has no number
     and another candidate has one. It does not depend on who else is left.
     """
     shares = []
-    for name, values in known.items():
-        own = np.array([one.values[name] for one in racing], np.float64)
-        rounding = METRICS[name].precision
+    for name, values in reference.items():
+        own = np.array([one.metric_values[name] for one in candidates], np.float64)
+        rounding = METRICS[name].rounding_tolerance
         below = np.searchsorted(values, own - rounding, "left") + np.searchsorted(values, own + rounding, "right")
         found = np.where(np.isnan(own), 0.0, below / (2 * max(1, len(values))))
         found[:, np.isnan(own).all(0)] = np.nan
@@ -112,77 +117,91 @@ def quality(racing: Sequence[Standing], known: Reference) -> Floats:
     return np.asarray(np.nansum(shares, 0) / np.maximum(counts, 1), np.float64)
 
 
-LEVEL = 0.05
-SURE, UNLIKELY = (
+RACE_SIGNIFICANCE_LEVEL = 0.05
+MIN_PROBABILITY_TO_DROP, MAX_PROBABILITY_TO_KEEP = (
     0.93,
     0.2,
 )  # of what the end will say: so sure that somebody is out, so unlikely that anybody else will be
-FEWEST = 8  # images, or groups: fewer tell nobody from anybody, and foresee nothing
-FORESEEN = 16  # and before so many the race is not over
+MIN_GROUPS_TO_COMPARE = 8  # images, or groups: fewer tell nobody from anybody, and foresee nothing
+MIN_GROUPS_TO_STOP_EARLY = 16  # and before so many the race is not over
 
 
-def left_over(standings: Sequence[Standing]) -> list[Standing]:
+def survivors(candidates: Sequence[CandidateState]) -> list[CandidateState]:
     """Those that are still in the race."""
-    return [one for one in standings if not one.out]
+    return [one for one in candidates if not one.drop_reason]
 
 
-def order(racing: Sequence[Standing], known: Reference) -> list[Standing]:
+def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues) -> list[CandidateState]:
     """The best first."""
-    if not racing:
+    if not candidates:
         return []
-    return [racing[i] for i in np.argsort(-quality(racing, known).mean(1), kind="stable")]
+    return [candidates[i] for i in np.argsort(-compute_quality(candidates, reference).mean(1), kind="stable")]
 
 
-def without_losers(racing: Sequence[Standing], known: Reference, images: int) -> None:
+def drop_losers(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
     """Put out whoever is worse than the leader; before the end, whoever is as good as sure to be."""
-    if len(racing) < 2:
+    if len(candidates) < 2:
         return
-    leader, *rest = order(racing, known)
-    lost = [one for one, chance in zip(rest, losing(leader, rest, known, images), strict=True) if chance >= SURE]
-    if len(racing) - len(lost) <= 2 and not late(leader, images):
+    leader, *rest = rank_candidates(candidates, reference)
+    lost = [
+        one
+        for one, chance in zip(rest, estimate_losing_probabilities(leader, rest, reference, n_images), strict=True)
+        if chance >= MIN_PROBABILITY_TO_DROP
+    ]
+    if len(candidates) - len(lost) <= 2 and not is_late_enough_to_stop(leader, n_images):
         return
     for one in lost:
-        gap = _gaps(leader, one, known).mean()
-        one.out = f"behind {leader.title} by {gap:.2f} of quality after {plural(one.images, 'image')}"
+        gap = _compute_quality_gaps(leader, one, reference).mean()
+        one.drop_reason = f"behind {leader.title} by {gap:.2f} of quality after {plural(one.n_images, 'image')}"
 
 
-def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
+def is_race_decided(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> bool:
     """Whether nobody who is left can be expected to drop out: one is left, or all others are likely to stay."""
-    if len(racing) < 2:
+    if len(candidates) < 2:
         return True
-    leader, *rest = order(racing, known)
-    if not late(leader, images) or not all(map(len, known.values())):  # of a criterion no image had a value yet
+    leader, *rest = rank_candidates(candidates, reference)
+    if not is_late_enough_to_stop(leader, n_images) or not all(
+        map(len, reference.values())
+    ):  # of a criterion no image had a value yet
         return False
-    return all(chance <= UNLIKELY for chance in losing(leader, rest, known, images))
+    return all(
+        chance <= MAX_PROBABILITY_TO_KEEP for chance in estimate_losing_probabilities(leader, rest, reference, n_images)
+    )
 
 
-def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images: int) -> list[float]:
+def estimate_losing_probabilities(
+    leader: CandidateState, rivals: Sequence[CandidateState], reference: ReferenceValues, n_images: int
+) -> list[float]:
     """How sure it is that each of the rest, the best first, will be worse than the leader once all images are seen.
 
     At the end 0 or 1.
     """
-    if not enough(leader, images):
-        return [0.0] * len(rest)
-    seen, images = witnesses(leader, images)
-    gaps = np.array([_gaps(leader, one, known) for one in rest])
-    behind, found = np.array([_behind(each) for each in gaps]) * sqrt(images), [0.5] * len(rest)
-    if seen < FEWEST:
+    if not has_enough_groups(leader, n_images):
+        return [0.0] * len(rivals)
+    seen, n_images = count_groups(leader, n_images)
+    gaps = np.array([_compute_quality_gaps(leader, one, reference) for one in rivals])
+    behind, found = np.array([_compute_standardized_gap(each) for each in gaps]) * sqrt(n_images), [0.5] * len(rivals)
+    if seen < MIN_GROUPS_TO_COMPARE:
         return found
-    to_come, real, still = images - seen, _real(gaps), True
+    to_come, real, still = n_images - seen, _estimate_shrinkage(gaps), True
     for place, i in enumerate(np.argsort(-behind, kind="stable")):
-        level = 1 - LEVEL / 2 / comb(1 + len(rest) - place, 2)
+        level = 1 - RACE_SIGNIFICANCE_LEVEL / 2 / comb(1 + len(rivals) - place, 2)
         if not to_come:  # Holm: after the first that stays all stay
-            still = still and bool(behind[i] > _special().stdtrit(seen - 1, level)) and least_p(seen) < 2 * (1 - level)
+            still = (
+                still
+                and bool(behind[i] > _import_scipy_special().stdtrit(seen - 1, level))
+                and compute_min_p_value(seen) < 2 * (1 - level)
+            )
             found[i] = float(still)
         else:
-            expected = behind[i] * (seen + to_come * real[i]) / images
-            spread = to_come * sqrt((real[i] / seen + 1 / to_come) / images)
+            expected = behind[i] * (seen + to_come * real[i]) / n_images
+            spread = to_come * sqrt((real[i] / seen + 1 / to_come) / n_images)
             short = (NormalDist().inv_cdf(level) - expected) / spread
-            found[i] = float(1 - _special().stdtr(seen - 1, short))
+            found[i] = float(1 - _import_scipy_special().stdtr(seen - 1, short))
     return found
 
 
-def _real(gaps: Floats) -> Floats:
+def _estimate_shrinkage(gaps: FloatArray) -> FloatArray:
     """(rest, images), the best first -> (rest,): the share of each mean gap that is not luck.
 
     Estimated from how far apart the means of those who are as good or better are, beside how far luck alone would bring them.
@@ -198,20 +217,20 @@ def _real(gaps: Floats) -> Floats:
     return np.array(shares, np.float64)
 
 
-def enough(one: Standing, images: int) -> bool:
+def has_enough_groups(candidate: CandidateState, n_images: int) -> bool:
     """Whether so many images, or the groups that they are of, can tell anybody from anybody."""
-    return witnesses(one, images)[1] >= FEWEST
+    return count_groups(candidate, n_images)[1] >= MIN_GROUPS_TO_COMPARE
 
 
-def late(leader: Standing, images: int) -> bool:
+def is_late_enough_to_stop(leader: CandidateState, n_images: int) -> bool:
     """Whether so many were seen that one may foresee how the race ends."""
-    seen, there = witnesses(leader, images)
-    return seen >= min(FORESEEN, there)
+    seen, there = count_groups(leader, n_images)
+    return seen >= min(MIN_GROUPS_TO_STOP_EARLY, there)
 
 
-def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
+def _compute_quality_gaps(leader: CandidateState, candidate: CandidateState, reference: ReferenceValues) -> FloatArray:
     """[image], or [group]: by how much the leader is better."""
-    both = quality([leader, one], known)
+    both = compute_quality([leader, candidate], reference)
     gaps = np.asarray(both[0] - both[1], np.float64)
     if leader.groups is None:
         return gaps
@@ -220,14 +239,14 @@ def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
     return np.asarray(np.bincount(places, weights=gaps) / np.bincount(places), np.float64)
 
 
-def witnesses(leader: Standing, images: int) -> tuple[int, int]:
+def count_groups(candidate: CandidateState, n_images: int) -> tuple[int, int]:
     """How many independent ones were seen, and how many there are."""
-    if leader.groups is None:
-        return leader.images, images
-    return len(set(leader.groups[: leader.images])), len(set(leader.groups))
+    if candidate.groups is None:
+        return candidate.n_images, n_images
+    return len(set(candidate.groups[: candidate.n_images])), len(set(candidate.groups))
 
 
-def _behind(gaps: Floats) -> float:
+def _compute_standardized_gap(gaps: FloatArray) -> float:
     """Their mean in standard deviations; infinite where all are the same and none is 0."""
     spread = gaps.std(ddof=1) if len(gaps) > 1 else 0.0
     if spread > 0:
@@ -235,7 +254,7 @@ def _behind(gaps: Floats) -> float:
     return float(np.inf) if gaps.mean() > 0 and len(gaps) > 1 else 0.0
 
 
-def _special() -> Any:
+def _import_scipy_special() -> Any:
     try:
         return import_module("scipy.special")
     except ImportError as error:

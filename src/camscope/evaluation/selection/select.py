@@ -19,135 +19,139 @@ import numpy as np
 
 from camscope.data_readers import read_toml
 from camscope.errors import CamscopeError, InputError
-from camscope.evaluation.map_metrics import side_of
-from camscope.evaluation.selection.candidate_scores import home_of, judged
+from camscope.evaluation.map_metrics import get_default_region_size
+from camscope.evaluation.selection.candidate_scores import evaluate_candidates, get_model_device
 from camscope.evaluation.selection.racing import (
-    FAITHFULNESS,
-    FEWEST,
-    LOCALISATION,
-    ROBUSTNESS,
-    Reference,
-    Sample,
-    Standing,
-    decided,
-    left_over,
-    order,
-    reference,
-    without_losers,
-    witnesses,
+    FAITHFULNESS_METRIC,
+    LOCALIZATION_METRIC,
+    MIN_GROUPS_TO_COMPARE,
+    ROBUSTNESS_METRIC,
+    CandidateState,
+    ReferenceValues,
+    SelectionSample,
+    collect_reference,
+    count_groups,
+    drop_losers,
+    is_race_decided,
+    rank_candidates,
+    survivors,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.dispatch import run
+from camscope.explainers.core.dispatch import run_methods
 from camscope.hooks.base import unwrap
 from camscope.metrics.similarity import spearman
-from camscope.metrics.weight_randomization import untrained
-from camscope.model_card import digest
+from camscope.metrics.weight_randomization import randomize_weights
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
-BLIND = (
+MAX_UNTRAINED_CORRELATION = (
     0.7  # of Spearman's correlation with the untrained model's map: above it a map shows the image, not what was learnt
 )
-RESTLESS = 0.5  # of the median stability: below it most of a map is other than that of the image a moment later
+MIN_MEDIAN_STABILITY = (
+    0.5  # of the median stability: below it most of a map is other than that of the image a moment later
+)
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodSelection:
     """`best`: one, or two that cannot be told apart; empty where there is no clear winner. `standings`: all, the best first.
 
     `images`: that the leader saw; `explained`: maps judged in all, and `exhaustive` those of a race in which nobody drops out.
     `witnesses`: images, or groups of them, that there were to tell candidates apart by.
     """
 
-    best: list[Standing]
-    standings: list[Standing]
-    images: int
-    explained: int
-    exhaustive: int
-    witnesses: int
+    best: list[CandidateState]
+    candidates: list[CandidateState]
+    n_images: int
+    n_maps: int
+    n_maps_without_drops: int
+    n_groups: int
 
     @property
-    def alike(self) -> list[Standing]:
+    def survivors(self) -> list[CandidateState]:
         """Those that are still in the race."""
-        return [one for one in self.standings if not one.out]
+        return [one for one in self.candidates if not one.drop_reason]
 
     @property
-    def cheapest(self) -> Standing:
+    def cheapest(self) -> CandidateState:
         """Of those that are still in the race."""
-        return min(self.alike or self.standings, key=lambda one: one.price)
+        return min(self.survivors or self.candidates, key=lambda one: one.seconds_per_image)
 
     @property
-    def sentence(self) -> str:
+    def recommendation(self) -> str:
         """The recommendation in words, with its evidence and its price."""
-        if not self.alike:
+        if not self.survivors:
             return "none: the maps of no candidate depend on what the model learnt and hold still"
         if not self.best:
-            names, cheap = ", ".join(one.title for one in self.alike), self.cheapest
-            if self.witnesses < FEWEST:
-                few = plural(self.witnesses, "image or group", "images or groups")
-                found = f"{few} cannot tell candidates apart: {FEWEST} are needed ({names})"
+            names, cheap = ", ".join(one.title for one in self.survivors), self.cheapest
+            if self.n_groups < MIN_GROUPS_TO_COMPARE:
+                few = plural(self.n_groups, "image or group", "images or groups")
+                found = f"{few} cannot tell candidates apart: {MIN_GROUPS_TO_COMPARE} are needed ({names})"
             else:
-                alike = plural(len(self.alike), "candidate is", "candidates are")
-                found = f"no clear winner after {plural(self.images, 'image')}: {alike} alike ({names})"
-            return f"{found}; the cheapest of them is {cheap.title}, {cheap.price:.3f} s an image"
+                alike = plural(len(self.survivors), "candidate is", "candidates are")
+                found = f"no clear winner after {plural(self.n_images, 'image')}: {alike} alike ({names})"
+            return f"{found}; the cheapest of them is {cheap.title}, {cheap.seconds_per_image:.3f} s an image"
         said = []
         for one in self.best:
-            gap = one.estimate(FAITHFULNESS)
-            said.append(f"{one.title} (faithfulness {gap}, {one.price:.3f} s an image)")
+            gap = one.estimate_metric(FAITHFULNESS_METRIC)
+            said.append(f"{one.title} (faithfulness {gap}, {one.seconds_per_image:.3f} s an image)")
         return " or ".join(said)
 
 
-Judge = Callable[[Sequence[Standing], Sequence[Sample]], None]  # adds a block's values to each standing
-Told = Callable[[int, int, int], None]  # images seen, images there are, candidates left
+BlockEvaluator = Callable[
+    [Sequence[CandidateState], Sequence[SelectionSample]], None
+]  # adds a block's values to each standing
+RaceProgressCallback = Callable[[int, int, int], None]  # images seen, images there are, candidates left
 
 
-def choose(
-    tools: Sequence[Explainer],
-    samples: Sequence[Sample],
+def select_method(
+    explainers: Sequence[Explainer],
+    samples: Sequence[SelectionSample],
     *,
-    block: int = 8,
-    steps: int = 6,
-    region: int | None = None,
+    block_size: int = 8,
+    n_steps: int = 6,
+    region_size: int | None = None,
     seed: int = 0,
-    exhaustive: bool = False,
-    told: Told | None = None,
-    judge: Judge | None = None,
-) -> Choice:
+    never_drop: bool = False,
+    on_progress: RaceProgressCallback | None = None,
+    evaluate_block: BlockEvaluator | None = None,
+) -> MethodSelection:
     """Race explainers of one model over samples of one size; see the module.
 
     `block`: images in a round. `steps`, `region`: points of a removal curve, and the side in pixels of what is removed at a
     time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `exhaustive`: nobody
     drops out before the end. `judge`: who adds a block's values, instead of asking the model.
     """
-    if len(tools) < 2 or len(samples) < 2:
-        raise InputError(f"candidates: {len(tools)}, images: {len(samples)}; a race needs two of each at least")
-    drawn = _in_turn(samples, seed)
+    if len(explainers) < 2 or len(samples) < 2:
+        raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
+    drawn = _shuffle_by_group(samples, seed)
     groups = None if all(one.group is None for one in drawn) else [one.group for one in drawn]
-    masked = [LOCALISATION] if any(one.mask is not None for one in samples) else []
-    names = (FAITHFULNESS, *masked, ROBUSTNESS)
-    standings = [Standing(tool, {name: [] for name in names}, groups=groups) for tool in tools]
+    masked = [LOCALIZATION_METRIC] if any(one.mask is not None for one in samples) else []
+    names = (FAITHFULNESS_METRIC, *masked, ROBUSTNESS_METRIC)
+    standings = [CandidateState(tool, {name: [] for name in names}, groups=groups) for tool in explainers]
     for one in standings:
-        one.out = shows_the_image(one.tool, drawn[:block], seed)
-    known: Reference = {}
-    for start in range(0, len(drawn), block):
-        racing, some = left_over(standings), drawn[start : start + block]
-        if not racing or (known and not exhaustive and decided(racing, known, len(drawn))):
+        one.drop_reason = find_model_independence_reason(one.explainer, drawn[:block_size], seed)
+    known: ReferenceValues = {}
+    for start in range(0, len(drawn), block_size):
+        racing, some = survivors(standings), drawn[start : start + block_size]
+        if not racing or (known and not never_drop and is_race_decided(racing, known, len(drawn))):
             break
-        if judge is None:
-            judged(racing, some, steps, region or side_of(some[0].item.x), seed)
+        if evaluate_block is None:
+            evaluate_candidates(racing, some, n_steps, region_size or get_default_region_size(some[0].item.x), seed)
         else:
-            judge(racing, some)
-        known = reference(racing) | {name: values for name, values in known.items() if len(values)}
+            evaluate_block(racing, some)
+        known = collect_reference(racing) | {name: values for name, values in known.items() if len(values)}
         seen = start + len(some)
-        if not exhaustive or seen == len(drawn):
-            _drop(racing)
-            without_losers(left_over(racing), known, len(drawn))
-        if told is not None:
-            told(seen, len(samples), len(left_over(standings)))
-    return _chosen(standings, known, len(samples))
+        if not never_drop or seen == len(drawn):
+            _drop_duplicates_and_unstable(racing)
+            drop_losers(survivors(racing), known, len(drawn))
+        if on_progress is not None:
+            on_progress(seen, len(samples), len(survivors(standings)))
+    return _build_selection(standings, known, len(samples))
 
 
-def _in_turn(samples: Sequence[Sample], seed: int) -> list[Sample]:
+def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
     """In random order, those of a group one after the other; InputError where only some have a group."""
     drawn = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     if any(one.group is None for one in drawn) and not all(one.group is None for one in drawn):
@@ -159,83 +163,97 @@ def _in_turn(samples: Sequence[Sample], seed: int) -> list[Sample]:
     return sorted(drawn, key=lambda one: places[one.group])
 
 
-def shows_the_image(tool: Explainer, samples: Sequence[Sample], seed: int) -> str:
+def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
     """Why a candidate's maps say nothing of what the model learnt: they are the same without it; "" where they are not.
 
     Alike: Spearman's correlation of the map with that of the same architecture, untrained, in the median above `BLIND`.
     """
-    if tool.control:
+    if explainer.control:
         return "a control: it does not look at the model"
-    other, found = untrained(tool, seed), []
+    other, found = randomize_weights(explainer, seed), []
     for one in samples[:4]:
         x = one.item.x[None]
         try:
             pair = [
-                run([each], x.to(home_of(each)), [one.target])[0].maps[0].heat[0].detach().cpu().numpy()
-                for each in (tool, other)
+                run_methods([each], x.to(get_model_device(each)), [one.target])[0]
+                .maps[0]
+                .attribution[0]
+                .detach()
+                .cpu()
+                .numpy()
+                for each in (explainer, other)
             ]
             found.append(spearman(*pair))
         except (CamscopeError, ArithmeticError):
             continue
     alike = float(np.median(found)) if found else 0.0
-    return f"its maps stay as they are without the model's training (correlation {alike:.2f})" if alike > BLIND else ""
+    return (
+        f"its maps stay as they are without the model's training (correlation {alike:.2f})"
+        if alike > MAX_UNTRAINED_CORRELATION
+        else ""
+    )
 
 
-def _drop(racing: Sequence[Standing]) -> None:
+def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
     """Those whose maps are another's, and those that do not hold still."""
-    for n, one in enumerate(racing):
-        twin = next((other for other in racing[:n] if not other.out and same(one, other)), None)
+    for n, one in enumerate(candidates):
+        twin = next((other for other in candidates[:n] if not other.drop_reason and have_same_maps(one, other)), None)
         if twin is not None:
-            one.out = f"its maps are those of {twin.title}"
-    for one in left_over(racing):
-        held = np.array(one.values[ROBUSTNESS])
+            one.drop_reason = f"its maps are those of {twin.title}"
+    for one in survivors(candidates):
+        held = np.array(one.metric_values[ROBUSTNESS_METRIC])
         still = float(np.median(held[~np.isnan(held)])) if not np.isnan(held).all() else 1.0
-        if still < RESTLESS:
-            one.out = f"its maps do not hold still when the image hardly changes (correlation {still:.2f})"
+        if still < MIN_MEDIAN_STABILITY:
+            one.drop_reason = f"its maps do not hold still when the image hardly changes (correlation {still:.2f})"
 
 
-def same(one: Standing, other: Standing) -> bool:
+def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
     """Whether their maps of the first images are one another's, but for their scale, to a thousandth of the largest value."""
-    for mine, theirs in zip(one.first, other.first, strict=True):
+    for mine, theirs in zip(first.first_maps, second.first_maps, strict=True):
         tall, wide = np.abs(mine).max(), np.abs(theirs).max()
         if not np.abs(mine * wide - theirs * tall).max() <= 1e-3 * tall * wide or (tall > 0) != (wide > 0):
             return False
-    return bool(one.first)
+    return bool(first.first_maps)
 
 
-def _chosen(standings: Sequence[Standing], known: Reference, images: int) -> Choice:
-    left = order(left_over(standings), known)
-    rest = sorted((one for one in standings if one.out), key=lambda one: -one.images)
-    started = [one for one in standings if one.images]
-    seen = max((one.images for one in left or started), default=0)
-    explained = sum(one.images for one in started)
-    independent = witnesses(standings[0], images)[1]
-    clear = len(left) == 1 or (len(left) == 2 and independent >= FEWEST)
-    return Choice(left if clear else [], [*left, *rest], seen, explained, images * len(started), independent)
+def _build_selection(
+    candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int
+) -> MethodSelection:
+    left = rank_candidates(survivors(candidates), reference)
+    rest = sorted((one for one in candidates if one.drop_reason), key=lambda one: -one.n_images)
+    started = [one for one in candidates if one.n_images]
+    seen = max((one.n_images for one in left or started), default=0)
+    explained = sum(one.n_images for one in started)
+    independent = count_groups(candidates[0], n_images)[1]
+    clear = len(left) == 1 or (len(left) == 2 and independent >= MIN_GROUPS_TO_COMPARE)
+    return MethodSelection(left if clear else [], [*left, *rest], seen, explained, n_images * len(started), independent)
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SavedSelection:
     """A method, its layer, and the digest of the model that it was chosen for."""
 
     method: str
     layer: str | None
-    model: str
+    model_digest: str
 
 
-def save(choice: Choice, path: str | Path, *, overwrite: bool = False) -> Path:
+def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the first of the best, or where there is no clear winner the cheapest of those that are alike."""
-    best = choice.best[0] if choice.best else choice.cheapest
-    lines = [f"# {choice.sentence}", f"method = {_word(best.tool.name)}"]
-    layer = getattr(best.tool, "layer", None)
-    lines += [f"layer = {_word(layer)}"] if isinstance(layer, str) else []
-    lines += [f"model = {_word(digest(unwrap(best.tool.model)))}", f"clear = {str(bool(choice.best)).lower()}"]
-    for one in choice.standings:
-        lines += ["", "[[standing]]", f"title = {_word(one.title)}", *_evidence(one)]
+    best = selection.best[0] if selection.best else selection.cheapest
+    lines = [f"# {selection.recommendation}", f"method = {_quote_toml(best.explainer.name)}"]
+    layer = getattr(best.explainer, "layer", None)
+    lines += [f"layer = {_quote_toml(layer)}"] if isinstance(layer, str) else []
+    lines += [
+        f"model = {_quote_toml(compute_model_digest(unwrap(best.explainer.model)))}",
+        f"clear = {str(bool(selection.best)).lower()}",
+    ]
+    for one in selection.candidates:
+        lines += ["", "[[standing]]", f"title = {_quote_toml(one.title)}", *_format_candidate(one)]
     return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
 
 
-def read(path: str | Path) -> Chosen:
+def read_selection(path: str | Path) -> SavedSelection:
     """What `save` wrote; InputError for another file."""
     plain = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
@@ -247,18 +265,18 @@ def read(path: str | Path) -> Chosen:
             f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
             "one, and the digest of a model, each as text"
         )
-    return Chosen(method, layer, model)
+    return SavedSelection(method, layer, model)
 
 
-def _evidence(one: Standing) -> list[str]:
-    found = [f"images = {one.images}", f"seconds = {one.price:.4f}"]
-    for name in one.values:
-        if (estimate := one.estimate(name)) is not None:
-            numbers = [one for one in (estimate.mean, estimate.low, estimate.high) if isfinite(one)]
-            found.append(f"{name} = [{', '.join(f'{one:.4f}' for one in numbers)}]")
-    return [*found, f"out = {_word(one.out)}"] if one.out else found
+def _format_candidate(candidate: CandidateState) -> list[str]:
+    found = [f"images = {candidate.n_images}", f"seconds = {candidate.seconds_per_image:.4f}"]
+    for name in candidate.metric_values:
+        if (estimate := candidate.estimate_metric(name)) is not None:
+            numbers = [candidate for candidate in (estimate.mean, estimate.low, estimate.high) if isfinite(candidate)]
+            found.append(f"{name} = [{', '.join(f'{candidate:.4f}' for candidate in numbers)}]")
+    return [*found, f"out = {_quote_toml(candidate.drop_reason)}"] if candidate.drop_reason else found
 
 
-def _word(text: str) -> str:
+def _quote_toml(text: str) -> str:
     """A string as TOML has it, which is JSON's where nothing is beyond its escapes."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -21,57 +21,57 @@ from torch import Tensor, nn
 from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.base import (
     AdapterExplainer,
-    Seen,
-    expect_the_same_score,
-    kept_on,
-    observed,
-    rewind,
-    twin_of,
+    ModuleCallRecords,
+    call_with_gradients,
+    check_same_score,
+    clone_for_hooks,
+    module_calls_recorded,
+    reset_repeated_modules,
 )
-from camscope.explainers.core.base import register_with
-from camscope.explainers.core.baselines import WithBackground, WithBaseline, starts
-from camscope.explainers.core.evaluation_context import checked_finite
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.pixel_base import PixelExplainer, Runs, gap_in_words
-from camscope.hooks.function_mode import MAXIMA, Calls, name_of
-from camscope.hooks.gradients import ELEMENTWISE
-from camscope.images.files.redaction import ignoring
+from camscope.explainers.core.base import register_optional
+from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
+from camscope.explainers.core.evaluation_context import check_finite
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.pixel_base import PerturbedEvaluator, PixelExplainer, format_completeness_gap
+from camscope.hooks.function_mode import MAX_FUNCTIONS, BaseFunctionMode, function_name
+from camscope.hooks.gradients import RESCALED_FUNCTIONS
+from camscope.images.files.redaction import ignore_warnings
 from camscope.plurals import plural
-from camscope.pytree import leaves
+from camscope.pytree import iter_leaves
 from camscope.targets import Score, full_precision
 
-CLIPPED = (nn.ReLU6, nn.Hardtanh)
+CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
-def ruled(model: nn.Module) -> None:
+def convert_clipped_relus(model: nn.Module) -> None:
     """In a copy of a model, make every module that clips a ReLU by name, which does what it did."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
-        if type(part) in CLIPPED:
+        if type(part) in CLIPPED_RELU_TYPES:
             clip = partial(F.hardtanh, min_val=part.min_val, max_val=part.max_val, inplace=part.inplace)
             part.__class__ = nn.ReLU  # it stays what hooks and other modules know
             vars(part)["forward"] = clip
 
 
-_OTHERS = (
+_OTHER_NONLINEAR_NAMES = (
     "maximum min amin minimum softmax softmin log_softmax layer_norm group_norm instance_norm rms_norm local_response_norm "
     "normalize glu lp_pool1d lp_pool2d lp_pool3d multi_head_attention_forward scaled_dot_product_attention"
 )
-BENT = ELEMENTWISE | MAXIMA | set(_OTHERS.split())
+NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_NAMES.split())
 
 
-class Unruled(Calls):
+class UnsupportedOps(BaseFunctionMode):
     """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Before a pass."""
-        self._ruled, self.counts = 0, Counter[str]()
+        self._supported_module_depth, self.counts = 0, Counter[str]()
 
-    def watch(self, model: nn.Module) -> None:
+    def track_supported_modules(self, model: nn.Module) -> None:
         """Where captum has a rule nothing is counted; what such a module is given is a tensor of its own.
 
         captum replaces the gradient of that tensor: of one that goes elsewhere too, it would lose the other way.
@@ -79,90 +79,97 @@ class Unruled(Calls):
         from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            self._ruled += 1
+            self._supported_module_depth += 1
             return tuple(one.clone() if isinstance(one, Tensor) else one for one in args)
 
         def leave(module: nn.Module, args: object, output: object) -> None:
-            self._ruled -= 1
+            self._supported_module_depth -= 1
 
         for module in model.modules():
             if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
                 module.register_forward_pre_hook(enter)
                 module.register_forward_hook(leave)
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
-        name = name_of(func)
+        name = function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
             return None  # captum sets its hooks also where gradients are off: there a value is a constant
-        result = func(*args, **named)
-        if name in BENT and not self._ruled and any(one.requires_grad for _, one in leaves(result)):
+        result = func(*args, **kwargs)
+        if (
+            name in NONLINEAR_FUNCTIONS
+            and not self._supported_module_depth
+            and any(one.requires_grad for _, one in iter_leaves(result))
+        ):
             self.counts[name] += 1
         return result
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What keeps its gradient."""
         said = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {said} here, which keep their gradient" if said else ""
 
 
-POOLS: dict[type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
+RANK_BY_MAX_POOL: dict[type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 
 
-class Windows(nn.Module):
+class NonOverlappingMaxPool(nn.Module):
     """The same maximum: every window is laid out by itself, and a pooling without overlap takes the largest of each."""
 
     def __init__(self, pool: Any, rank: int) -> None:
         super().__init__()
-        self.size, self.stride, self.padding = (
-            _each(one, rank) for one in (pool.kernel_size, pool.stride, pool.padding)
+        self.kernel_size, self.stride, self.padding = (
+            _expand_per_axis(one, rank) for one in (pool.kernel_size, pool.stride, pool.padding)
         )
-        self.pool = nn.MaxPool1d(prod(self.size))
+        self.pool = nn.MaxPool1d(prod(self.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N,K,*s) -> (N,K,*t)"""
-        rank = len(self.size)
+        rank = len(self.kernel_size)
         sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
         # beyond the border lies what is less than all: the same in every row, so that it changes nothing
         laid = F.pad(x, sides, value=float(x.detach().amin()) - 1)
-        for axis, (size, step) in enumerate(zip(self.size, self.stride, strict=True), start=x.ndim - rank):
+        for axis, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=x.ndim - rank):
             laid = laid.unfold(axis, size, step)
         grid = laid.shape[: x.ndim]
-        largest: Tensor = self.pool(laid.reshape(len(x), -1, prod(self.size)))
+        largest: Tensor = self.pool(laid.reshape(len(x), -1, prod(self.kernel_size)))
         return largest.view(grid)
 
 
-def laid_out(model: nn.Module) -> None:
+def replace_overlapping_pools(model: nn.Module) -> None:
     """Replace, in a copy of a model, every max pooling whose windows overlap."""
     for parent in list(model.modules()):
         for key, child in parent._modules.items():
-            rank = POOLS.get(type(child), 0) if child is not None else 0
-            if rank and _overlaps(child, rank):
-                parent._modules[key] = Windows(child, rank)
+            rank = RANK_BY_MAX_POOL.get(type(child), 0) if child is not None else 0
+            if rank and _has_overlapping_windows(child, rank):
+                parent._modules[key] = NonOverlappingMaxPool(child, rank)
 
 
-def _overlaps(pool: Any, rank: int) -> bool:
+def _has_overlapping_windows(pool: Any, rank: int) -> bool:
     overlap = any(
-        step < size for size, step in zip(_each(pool.kernel_size, rank), _each(pool.stride, rank), strict=True)
+        step < size
+        for size, step in zip(
+            _expand_per_axis(pool.kernel_size, rank), _expand_per_axis(pool.stride, rank), strict=True
+        )
     )
     plain = not (pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks)
-    return overlap and plain and set(_each(pool.dilation, rank)) == {1}
+    return overlap and plain and set(_expand_per_axis(pool.dilation, rank)) == {1}
 
 
-def _each(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+def _expand_per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,) * rank
 
 
-class Against(NamedTuple):
+class BaselineAttribution(NamedTuple):
     """What each pixel and channel (C,*S) adds to the score against a baseline, and the score's change ().
 
     `flat`: whether all multipliers are 0. `unruled`: what kept its gradient, in words.
     """
 
     values: Tensor
-    change: Tensor
-    flat: bool
-    unruled: str
+    score_change: Tensor
+    has_zero_multipliers: bool
+    unsupported_ops_note: str
 
     @property
     def total(self) -> float:
@@ -171,7 +178,7 @@ class Against(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Lifted(AdapterExplainer, PixelExplainer):
+class DeepLIFTBase(AdapterExplainer, PixelExplainer):
     """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `starts`.
 
     m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
@@ -186,153 +193,177 @@ class Lifted(AdapterExplainer, PixelExplainer):
     extra: ClassVar[str] = "captum"
 
     @abstractmethod
-    def starts(self, x: Tensor) -> list[Tensor]:
+    def build_baselines(self, x: Tensor) -> list[Tensor]:
         """(N,C,*S) -> one such tensor for each x'."""
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def baseline_notes(self) -> tuple[str, ...]:
         """What a result says of them."""
         return ()
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """The mean over the baselines, and how far it is from being complete."""
-        with observed(score.model) as seen:
-            runs = Runs(self, x, score)
-        if score.one_by_one:
+        with module_calls_recorded(score.model) as seen:
+            runs = PerturbedEvaluator(self, x, score)
+        if score.one_sample_per_pass:
             raise ModelError(
                 f"{self.title} runs the input and its baseline in one batch, and in this model the "
                 "samples of a batch see one "
                 f"another, as in a batch norm without running statistics; pass integratedgradients"
             )
-        starts = self.starts(x)
-        each = [self._each(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
-        every = [_mean(one) for one in each]
-        values, changes = torch.stack([one.values for one in every]), torch.stack([one.change for one in every])
-        return Maps(
-            self.over_channels(values),
-            zero_gradient=torch.tensor([one.flat for one in every], device=x.device),
-            own=tuple((*self.said, self._completeness(mean, parts)) for mean, parts in zip(every, each, strict=True)),
-            measures={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
+        starts = self.build_baselines(x)
+        each = [
+            self._attribute_to_baselines(runs, seen, sample, [start[sample] for start in starts])
+            for sample in range(len(x))
+        ]
+        every = [_average_attributions(one) for one in each]
+        values, changes = torch.stack([one.values for one in every]), torch.stack([one.score_change for one in every])
+        return AttributionMaps(
+            self.reduce_channels(values),
+            zero_gradient=torch.tensor([one.has_zero_multipliers for one in every], device=x.device),
+            sample_notes=tuple(
+                (*self.baseline_notes, self._format_completeness(mean, parts))
+                for mean, parts in zip(every, each, strict=True)
+            ),
+            diagnostics={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
         )
 
-    def _each(self, runs: Runs, seen: Seen, sample: int, starts: Sequence[Tensor]) -> list[Against]:
+    def _attribute_to_baselines(
+        self,
+        evaluator: PerturbedEvaluator,
+        call_records: ModuleCallRecords,
+        sample: int,
+        baseline_tensors: Sequence[Tensor],
+    ) -> list[BaselineAttribution]:
         """One sample against each of the baselines (C,*S)."""
-        each = list[Against]()
-        with runs.counted(sample, len(starts)) as advance:
-            for start in starts:
-                each.append(self._against(runs, seen, sample, start))
+        each = list[BaselineAttribution]()
+        with evaluator.track_sample_steps(sample, len(baseline_tensors)) as advance:
+            for start in baseline_tensors:
+                each.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
                 advance(1)
         return each
 
-    def _completeness(self, mean: Against, each: Sequence[Against]) -> str:
+    def _format_completeness(self, mean: BaselineAttribution, per_baseline: Sequence[BaselineAttribution]) -> str:
         """How far the mean is from adding up, and of several the one that is farthest."""
-        change = float(mean.change)
-        if len(each) == 1:
-            words = gap_in_words(self.parts(), mean.total, "the score less the baseline's is", change)
+        change = float(mean.score_change)
+        if len(per_baseline) == 1:
+            words = format_completeness_gap(
+                self.describe_summands(), mean.total, "the score less the baseline's is", change
+            )
         else:
-            words = gap_in_words(self.parts(), mean.total, "the score less the baselines' mean is", change)
-            gaps = [one.total - float(one.change) for one in each]
-            worst = max(range(len(each)), key=lambda which: abs(gaps[which]))
-            words += f"; the worst of {plural(len(each), 'baseline')} has {gaps[worst]:+.2g} of {float(each[worst].change):.4g}"
-        return f"completeness: {words}{mean.unruled}"
+            words = format_completeness_gap(
+                self.describe_summands(), mean.total, "the score less the baselines' mean is", change
+            )
+            gaps = [one.total - float(one.score_change) for one in per_baseline]
+            worst = max(range(len(per_baseline)), key=lambda which: abs(gaps[which]))
+            words += f"; the worst of {plural(len(per_baseline), 'baseline')} has {gaps[worst]:+.2g} of {float(per_baseline[worst].score_change):.4g}"
+        return f"completeness: {words}{mean.unsupported_ops_note}"
 
-    def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> Against:
+    def _attribute_to_baseline(
+        self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int, baseline_tensor: Tensor
+    ) -> BaselineAttribution:
         """One sample against one baseline (C,*S)."""
-        asked, rest = _Asked(runs.score, seen, sample), Unruled()
-        rest.watch(asked)
-        multipliers = full_precision(kept_on(lambda: _multipliers(asked, runs.x[sample], start, rest)))
-        checked_finite("the multipliers at the input", multipliers, self.on_nonfinite)
-        value, reference = asked.values
+        asked, rest = _ScoreModule(evaluator.score, call_records, sample), UnsupportedOps()
+        rest.track_supported_modules(asked)
+        multipliers = full_precision(
+            call_with_gradients(lambda: _compute_multipliers(asked, evaluator.x[sample], baseline_tensor, rest))
+        )
+        check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
+        value, reference = asked.last_scores
         if self.mode == "eval":
-            expect_the_same_score(runs.score, sample, value, runs.values[sample])
-        found = multipliers * (full_precision(runs.x[sample]) - full_precision(start))
+            check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
+        found = multipliers * (full_precision(evaluator.x[sample]) - full_precision(baseline_tensor))
         change = value.double() - reference.double()
-        return Against(found, change, not bool(multipliers.any()), rest.in_words())
+        return BaselineAttribution(found, change, not bool(multipliers.any()), rest.describe())
 
 
-def _mean(each: Sequence[Against]) -> Against:
+def _average_attributions(per_baseline: Sequence[BaselineAttribution]) -> BaselineAttribution:
     """Over the baselines."""
-    return Against(
-        torch.stack([one.values for one in each]).mean(0),
-        torch.stack([one.change for one in each]).mean(),
-        all(one.flat for one in each),
-        "".join(dict.fromkeys(one.unruled for one in each)),
+    return BaselineAttribution(
+        torch.stack([one.values for one in per_baseline]).mean(0),
+        torch.stack([one.score_change for one in per_baseline]).mean(),
+        all(one.has_zero_multipliers for one in per_baseline),
+        "".join(dict.fromkeys(one.unsupported_ops_note for one in per_baseline)),
     )
 
 
-@register_with("captum", "captum")
-class DeepLIFT(WithBaseline, Lifted):
+@register_optional("captum", "captum")
+class DeepLIFT(BaselineMixin, DeepLIFTBase):
     """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
 
     See `Lifted`.
     """
 
     name, paper = "deeplift", "arXiv:1704.02685"
-    forwards: ClassVar[str] = "3"
-    backwards: ClassVar[str] = "2"
+    forward_passes: ClassVar[str] = "3"
+    backward_passes: ClassVar[str] = "2"
 
 
-@register_with("captum", "captum")
-class DeepLIFTSHAP(WithBackground, Lifted):
+@register_optional("captum", "captum")
+class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """The mean of DeepLIFT over a background of baselines: an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
     The background holds two at least; see `Lifted`.
     """
 
     name, paper = "deepliftshap", "arXiv:1705.07874"
-    forwards: ClassVar[str] = "1 + 2 x len(background)"
-    backwards: ClassVar[str] = "2 x len(background)"
+    forward_passes: ClassVar[str] = "1 + 2 x len(background)"
+    backward_passes: ClassVar[str] = "2 x len(background)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.baselines()) < 2:
+        if len(self.list_baselines()) < 2:
             raise InputError("background holds one input: deepliftshap is a mean over several; pass one to deeplift")
 
-    def starts(self, x: Tensor) -> list[Tensor]:
+    def build_baselines(self, x: Tensor) -> list[Tensor]:
         """(N,C,*S) for each of the background."""
-        return starts(self.baselines(), x, self)
+        return build_baseline_tensors(self.list_baselines(), x, self)
 
 
-class _CutError(Exception):
+class _NoInputGradientError(Exception):
     """The pass left no way for a gradient to the input."""
 
 
-class _Asked(nn.Module):
+class _ScoreModule(nn.Module):
     """The score of rows that are versions of one sample, by a twin of its model."""
 
-    def __init__(self, score: Score, seen: Seen, sample: int) -> None:
+    def __init__(self, score: Score, call_records: ModuleCallRecords, sample: int) -> None:
         super().__init__()
-        self.twin = twin_of(score.model, seen)
-        laid_out(self.twin)
-        ruled(self.twin)
+        self.clone = clone_for_hooks(score.model, call_records)
+        replace_overlapping_pools(self.clone)
+        convert_clipped_relus(self.clone)
         self._score = copy.copy(score)
-        self._score.model = self.twin
+        self._score.model = self.clone
         self._sample = sample
-        self.values = torch.zeros(2, dtype=torch.float32, device="cpu")
+        self.last_scores = torch.zeros(2, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: Tensor) -> Tensor:
         """(R,C,*S) -> (R,)"""
-        rewind(self.twin)
+        reset_repeated_modules(self.clone)
         owners = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
         values = self._score(rows, owners)
-        self.values = values.detach()
+        self.last_scores = values.detach()
         if not values.requires_grad:
-            raise _CutError
+            raise _NoInputGradientError
         return values
 
 
-def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tensor | None:
+def _compute_multipliers(
+    score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
+) -> Tensor | None:
     """(C,*S): captum's, of one input against one baseline; None where gradients are off on the way."""
     from captum.attr import DeepLift
 
-    rest.begin()
+    unsupported_ops.reset()
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
-    tool = DeepLift(asked, eps=torch.finfo(x.dtype).tiny)
+    tool = DeepLift(score_module, eps=torch.finfo(x.dtype).tiny)
     try:
-        with ignoring(message="Setting forward, backward hooks"), rest:
+        with ignore_warnings(message="Setting forward, backward hooks"), unsupported_ops:
             found: Tensor = tool.attribute(
-                x.detach().clone()[None].requires_grad_(), start[None], custom_attribution_func=lambda one: one
+                x.detach().clone()[None].requires_grad_(),
+                baseline_tensor[None],
+                custom_attribution_func=lambda one: one,
             )
-    except _CutError:
+    except _NoInputGradientError:
         return None
     return found.detach()[0]

@@ -16,46 +16,46 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer
-from camscope.explainers.core.base import register_with
-from camscope.explainers.core.baselines import WithBaseline
-from camscope.explainers.core.evaluation_context import expect_count, expect_number, expect_positive
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.pixel_base import Runs, gap_in_words
-from camscope.explainers.core.segmentation import Segments, expect_segments, labels_of, parts_of_grid
-from camscope.hooks.function_mode import Calls
+from camscope.explainers.core.base import register_optional
+from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.pixel_base import PerturbedEvaluator, format_completeness_gap
+from camscope.explainers.core.segmentation import SegmentsLike, check_segments, label_grid_cells, resolve_segment_labels
+from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.plurals import plural
 from camscope.targets import Score
 
 
 @dataclass
-class Fitted:
+class LinearFit:
     """What each cell counts, (M,) in float64, and what is to be said of the fit, in words and in numbers."""
 
-    cells: Tensor
+    coefficients: Tensor
     note: str
-    measures: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
 
 
-class Fit:
+class InterpretableModel:
     """The interpretable model that captum fits: it hands over what was drawn, and how it weighs; the fit is in float64."""
 
     scores: Tensor
-    fitted: Fitted
+    linear_fit: LinearFit
 
-    def __init__(self, fit: Callable[[Tensor, Tensor, Tensor], Fitted]) -> None:
-        self._fit = fit
+    def __init__(self, fit_function: Callable[[Tensor, Tensor, Tensor], LinearFit]) -> None:
+        self._fit_function = fit_function
 
     def fit(self, train_data: Any) -> None:
         """Of captum's DataLoader the tensors: to go through it would draw a random number."""
         masks, _, weights = train_data.dataset.tensors
-        self.fitted = self._fit(masks.cpu().double(), self.scores, weights.cpu().double())
+        self.linear_fit = self._fit_function(masks.cpu().double(), self.scores, weights.cpu().double())
 
     def representation(self) -> Tensor:
         """(M,)"""
-        return self.fitted.cells
+        return self.linear_fit.coefficients
 
 
-def least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
+def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
     """(S,M), (S,), (S,) -> argmin Σ w (y - rows·φ)² + α |φ|², the least of several, and the rank of the rows."""
     count = rows.shape[1]
     if not len(rows):
@@ -68,19 +68,21 @@ def least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tup
     return torch.linalg.lstsq(left, right[:, None], driver="gelsd").solution[:, 0], rank
 
 
-def explained(samples: int, cells: int, left: Tensor, y: Tensor, shares: Tensor, *, determined: bool) -> str:
+def format_explained_variance(
+    n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
+) -> str:
     """How much of the score's variance over the versions the linear model has."""
-    variance, missed = float(shares @ y.square()), float(shares @ left.square())
+    variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
-    few = "" if determined else "; they do not determine the cells: raise samples, or lower cells"
-    return f"a linear model of {plural(cells, 'cell')} explains {share} over {plural(samples, 'version')}{few}"
+    few = "" if is_determined else "; they do not determine the cells: raise samples, or lower cells"
+    return f"a linear model of {plural(n_cells, 'cell')} explains {share} over {plural(n_samples, 'version')}{few}"
 
 
-Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
+MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SurrogateExplainer(WithBaseline, AdapterExplainer):
+class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
 
     `cells`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
@@ -89,41 +91,41 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
     at a time as fit into memory, and the model is fitted in float64. A cell is hidden in all channels and has one number.
     """
 
-    cells: int = 7
-    segments: Segments | None = None
-    samples: int = 500
+    grid_size: int = 7
+    segments: SegmentsLike | None = None
+    n_samples: int = 500
 
     package: ClassVar[str] = "captum"
     extra: ClassVar[str] = "captum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(cells=self.cells, samples=self.samples)
-        expect_segments(None, segments=self.segments)
+        check_positive_integer(cells=self.grid_size, samples=self.n_samples)
+        check_segments(None, segments=self.segments)
 
     @abstractmethod
-    def captums(self, scores: Scores, fit: Fit) -> Any:
+    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """Captum's explainer of a function of which cells are shown, with a fit of ours."""
 
     @abstractmethod
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+    def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
         """(S,M) of 0 and 1, (S,), (S,) -> what each cell counts, in float64."""
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """The mean over the baselines; how well the linear model fits is in each sample's notes."""
-        runs = Runs(self, x, score)
-        starts = self.starts(x)
+        runs = PerturbedEvaluator(self, x, score)
+        starts = self.build_baselines(x)
         made, every = [], []
         for sample in range(len(x)):
-            places, count = self._places(x[sample])
-            fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
-            cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
+            places, count = self._label_cells(x[sample])
+            fitted = [self._fit_sample(runs, sample, start[sample], places, count) for start in starts]
+            cells = torch.stack([one.coefficients for one in fitted]).mean(0).to(x.device)
             made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
             every.append(fitted)
-        return Maps(
+        return AttributionMaps(
             torch.stack(made),
-            own=tuple(tuple(one.note for one in fitted) for fitted in every),
-            measures={
+            sample_notes=tuple(tuple(one.note for one in fitted) for fitted in every),
+            diagnostics={
                 name: torch.tensor(
                     [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64, device="cpu"
                 )
@@ -131,51 +133,57 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
             },
         )
 
-    def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
+    def _fit_sample(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, cell_labels: Tensor, n_cells: int
+    ) -> LinearFit:
         """What captum's method makes of one sample and one baseline."""
-        x, origin, fit = runs.x[sample], runs.values[sample].double(), Fit(self.fit)
+        x, origin, fit = (
+            evaluator.x[sample],
+            evaluator.clean_scores[sample].double(),
+            InterpretableModel(self.fit_linear_model),
+        )
         with ExitStack() as drawing:
-            drawing.enter_context(drawn_from(self.seed))
+            drawing.enter_context(cpu_rng_seeded(self.seed))
 
             def scores(masks: Tensor) -> Tensor:
                 drawing.close()  # all is drawn: the model's own passes have the caller's random numbers
                 found = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
                 def work(part: slice) -> None:
-                    shown = masks[part].to(x.device).bool()[:, places][:, None]
-                    values = runs.scores(sample, torch.where(shown, x, start))
+                    shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
+                    values = evaluator.score_variants(sample, torch.where(shown, x, baseline_tensor))
                     found[part] = values.double() - origin  # what all logits have in common cancels in full precision
 
-                runs.in_turns(sample, len(masks), work)
+                evaluator.process_chunks(sample, len(masks), work)
                 fit.scores = found.cpu()
                 return fit.scores
 
-            tool = self.captums(scores, fit)
+            tool = self.build_captum(scores, fit)
             # captum hands over its masks in one piece where it may: rows of switches, small however large the image is
             try:
                 tool.attribute(
-                    torch.ones(1, count, dtype=torch.float32, device="cpu"),
-                    n_samples=self.samples,
-                    perturbations_per_eval=self.samples,
+                    torch.ones(1, n_cells, dtype=torch.float32, device="cpu"),
+                    n_samples=self.n_samples,
+                    perturbations_per_eval=self.n_samples,
                     return_input_shape=False,
                 )
             finally:
                 vars(tool).clear()  # it holds itself by its own methods, and would wait for the garbage collector
-        return fit.fitted
+        return fit.linear_fit
 
-    def _places(self, x: Tensor) -> tuple[Tensor, int]:
+    def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
         """(C,*S) -> (*S): the number of each pixel's cell, from 0 on, and how many there are."""
         if self.segments is None:
-            labels = parts_of_grid(x.shape[1:], [min(self.cells, length) for length in x.shape[1:]], x.device)
+            labels = label_grid_cells(x.shape[1:], [min(self.grid_size, length) for length in x.shape[1:]], x.device)
         else:
-            labels = labels_of(self.segments, x)
+            labels = resolve_segment_labels(self.segments, x)
         numbers, places = labels.unique(return_inverse=True)
         if len(numbers) < 2:
             raise InputError(f"{self.name} compares cells, and there is one only: pass more cells, or segments")
         return places, len(numbers)
 
 
-@register_with("captum", "captum")
+@register_optional("captum", "captum")
 class LIME(SurrogateExplainer):
     """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016).
 
@@ -185,36 +193,38 @@ class LIME(SurrogateExplainer):
     """
 
     name, paper = "lime", "arXiv:1602.04938"
-    forwards: ClassVar[str] = "1 + samples"
-    width: float = 0.25
+    forward_passes: ClassVar[str] = "1 + samples"
+    kernel_width: float = 0.25
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(width=self.width, high=1e6)
-        expect_number(low=0, alpha=self.alpha)
+        check_positive_number(width=self.kernel_width, high=1e6)
+        check_number(low=0, alpha=self.alpha)
 
-    def captums(self, scores: Scores, fit: Fit) -> Any:
+    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """See `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
-        kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.width)
-        return Lime(scores, interpretable_model=fit, similarity_func=kernel)
+        kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.kernel_width)
+        return Lime(scorer, interpretable_model=interpretable_model, similarity_func=kernel)
 
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+    def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
         """Weighted ridge regression with an intercept."""
         if not bool(weights.any()):
             raise InputError(
-                f"width={self.width!r}: no version is near enough to the image to count; pass a larger one"
+                f"width={self.kernel_width!r}: no version is near enough to the image to count; pass a larger one"
             )
         shares = weights / weights.sum()
         rows, y = masks - shares @ masks, scores - shares @ scores
-        cells, rank = least_squares(rows, y, weights, self.alpha)
-        words = explained(len(scores), len(cells), y - rows @ cells, y, shares, determined=rank == len(cells))
-        return Fitted(cells, words)
+        cells, rank = solve_least_squares(rows, y, weights, self.alpha)
+        words = format_explained_variance(
+            len(scores), len(cells), y - rows @ cells, y, shares, is_determined=rank == len(cells)
+        )
+        return LinearFit(cells, words)
 
 
-@register_with("captum", "captum")
+@register_optional("captum", "captum")
 class KernelSHAP(SurrogateExplainer):
     """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
 
@@ -224,61 +234,63 @@ class KernelSHAP(SurrogateExplainer):
     """
 
     name, paper = "kernelshap", "arXiv:1705.07874"
-    forwards: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + samples"
 
-    def captums(self, scores: Scores, fit: Fit) -> Any:
+    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """See `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
-        tool = KernelShap(scores)
-        tool.interpretable_model = fit
+        tool = KernelShap(scorer)
+        tool.interpretable_model = interpretable_model
         return tool
 
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+    def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
         """Least squares among the φ with the right sum: the rest of φ has a sum of zero."""
         count = masks.shape[1]
         shown, ends = masks.sum(1), [float(count), 0.0]
         if len(scores) < 2 or shown[:2].tolist() != ends:
-            raise InputError(f"samples={self.samples!r}: the first two show all cells and none; expected 3 or more")
+            raise InputError(f"samples={self.n_samples!r}: the first two show all cells and none; expected 3 or more")
         change = scores[0] - scores[1]
         rows = masks[2:] - masks[2:].mean(1, keepdim=True)
         y = scores[2:] - scores[1] - shown[2:] * change / count
-        rest, rank = least_squares(rows, y, torch.ones_like(y), 0.0)
+        rest, rank = solve_least_squares(rows, y, torch.ones_like(y), 0.0)
         cells = change / count + rest - rest.mean()
         even = torch.full_like(y, 1 / max(1, len(y)))
         target = scores[2:] - even @ scores[2:]
-        words = explained(len(scores), count, y - rows @ rest, target, even, determined=rank == count - 1)
+        words = format_explained_variance(
+            len(scores), count, y - rows @ rest, target, even, is_determined=rank == count - 1
+        )
         total, expected = float(cells.sum()), float(change)
-        gap = gap_in_words("the cells", total, "the score less the baseline's is", expected)
+        gap = format_completeness_gap("the cells", total, "the score less the baseline's is", expected)
         measures = {"completeness_gap": total - expected, "score_change": expected}
-        return Fitted(cells, f"{words}; completeness: {gap}", measures)
+        return LinearFit(cells, f"{words}; completeness: {gap}", measures)
 
 
-_drawing = threading.Lock()
+_rng_lock = threading.Lock()
 
 
-FLOAT_FACTORIES = {torch.ones, torch.zeros, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
-FACTORIES = FLOAT_FACTORIES | {torch.tensor, torch.full, torch.arange, torch.randint, torch.randperm}
+FLOAT_TENSOR_FACTORIES = {torch.ones, torch.zeros, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
+TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.arange, torch.randint, torch.randperm}
 
 
-class OrdinaryTensors(Calls):
+class CPUFloat32Mode(BaseFunctionMode):
     """Inside the `with`, in this thread, tensors are made on the CPU, in float32, whatever the user's defaults are."""
 
-    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of the function, with the usual defaults."""
-        if func in FACTORIES:
-            named.setdefault("device", torch.device("cpu"))
-        if func in FLOAT_FACTORIES and named.get("dtype") is None:
-            named["dtype"] = torch.float32
-        return func(*args, **named)
+        if func in TENSOR_FACTORIES:
+            kwargs.setdefault("device", torch.device("cpu"))
+        if func in FLOAT_TENSOR_FACTORIES and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        return func(*args, **kwargs)
 
 
 @contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
+def cpu_rng_seeded(seed: int) -> Iterator[None]:
     """The process's own random numbers on the CPU begin at a seed, and go on where they were afterwards.
 
     captum takes no generator. One thread at a time; what others draw meanwhile is drawn from the same numbers.
     """
-    with _drawing, torch.random.fork_rng(devices=[]), OrdinaryTensors():
+    with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)
         yield

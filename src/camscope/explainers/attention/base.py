@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.evaluation_context import checked_finite
-from camscope.explainers.core.maps import Later, Maps, is_faint
-from camscope.explainers.core.method import Method
-from camscope.hooks.attention import Attention, Attentions, Block, Blocks, skipped
-from camscope.hooks.base import here_only, unwrap
+from camscope.explainers.core.evaluation_context import check_finite
+from camscope.explainers.core.maps import AttributionMaps, DeferredMap, is_below_precision
+from camscope.explainers.core.method import BaseMethod
+from camscope.hooks.attention import Attention, AttentionBlock, AttentionBlockFinder, AttentionRecorder, blocks_skipped
+from camscope.hooks.base import thread_local_hook, unwrap
 from camscope.hooks.tap import Tap
-from camscope.layers.layout import TOKENS, Layout, Seen, image_token_layout, read_layout
-from camscope.layers.layout_probe import Place, Verdict, prove, refusal
-from camscope.layers.selection import noting
+from camscope.layers.layout import TOKENS, Layout, LayoutHints, infer_image_token_layout, infer_layout
+from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, make_layout_error, probe_layout
+from camscope.layers.selection import record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
-MOST_EXTRA = 9  # tokens beside those of the grid
+MAX_EXTRA_TOKENS = 9  # tokens beside those of the grid
 
 
 @dataclass(frozen=True)
-class Tokens:
+class AttentionTrace:
     """The self-attentions (N,heads,T,T) between T tokens of x (N,C,*S) that a score depends on, in order.
 
     `gradients`: the score's, at the probabilities of so many last ones. `output_gradient` (N,heads,T,d): at what the last
@@ -46,10 +46,10 @@ class Tokens:
     attentions: Sequence[Attention]
     gradients: Sequence[Tensor]
     output_gradient: Tensor | None
-    blocks: Blocks
+    blocks: AttentionBlockFinder
 
     @property
-    def patches(self) -> slice:
+    def patch_slice(self) -> slice:
         """The tokens that lie on the grid."""
         return slice(self.layout.prefix, self.layout.prefix + math.prod(self.layout.grid))
 
@@ -59,7 +59,7 @@ class Tokens:
         return [one.probabilities.detach() for one in self.attentions]
 
     @cached_property
-    def read(self) -> Tensor:
+    def read_weights(self) -> Tensor:
         """(N,T): the tokens of the last attention that the score reads, with equal weights that add up to 1.
 
         Those whose rows of the gradient are not zero; a sample whose gradient is zero has no weights.
@@ -67,25 +67,28 @@ class Tokens:
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
-    def early_gradients(self, count: int | None) -> list[Tensor]:
+    def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
         """(N,heads,T,T) of so many last blocks: the gradient there of the score if the model ended with that block.
 
         None: of all. What comes after the blocks runs once for each of them, and none of the blocks runs again.
         """
-        earlier = range(-min(count or len(self.attentions), len(self.attentions)), -1)
-        every = self.blocks.around(self.attentions) if earlier else []
-        return [*(self._early(every, number) for number in earlier), self.gradients[-1]]
+        earlier = range(-min(n_blocks or len(self.attentions), len(self.attentions)), -1)
+        every = self.blocks.find_blocks(self.attentions) if earlier else []
+        return [*(self._compute_early_gradient(every, number) for number in earlier), self.gradients[-1]]
 
-    def _early(self, every: list[Block], number: int) -> Tensor:
-        block, probabilities = every[number], self.attentions[number].probabilities
-        with skipped(every, block.output.detach()), Tap(self.score.model, every[-1].name) as tap:
+    def _compute_early_gradient(self, attention_blocks: list[AttentionBlock], block_index: int) -> Tensor:
+        block, probabilities = attention_blocks[block_index], self.attentions[block_index].probabilities
+        with (
+            blocks_skipped(attention_blocks, block.output.detach()),
+            Tap(self.score.model, attention_blocks[-1].name) as tap,
+        ):
             output = tap.run(lambda: self.score.forward(self.x))
-            gradient = tap.gradient_of(self.score.read(output, len(self.x)).sum())
+            gradient = tap.compute_gradient(self.score.read_score(output, len(self.x)).sum())
         (found,) = torch.autograd.grad(block.output, probabilities, gradient, retain_graph=True)
         return found
 
 
-def lengths_seen(model: nn.Module, scope: ExitStack) -> set[int]:
+def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
     """How many tokens the model's linear layers and norms work on inside the scope: a set that fills while it runs."""
     lengths: set[int] = set()
 
@@ -95,38 +98,42 @@ def lengths_seen(model: nn.Module, scope: ExitStack) -> set[int]:
 
     for module in unwrap(model).modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
-            scope.callback(module.register_forward_hook(here_only(note)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
     return lengths
 
 
-def between_tokens(
-    method: str,
+def select_token_attentions(
+    method_name: str,
     x: Tensor,
-    every: Sequence[Attention],
-    seen: Seen,
-    lengths: Collection[int],
+    attentions: Sequence[Attention],
+    layout_hints: LayoutHints,
+    token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> tuple[list[Attention], Layout, list[str]]:
     """The attentions between all tokens of a sample of x (N,C,*S), the tokens' layout, and what was left out.
 
     `seen`: what the pass showed, see `noting`; `lengths`: see `lengths_seen`. LayerError if there are none.
     """
-    shapes = [tuple(one.probabilities.shape) for one in every]
+    shapes = [tuple(one.probabilities.shape) for one in attentions]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
     if windows is not None:
         raise LayerError(
-            f"{method} follows attention from token to token through the whole image; here an attention is {windows} for a "
+            f"{method_name} follows attention from token to token through the whole image; here an attention is {windows} for a "
             f"batch of {len(x)}: it works in windows, and a window sees only itself. Pass a method that looks at a layer, "
             f"such as gradcam, and name the layer"
         )
     found: dict[int, Layout] = {}
     errors: list[LayerError] = []
     for count in dict.fromkeys(shape[-1] for shape in shapes):
-        cells = set(map(math.prod, seen.grids))
-        if (lengths or cells) and count not in lengths and not cells & set(range(count - MOST_EXTRA, count + 1)):
+        cells = set(map(math.prod, layout_hints.grids))
+        if (
+            (token_counts or cells)
+            and count not in token_counts
+            and not cells & set(range(count - MAX_EXTRA_TOKENS, count + 1))
+        ):
             errors.append(
                 LayerError(
-                    f"{method} follows attention between tokens; here an attention is between {count}, and no layer has "
+                    f"{method_name} follows attention between tokens; here an attention is between {count}, and no layer has "
                     f"so many tokens: it is between channels, or within a patch. Pass a method that looks at a layer, such as "
                     f"gradcam"
                 )
@@ -134,21 +141,21 @@ def between_tokens(
             continue
         try:
             shape = len(x), count, 1
-            if layout is None and count in seen.image_tokens:
-                found[count] = image_token_layout(shape, x.shape, seen)
+            if layout is None and count in layout_hints.image_token_positions:
+                found[count] = infer_image_token_layout(shape, x.shape, layout_hints)
             else:
-                found[count] = read_layout(shape, x.shape, None, layout or TOKENS, seen)
+                found[count] = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
         except LayerError as error:
-            errors.append(LayerError(f"{method}, attention between {plural(count, 'token')}: {error}"))
+            errors.append(LayerError(f"{method_name}, attention between {plural(count, 'token')}: {error}"))
     if not found:
         raise errors[0]
     if len(found) > 1:
         raise LayerError(
-            f"{method} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, found))} "
+            f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, found))} "
             f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
     ((count, known),) = found.items()
-    read = [one for one in every if one.probabilities.shape[-1] == count]
+    read = [one for one in attentions if one.probabilities.shape[-1] == count]
     others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
     return (
         read,
@@ -157,16 +164,16 @@ def between_tokens(
     )
 
 
-def is_unverified(method: str, score: Score, x: Tensor, layout: Layout, tokens: int) -> bool:
+def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Whether nothing is known of where so many tokens lie; LayerError where they do not lie as the layout has it.
 
     The values of the first attention between so many tokens are looked at, or what is known of it; see `prove`.
     """
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
-        with Attentions() as seen:
+        with AttentionRecorder() as seen:
             seen.run(lambda: run(inputs))
-        first = next((one for one in seen.all if one.probabilities.shape[-1] == tokens), None)
+        first = next((one for one in seen.attentions if one.probabilities.shape[-1] == n_tokens), None)
         if first is None:
             return [None]
         values = first.probabilities if first.value is None else first.value
@@ -176,15 +183,15 @@ def is_unverified(method: str, score: Score, x: Tensor, layout: Layout, tokens: 
         first = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else first)
 
-    place = Place("", f"attention between {plural(tokens, 'token')}")
-    finding = prove(score.model, [place], layout, x, run, read=read)[0]
-    if finding.verdict is Verdict.CONTRADICTED:
-        raise refusal(f"{method}, attention between {plural(tokens, 'token')}", layout, finding.reason)
-    return finding.verdict is Verdict.UNDECIDED
+    place = OutputLocation("", f"attention between {plural(n_tokens, 'token')}")
+    finding = probe_layout(score.model, [place], layout, x, run, read_outputs=read)[0]
+    if finding.verdict is LayoutVerdict.CONTRADICTED:
+        raise make_layout_error(f"{method_name}, attention between {plural(n_tokens, 'token')}", layout, finding.reason)
+    return finding.verdict is LayoutVerdict.UNDECIDED
 
 
-def reached(
-    values: Tensor, attentions: Sequence[Attention], *, whole: bool
+def compute_attention_gradients(
+    values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> tuple[list[Attention], list[Tensor], Tensor | None]:
     """The attentions up to the last one that the values (N,) depend on, and the gradients of `Tokens` there.
 
@@ -192,7 +199,7 @@ def reached(
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
-        asked = used if whole else used[-1:]
+        asked = used if all_blocks else used[-1:]
         outputs = [one.output for one in asked[-1:] if one.output is not None]
         parts = [one.probabilities for one in asked] + outputs
         found = torch.autograd.grad(values.sum(), parts, retain_graph=True, allow_unused=True)
@@ -208,7 +215,7 @@ def reached(
 
 
 @dataclass(eq=False, repr=False)
-class TokenAttention(Explainer):
+class TokenAttentionExplainer(Explainer):
     """What the tokens that the score reads have taken from the patches, by attention. A method writes `relevance`.
 
     The tokens read are those at whose rows of the last attention the score's gradient is not zero: the class token, the
@@ -219,67 +226,86 @@ class TokenAttention(Explainer):
     _: KW_ONLY
     layout: str | Layout | None = None
 
-    backwards: ClassVar[str] = "1"
-    whole: ClassVar[bool] = False  # whether it needs the gradient at every block, and not at the last one only
-    by_block: ClassVar[bool] = False  # whether it asks each block what it would answer by itself
+    backward_passes: ClassVar[str] = "1"
+    needs_all_gradients: ClassVar[bool] = (
+        False  # whether it needs the gradient at every block, and not at the last one only
+    )
+    needs_early_gradients: ClassVar[bool] = False  # whether it asks each block what it would answer by itself
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """What it follows begins behind the input."""
         return True
 
     @abstractmethod
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T): of each token, as the method's formula has it."""
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*grid): see `maps_of`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass."""
-        return [one() if callable(one) else one for one in TokenAttention.maps_of([self], x, scores)[0]]
+        return [
+            one() if callable(one) else one for one in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
+        ]
 
     @property
-    def company(self) -> Hashable:
+    def share_key(self) -> Hashable:
         """Methods share the forward pass."""
-        return (TokenAttention, self.precision, str(self.layout), self.on_nonfinite)
+        return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod
-    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+    def compute_shared_maps(
+        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
+    ) -> list[list[AttributionMaps | DeferredMap]]:
         """[method][score]: one forward pass, and of each score one backward pass for all methods that need the whole."""
-        own = [tool for tool in tools if isinstance(tool, TokenAttention)]
+        own = [tool for tool in explainers if isinstance(tool, TokenAttentionExplainer)]
         first, samples = own[0], len(x)
-        with Attentions() as seen:
-            blocks = Blocks(scores[0].model, seen.all)
+        with AttentionRecorder() as seen:
+            blocks = AttentionBlockFinder(scores[0].model, seen.attentions)
             with ExitStack() as around:
-                around.enter_context(blocks if any(tool.by_block for tool in own) else nullcontext())
-                shown = noting(scores[0].model, around)
-                lengths = lengths_seen(scores[0].model, around)
+                around.enter_context(blocks if any(tool.needs_early_gradients for tool in own) else nullcontext())
+                shown = record_layout_hints(scores[0].model, around)
+                lengths = record_token_counts(scores[0].model, around)
                 output = seen.run(lambda: scores[0].forward(x))
-            values = [score.read(output, samples) for score in scores]  # all are checked before any backward
-            checked_finite("the score", torch.cat(values), first.on_nonfinite)
-            every, layout, others = between_tokens(first.name, x, seen.all, shown, lengths, first.layout)
-            plain: list[list[Maps]] = [[] for _ in own]
+            values = [score.read_score(output, samples) for score in scores]  # all are checked before any backward
+            check_finite("the score", torch.cat(values), first.on_nonfinite)
+            every, layout, others = select_token_attentions(
+                first.name, x, seen.attentions, shown, lengths, first.layout
+            )
+            plain: list[list[AttributionMaps]] = [[] for _ in own]
             for score, value in zip(scores, values, strict=True):
-                found = reached(value, every, whole=any(tool.whole for tool in own))
-                tokens = Tokens(x, score, layout, *found, blocks)
+                found = compute_attention_gradients(
+                    value, every, all_blocks=any(tool.needs_all_gradients for tool in own)
+                )
+                tokens = AttentionTrace(x, score, layout, *found, blocks)
                 for gradient in tokens.gradients:
-                    checked_finite("the gradient at an attention", gradient, first.on_nonfinite)
+                    check_finite("the gradient at an attention", gradient, first.on_nonfinite)
                 for t, tool in enumerate(own):
-                    plain[t].append(tool._map(tokens, value, others))
+                    plain[t].append(tool._build_maps(tokens, value, others))
         count = every[0].probabilities.shape[-1]
-        if first.layout is None and is_unverified(first.name, scores[0], x, layout, count):
+        if first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count):
             plain = [[replace(one, unverified=True) for one in maps] for maps in plain]
         return [list(maps) for maps in plain]
 
-    def _map(self, tokens: Tokens, values: Tensor, others: Sequence[str]) -> Maps:
-        heat = tokens.layout.to_maps(self.relevance(tokens).detach()[..., None])[:, 0].clone()
-        counts = (tokens.read > 0).sum(1).tolist()
+    def _build_maps(
+        self, attention_trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]
+    ) -> AttributionMaps:
+        heat = attention_trace.layout.to_maps(self.relevance(attention_trace).detach()[..., None])[:, 0].clone()
+        counts = (attention_trace.read_weights > 0).sum(1).tolist()
         notes = (
-            f"{plural(len(tokens.attentions), 'self-attention')} between {plural(tokens.read.shape[1], 'token')}",
-            *others,
+            f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(attention_trace.read_weights.shape[1], 'token')}",
+            *skipped_notes,
         )
         own = tuple((f"the score reads {count} of them",) for count in counts)
-        faint = is_faint(tokens.score.precision, values, tokens.gradients[-1], tokens.probabilities[-1])
-        return Maps(heat, None, tokens.layout, ~tokens.read.any(1), faint, notes, own)
+        faint = is_below_precision(
+            attention_trace.score.machine_epsilon,
+            values,
+            attention_trace.gradients[-1],
+            attention_trace.probabilities[-1],
+        )
+        return AttributionMaps(
+            heat, None, attention_trace.layout, ~attention_trace.read_weights.any(1), faint, notes, own
+        )

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
-from camscope.explainers.attention.base import TokenAttention, Tokens
+from camscope.explainers.attention.base import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import expect_count, expect_one_of
+from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer
 
-Heads = Literal["mean", "max", "min"]
+HeadFusion = Literal["mean", "max", "min"]
 
 
 @register
-class Rollout(TokenAttention):
+class Rollout(TokenAttentionExplainer):
     """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
 
     I stands for the residual connection, with as much weight as the attention. No gradient weighs anything and no class
@@ -25,24 +25,26 @@ class Rollout(TokenAttention):
 
     name, paper = "rollout", "arXiv:2005.00928"
     class_specific: ClassVar[bool] = False
-    heads: Heads = "mean"
+    head_fusion: HeadFusion = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("heads", self.heads, "mean", "max", "min")
+        check_one_of("heads", self.head_fusion, "mean", "max", "min")
 
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
         over_heads = {
             "mean": partial(torch.mean, dim=1),
             "max": partial(torch.amax, dim=1),
             "min": partial(torch.amin, dim=1),
         }
-        return _rolled_out(tokens.read, map(over_heads[self.heads], tokens.probabilities))
+        return _roll_out_attention(
+            attention_trace.read_weights, map(over_heads[self.head_fusion], attention_trace.probabilities)
+        )
 
 
 @register
-class GradientRollout(TokenAttention):
+class GradientRollout(TokenAttentionExplainer):
     """Rollout of what speaks for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
 
     Abnar & Zuidema's rollout with the weights that Jacob Gildenblat gave it in vit-explain (2020), which has no paper; the
@@ -51,16 +53,16 @@ class GradientRollout(TokenAttention):
     """
 
     name, paper = "gradrollout", "arXiv:2005.00928"
-    whole: ClassVar[bool] = True
+    needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
-        pairs = zip(tokens.gradients, tokens.probabilities, strict=True)
-        return _rolled_out(tokens.read, ((g * P).mean(1).relu() for g, P in pairs))
+        pairs = zip(attention_trace.gradients, attention_trace.probabilities, strict=True)
+        return _roll_out_attention(attention_trace.read_weights, ((g * P).mean(1).relu() for g, P in pairs))
 
 
 @register
-class Chefer(TokenAttention):
+class Chefer(TokenAttentionExplainer):
     """Relevance R = I, then R ← R + mean_heads relu(g_l ∘ P_l) R for each block l (Chefer et al. 2021, eq. 5 and 6).
 
     The rows of the tokens that are read, without the I that R starts from: where all tokens are pooled it would add the
@@ -68,18 +70,18 @@ class Chefer(TokenAttention):
     """
 
     name, paper = "chefer", "arXiv:2103.15679"
-    whole: ClassVar[bool] = True
+    needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
-        found = torch.zeros_like(tokens.read)
-        for g, P in zip(reversed(tokens.gradients), reversed(tokens.probabilities), strict=True):
-            found = found + _times(tokens.read + found, (g * P).relu().mean(1))
+        found = torch.zeros_like(attention_trace.read_weights)
+        for g, P in zip(reversed(attention_trace.gradients), reversed(attention_trace.probabilities), strict=True):
+            found = found + _multiply_rows(attention_trace.read_weights + found, (g * P).relu().mean(1))
         return found
 
 
 @register
-class LeGrad(TokenAttention):
+class LeGrad(TokenAttentionExplainer):
     """How each block's attention forms the class: mean over blocks, heads and query rows of relu(g_l) (Bousselham et al. 2024).
 
     g_l: the gradient at P_l of the score that block l's own output gives, sent through the model's end as if no block came
@@ -88,22 +90,24 @@ class LeGrad(TokenAttention):
     """
 
     name, paper = "legrad", "arXiv:2404.03214"
-    forwards: ClassVar[str] = "1 + L rests"
-    backwards: ClassVar[str] = "L"
-    by_block: ClassVar[bool] = True
-    blocks: int | None = None
+    forward_passes: ClassVar[str] = "1 + L rests"
+    backward_passes: ClassVar[str] = "L"
+    needs_early_gradients: ClassVar[bool] = True
+    n_blocks: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(None, blocks=self.blocks)
+        check_positive_integer(None, blocks=self.n_blocks)
 
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
-        return torch.stack([g.relu().mean((1, 2)) for g in tokens.early_gradients(self.blocks)]).mean(0)
+        return torch.stack(
+            [g.relu().mean((1, 2)) for g in attention_trace.compute_early_gradients(self.n_blocks)]
+        ).mean(0)
 
 
 @register
-class GradECLIP(TokenAttention):
+class GradECLIP(TokenAttentionExplainer):
     """The last attention's values v, weighed by channel and place: relu Σ_c w_c λ_i v_ic (Zhao et al. 2024).
 
     w: the score's gradient at the attention's output of the token that is read; λ: how alike its query and the key of
@@ -113,42 +117,42 @@ class GradECLIP(TokenAttention):
 
     name, paper = "gradeclip", "arXiv:2502.18816"
 
-    def relevance(self, tokens: Tokens) -> Tensor:
+    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T): 0 for the tokens before the patches."""
-        last = tokens.attentions[-1]
-        if last.query is None or last.key is None or last.value is None or tokens.output_gradient is None:
+        last = attention_trace.attentions[-1]
+        if last.query is None or last.key is None or last.value is None or attention_trace.output_gradient is None:
             raise LayerError(
                 "gradeclip needs queries, keys and values, and of the last attention only a softmax was seen; pass legrad or "
                 "chefer, which need no more"
             )
-        parts = tokens.output_gradient, last.query, last.key, last.value
+        parts = attention_trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (one.detach().transpose(1, 2).flatten(2) for one in parts)
-        k, v = k[:, tokens.patches], v[:, tokens.patches]
-        alike = _stretched(_unit(q) @ _unit(k).transpose(1, 2))
-        heat = _times(tokens.read, alike * (w @ v.transpose(1, 2))).relu()
-        return torch.cat([heat.new_zeros(len(heat), tokens.layout.prefix), heat], 1)
+        k, v = k[:, attention_trace.patch_slice], v[:, attention_trace.patch_slice]
+        alike = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
+        heat = _multiply_rows(attention_trace.read_weights, alike * (w @ v.transpose(1, 2))).relu()
+        return torch.cat([heat.new_zeros(len(heat), attention_trace.layout.prefix), heat], 1)
 
 
-def _rolled_out(read: Tensor, blocks: Iterable[Tensor]) -> Tensor:
+def _roll_out_attention(token_weights: Tensor, block_attentions: Iterable[Tensor]) -> Tensor:
     """(N,T) rows of the product of the blocks' (N,T,T) + I, each row scaled to 1; the last block's comes first."""
-    for block in reversed(list(blocks)):
+    for block in reversed(list(block_attentions)):
         mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
-        read = _times(read, mixed / mixed.sum(-1, keepdim=True))
-    return read
+        token_weights = _multiply_rows(token_weights, mixed / mixed.sum(-1, keepdim=True))
+    return token_weights
 
 
-def _times(rows: Tensor, matrices: Tensor) -> Tensor:
+def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
     """(N,T), (N,T,U) -> (N,U)"""
     return (rows[:, None] @ matrices)[:, 0]
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def _normalize_vectors(vectors: Tensor) -> Tensor:
     """Divided by their lengths; zero stays zero."""
     length = vectors.norm(dim=-1, keepdim=True)
     return vectors / torch.where(length > 0, length, 1)
 
 
-def _stretched(values: Tensor) -> Tensor:
+def _scale_rows_to_unit_range(values: Tensor) -> Tensor:
     """Each row from 0 to 1; 1 where it has one value only, since no place is less alike than another."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     return torch.where(high > low, (values - low) / torch.where(high > low, high - low, 1), 1)

@@ -10,17 +10,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import SPACE, LayerExplainer, WeightedChannels
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import InPasses
-from camscope.explainers.core.evaluation_context import expect_one_of
-from camscope.hooks.gradients import Rescale
+from camscope.explainers.core.batching import BatchedMixin
+from camscope.explainers.core.evaluation_context import check_one_of
+from camscope.hooks.gradients import RescaleRule
 from camscope.hooks.tap import Tap
 
 
 @register
-class AblationCAM(WeightedChannels, InPasses):
+class AblationCAM(BaseWeightedChannels, BatchedMixin):
     """Each channel weighs what the score loses without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
 
     y_k: the score with channel k set to zero. The paper divides by y, which no scaled map can see where y > 0, and which
@@ -29,13 +29,13 @@ class AblationCAM(WeightedChannels, InPasses):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "1 + K rests"
+    forward_passes: ClassVar[str] = "1 + K rests"
     runs_model: ClassVar[bool] = True
-    runs_rest: ClassVar[bool] = True
+    runs_partial_forward: ClassVar[bool] = True
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
-        alive = features.activation.flatten(2).any(SPACE).nonzero()
+        alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def without_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
             owners, channels = alive[part].T
@@ -43,12 +43,12 @@ class AblationCAM(WeightedChannels, InPasses):
             return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), owners
 
         weights = features.values.new_zeros(features.activation.shape[:2])
-        weights[alive[:, 0], alive[:, 1]] = features.losses_with(len(alive), without_one_each)
+        weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), without_one_each)
         return weights[..., None].to(features.activation.dtype)
 
 
 @register
-class ReciproCAM(LayerExplainer, InPasses):
+class ReciproCAM(LayerExplainer, BatchedMixin):
     """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
     B_c keeps all channels of cell c. `gaussian`: also its neighbours, each weighed by (1/4, 1/2, 1/4) along every axis, as
@@ -59,19 +59,19 @@ class ReciproCAM(LayerExplainer, InPasses):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "1 + cells rests"
+    forward_passes: ClassVar[str] = "1 + cells rests"
     runs_model: ClassVar[bool] = True
-    runs_rest: ClassVar[bool] = True
+    runs_partial_forward: ClassVar[bool] = True
     gaussian: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("gaussian", self.gaussian, True, False)
+        check_one_of("gaussian", self.gaussian, True, False)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         samples, _, *grid = features.activation.shape
-        tables = [self._kept_along(extent, features.activation) for extent in grid]
+        tables = [self._axis_weights(extent, features.activation) for extent in grid]
         cells = prod(grid)
 
         def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
@@ -86,23 +86,25 @@ class ReciproCAM(LayerExplainer, InPasses):
 
             return change, places // (cells + 1)
 
-        chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
+        chances = features.compute_activation_probabilities(samples * (cells + 1), one_left_each).view(
+            samples, cells + 1
+        )
         heat = chances[:, :-1] - chances[:, -1:]
-        features.note_rounding("no cell alone changes the score", heat, chances)
+        features.add_rounding_notes("no cell alone changes the score", heat, chances)
         return heat.view(samples, *grid).to(features.activation.dtype)
 
-    def _kept_along(self, extent: int, activation: Tensor) -> Tensor:
+    def _axis_weights(self, length: int, activation: Tensor) -> Tensor:
         """(extent,extent): for each place along an axis, how much of every place is left."""
-        own = torch.eye(extent, dtype=activation.dtype, device=activation.device)
-        near = own.new_ones(extent - 1).diag(1)
+        own = torch.eye(length, dtype=activation.dtype, device=activation.device)
+        near = own.new_ones(length - 1).diag(1)
         return own / 2 + (near + near.T) / 4 if self.gaussian else own
 
 
-INCOMPLETE = 0.01  # of the score's change
+MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
 
 
 @register
-class LIFTCAM(WeightedChannels):
+class LIFTCAM(BaseWeightedChannels):
     """Each channel weighs its DeepLIFT contribution, reference 0: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
 
     m: the gradient where elementwise functions pass on Δout/Δin between A and 0 (Rescale rule). Products, max pooling,
@@ -111,37 +113,39 @@ class LIFTCAM(WeightedChannels):
     """
 
     name, paper = "liftcam", "arXiv:2102.05228"
-    forwards: ClassVar[str] = "1 + 2 rests"
-    backwards: ClassVar[str] = "1"
+    forward_passes: ClassVar[str] = "1 + 2 rests"
+    backward_passes: ClassVar[str] = "1"
     runs_model: ClassVar[bool] = True
-    runs_rest: ClassVar[bool] = True
+    runs_partial_forward: ClassVar[bool] = True
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
-        with Rescale() as rule:
+        with RescaleRule() as rule:
 
             def blank(maps: Tensor) -> None:
-                rule.begin()
+                rule.start_reference_pass()
                 maps.zero_()
 
-            blanked = features.score.read(features.passed(blank), len(features.x))
+            blanked = features.score.read_score(features.run_with_edit(blank), len(features.x))
             rule.pause()
-            tap = Tap(features.score.model, features.layer, output=features.output, call=features.call)
+            tap = Tap(
+                features.score.model, features.layer, output_index=features.output_index, call_index=features.call_index
+            )
             with tap:
-                output = tap.run(lambda: features.passed(lambda maps: rule.follow()))
-                tap.backward(features.score.read(output, len(features.x)).sum())
+                output = tap.run(lambda: features.run_with_edit(lambda maps: rule.start_input_pass()))
+                tap.backward(features.score.read_score(output, len(features.x)).sum())
         multipliers = features.to_maps(tap.gradient).to(features.activation)
-        contributions = (multipliers * features.activation).flatten(2).sum(SPACE, keepdim=True)
-        self._check(features, contributions.sum((1, 2)), features.values - blanked)
+        contributions = (multipliers * features.activation).flatten(2).sum(SPATIAL_AXIS, keepdim=True)
+        self._note_incomplete_contributions(features, contributions.sum((1, 2)), features.values - blanked)
         return contributions
 
-    def _check(self, features: Features, total: Tensor, change: Tensor) -> None:
+    def _note_incomplete_contributions(self, features: LayerFeatures, total: Tensor, change: Tensor) -> None:
         """A note where a sample's contributions miss the score's change."""
         gap = (total - change).abs() / change.abs()
         rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
         gap = torch.where((total - change).abs() > rounding, gap, 0)
-        for sample in (gap > INCOMPLETE).nonzero()[:, 0].tolist():
-            features.note(
+        for sample in (gap > MAX_RELATIVE_COMPLETENESS_GAP).nonzero()[:, 0].tolist():
+            features.add_note(
                 sample,
                 f"the channels' contributions add up to {float(total[sample]):.3g}, where the score loses "
                 f"{float(change[sample]):.3g} without them all: what is not elementwise behind the layer keeps its gradient",

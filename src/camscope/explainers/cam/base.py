@@ -15,23 +15,23 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.explainers.cam.layer_features import Features
-from camscope.explainers.cam.layer_pass import Pass
+from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import attempted
-from camscope.explainers.core.evaluation_context import expect_whole
-from camscope.explainers.core.maps import Later, Maps, is_faint
-from camscope.explainers.core.method import Method
-from camscope.explainers.core.resampling import first_part
+from camscope.explainers.core.dispatch import run_or_record
+from camscope.explainers.core.evaluation_context import check_integer
+from camscope.explainers.core.maps import AttributionMaps, DeferredMap, is_below_precision
+from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.core.resampling import crop_padding
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers.layout import Layout
 from camscope.layers.selection import choose_layer
-from camscope.model_card import card_of
+from camscope.model_card import get_card
 from camscope.targets import Score, Target
 
 
 @dataclass(eq=False, repr=False)
-class AtLayer(Explainer):
+class LayerSelectionMixin(Explainer):
     """A method that looks at one layer.
 
     `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output`: key of the
@@ -43,46 +43,49 @@ class AtLayer(Explainer):
 
     layer: str | nn.Module | None = None
     _: KW_ONLY
-    output: str | int | None = None
-    call: int | None = None
+    output_index: str | int | None = None
+    call_index: int | None = None
     layout: str | Layout | None = None
     reshape: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_whole(None, call=self.call)
+        check_integer(None, call=self.call_index)
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
-        self._chosen: dict[tuple[object, ...], str] = {}
+        self._chosen_layers: dict[tuple[object, ...], str] = {}
 
-    def settled(self, x: Tensor, score: Score) -> Self:
+    def resolve(self, x: Tensor, score: Score) -> Self:
         """The same method at the layer that it chooses for this input."""
-        return self if self.layer is not None else replace(self, layer=self.choose(x, score))
+        return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
-    def told(self, layer: str, model: nn.Module) -> list[str]:
+    def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
         """A note of the layer that was chosen: where somebody named it, here or for the loaded model, there is none."""
-        card = card_of(model)
+        card = get_card(model)
         named = self.layer is not None or (card is not None and card.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
 
-    def choose(self, x: Tensor, score: Score) -> str:
+    def choose_layer_name(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
         It is the last one that any class reads; what a callable target reads is looked up each time.
         """
         model = score.model
-        card = card_of(model)
+        card = get_card(model)
         if card and card.layer:
             return card.layer
         if callable(score.target):
             dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.overall, x, dense=dense).name
+            return choose_layer(model, score.combined_class_score, x, dense=dense).name
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built not in self._chosen:
-            self._chosen = {**self._chosen, built: choose_layer(model, score.overall, x).name}
-        return self._chosen[built]
+        if built not in self._chosen_layers:
+            self._chosen_layers = {
+                **self._chosen_layers,
+                built: choose_layer(model, score.combined_class_score, x).name,
+            }
+        return self._chosen_layers[built]
 
 
-class LayerExplainer(AtLayer):
+class LayerExplainer(LayerSelectionMixin):
     """A map made of one layer's channels. A method writes `combine`.
 
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
@@ -93,109 +96,122 @@ class LayerExplainer(AtLayer):
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
-    own_rules: ClassVar[bool] = False
+    has_custom_backward: ClassVar[bool] = False
 
     @abstractmethod
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,K,*s) and what else `features` offer -> (N,*s): the map, as the method's formula has it."""
 
-    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the number whose gradient is taken: the score, unless a method asks another question."""
-        return score.read(output, samples)
+        return score.read_score(output, n_samples)
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """Whether later passes, if there are any, are of the same input."""
-        return not self.own_rules and (self.runs_rest or not self.runs_model)
+        return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
 
     @property
-    def question(self) -> Hashable:
+    def objective_key(self) -> Hashable:
         """Methods whose `values` are the same share a backward pass."""
-        return "score" if type(self).values is LayerExplainer.values else id(self)
+        return "score" if type(self).objective is LayerExplainer.objective else id(self)
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*s): see `maps_of`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
+        return [one() if callable(one) else one for one in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
-    def company(self) -> Hashable:
+    def share_key(self) -> Hashable:
         """Methods share a pass, whatever their layers."""
-        return (LayerExplainer, self.precision, self.output, self.call, self.on_nonfinite)
+        return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod
-    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+    def compute_shared_maps(
+        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
+    ) -> list[list[AttributionMaps | DeferredMap]]:
         """[method][score]: one forward pass and one backward pass a score, whatever the layers that are named.
 
         One more forward pass wherever the layer that is chosen changes: questions of places may have several. What only
         combines does so at once, so that one score's gradients are held; the others follow, without hooks.
         """
-        own = [tool for tool in tools if isinstance(tool, LayerExplainer)]
+        own = [tool for tool in explainers if isinstance(tool, LayerExplainer)]
         chooser = next((tool for tool in own if tool.layer is None), None)
-        chosen = [chooser and chooser.choose(x, score) for score in scores]
-        made: list[list[Maps | Later]] = [[] for _ in own]
+        chosen = [chooser and chooser.choose_layer_name(x, score) for score in scores]
+        made: list[list[AttributionMaps | DeferredMap]] = [[] for _ in own]
         for unnamed, numbers in groupby(range(len(scores)), chosen.__getitem__):
             layers, some = [str(tool.layer or unnamed) for tool in own], [scores[i] for i in numbers]
-            with Pass(own, layers, x, some) as shared:
+            with SharedPass(own, layers, x, some) as shared:
                 for i in range(len(some)):
-                    for t, features in shared.features(i):
-                        later = partial(attempted, own[t], partial(own[t]._maps, features), x)
+                    for t, features in shared.iter_features(i):
+                        later = partial(run_or_record, own[t], partial(own[t]._combine_to_maps, features), x)
                         made[t].append(later if own[t].runs_model else later())
         return made
 
-    def _maps(self, features: Features) -> Maps:
-        with features.score.observed() as scores:
+    def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
+        with features.score.score_range_tracked() as scores:
             heat = self.combine(features)
-        heat = heat if features.shares is None else first_part(heat, features.shares)
-        zero, constant = None, scores.is_constant(features.score.precision)
-        if features.found is not None:  # a method that asks of other inputs too may find something all the same
-            zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
-            if constant is None and not self.own_rules:
-                constant = is_faint(features.score.precision, features.values, features.found, features.activation)
-        notes = [*self.told(features.layer, features.score.model), *features.notes]
-        if features.shares is not None:
+        heat = heat if features.input_shares is None else crop_padding(heat, features.input_shares)
+        zero, constant = None, scores.is_constant(features.score.machine_epsilon)
+        if (
+            features.optional_gradient is not None
+        ):  # a method that asks of other inputs too may find something all the same
+            zero = ~(features.optional_gradient.flatten(1).any(1) | heat.flatten(1).any(1))
+            if constant is None and not self.has_custom_backward:
+                constant = is_below_precision(
+                    features.score.machine_epsilon, features.values, features.optional_gradient, features.activation
+                )
+        notes = [*self.describe_chosen_layer(features.layer, features.score.model), *features.notes]
+        if features.input_shares is not None:
             notes.append(
                 "the detector pads its input: the map is the part of the layer that the input is, interpolated"
             )
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        own = tuple(map(tuple, features.remarks))
-        return Maps(
-            heat, features.layer, features.layout, zero, constant, tuple(notes), own, unverified=features.unverified
+        own = tuple(map(tuple, features.sample_notes))
+        return AttributionMaps(
+            heat,
+            features.layer,
+            features.layout,
+            zero,
+            constant,
+            tuple(notes),
+            own,
+            layout_unverified=features.layout_unverified,
         )
 
 
-SPACE = -1
-CANCELLED = 0.05  # of the sizes of its terms: what is left of a denominator
-CARRIED = 0.1  # of the map, by terms with such a denominator
+SPATIAL_AXIS = -1
+CANCELLATION_RATIO = 0.05  # of the sizes of its terms: what is left of a denominator
+MAX_CANCELLED_SHARE = 0.1  # of the map, by terms with such a denominator
 
 
-class WeightedChannels(LayerExplainer):
+class BaseWeightedChannels(LayerExplainer):
     """A weighted sum of one layer's channels, whatever the weights come from. A method writes `channel_weights`."""
 
     relu: ClassVar[bool] = True
 
     @abstractmethod
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """-> (N,K,1) or (N,K,cells): what each channel, or each of its cells, counts."""
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s): Σ_k of `contributions`, and the ReLU where the method has one."""
         cells = self.contributions(features).sum(1)
         return (cells.relu() if self.relu else cells).view(len(cells), *features.activation.shape[2:])
 
-    def contributions(self, features: Features) -> Tensor:
+    def contributions(self, features: LayerFeatures) -> Tensor:
         """(N,K,cells): each channel's part of the map."""
         return self.channel_weights(features) * features.activation.flatten(2)
 
 
-class CAM(WeightedChannels):
+class BaseCAM(BaseWeightedChannels):
     """A weighted sum of one layer's channels, by the score's gradient. A method writes `weights`, and nothing else."""
 
-    backwards: ClassVar[str] = "1"
+    backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
 
     @abstractmethod
@@ -205,44 +221,44 @@ class CAM(WeightedChannels):
         The cells of a grid of any rank lie on the last axis, `SPACE`.
         """
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1) or (N,K,cells): see `weights`."""
         return self.weights(features.activation.flatten(2), features.gradient.flatten(2))
 
 
-class QuotientCAM(CAM):
+class BaseQuotientCAM(BaseCAM):
     """A CAM whose channels weigh Σ n / d, with a note where d's that nearly cancel carry the map. Writes `quotients`."""
 
     @abstractmethod
-    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N,K,cells) twice -> n, d, and the sizes of d's terms; each (N,K,1) or (N,K,cells)."""
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1): Σ n / d, 0 where d is."""
-        above, below, _ = self.quotients(activation, gradient)
-        return _divided(above, below).sum(SPACE, keepdim=True)
+        above, below, _ = self.quotient_terms(activation, gradient)
+        return _divide_or_zero(above, below).sum(SPATIAL_AXIS, keepdim=True)
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1): see `weights`."""
-        parts = self.quotients(features.activation.flatten(2), features.gradient.flatten(2))
-        return sum_of_quotients(features, *parts)
+        parts = self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
+        return sum_quotients(features, *parts)
 
 
-def sum_of_quotients(features: Features, above: Tensor, below: Tensor, size: Tensor) -> Tensor:
+def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tensor, term_size: Tensor) -> Tensor:
     """(N,K,1): Σ above / below, 0 where that is; a note on a sample of whose Σ|w A| much has a `below` small beside `size`."""
-    parts = _divided(above, below)
-    carried = parts.abs() * features.activation.flatten(2).abs().sum(SPACE, keepdim=True)
-    doubtful = torch.where(below.abs() < CANCELLED * size, carried, 0)
+    parts = _divide_or_zero(numerator, denominator)
+    carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
+    doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * term_size, carried, 0)
     share = doubtful.flatten(1).sum(1) / carried.flatten(1).sum(1)
-    for sample in (share > CARRIED).nonzero()[:, 0].tolist():
-        features.note(
+    for sample in (share > MAX_CANCELLED_SHARE).nonzero()[:, 0].tolist():
+        features.add_note(
             sample,
             f"{float(share[sample]):.0%} of the map at layer {features.layer!r} comes from denominators that cancel to less "
-            f"than {CANCELLED:.0%} of their terms: a slight change of the input, or of the precision, may turn it over; "
+            f"than {CANCELLATION_RATIO:.0%} of their terms: a slight change of the input, or of the precision, may turn it over; "
             f"choose a layer after a ReLU, or gradcam",
         )
-    return parts.sum(SPACE, keepdim=True)
+    return parts.sum(SPATIAL_AXIS, keepdim=True)
 
 
-def _divided(above: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below != 0, above / below, 0)
+def _divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    return torch.where(denominator != 0, numerator / denominator, 0)

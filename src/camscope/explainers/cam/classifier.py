@@ -8,17 +8,17 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers.cam.base import SPACE, WeightedChannels
-from camscope.explainers.cam.layer_features import SAME, Features
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels
+from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.hooks.base import find_layer, unwrap
 from camscope.plurals import plural
 
-Heads = dict[str, tuple[Tensor, Tensor]]
+LinearHeads = dict[str, tuple[Tensor, Tensor]]
 
 
 @register
-class ZhouCAM(WeightedChannels):
+class CAM(BaseWeightedChannels):
     """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
     Of the difference of two classes, the difference of their rows. Its mean over the cells (its sum, where the head
@@ -39,19 +39,19 @@ class ZhouCAM(WeightedChannels):
         super().__post_init__()
         if self.head is not None:
             self.head, module = find_layer(unwrap(self.model), self.head)
-            if not _is_linear(module):
+            if not _is_channelwise_linear(module):
                 kind = type(module).__name__
                 raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
-        pairs, logits = features.score.pairs, features.score.logits
+        pairs, logits = features.score.class_pairs, features.score.logits
         if pairs is None or logits is None:
             raise TargetError(
                 "cam weighs by a class's row of the head: pass a class, or the difference of two, not a callable; or use "
                 "gradcam"
             )
-        heads = self._heads(features, logits.shape[1])
+        heads = self._find_linear_heads(features, logits.shape[1])
         if not heads:
             what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
             channels = f"the {plural(features.activation.shape[1], 'channel')} of layer {features.layer!r}"
@@ -60,9 +60,9 @@ class ZhouCAM(WeightedChannels):
                 f"cam needs a linear head, and {what} {channels} to {plural(logits.shape[1], 'class')}; {before}use gradcam, its "
                 f"generalisation"
             )
-        rows = _whole(features, logits, heads)
-        rows = _but_for_a_constant(features, pairs, heads) if rows is None else rows
-        if rows is None and (dropped := _dropping(features.score.model)):
+        rows = _find_exact_head_weights(features, logits, heads)
+        rows = _find_head_weights_up_to_constant(features, pairs, heads) if rows is None else rows
+        if rows is None and (dropped := _find_active_dropout(features.score.model)):
             raise ModelError(
                 f"the class scores are not {' or '.join(map(repr, heads))} of layer {features.layer!r} while dropout is on, "
                 f"at {dropped!r}: leave mode at 'eval', or use gradcam, the generalisation of cam"
@@ -73,67 +73,74 @@ class ZhouCAM(WeightedChannels):
                 f"{features.layer!r}: something that is not linear lies between, or more than this layer is read; choose "
                 f"the layer that is pooled, or use gradcam, the generalisation of cam"
             )
-        return _asked(rows, pairs)[..., None]
+        return _select_target_weights(rows, pairs)[..., None]
 
-    def _heads(self, features: Features, classes: int) -> Heads:
+    def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
         """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
         like = features.activation
-        found: Heads = {}
+        found: LinearHeads = {}
         for name, module in features.score.model.named_modules():
-            if self.head in (None, name) and _is_linear(module):
+            if self.head in (None, name) and _is_channelwise_linear(module):
                 weight, bias = module.weight.detach().flatten(1).to(like), module.bias
-                if weight.shape == (classes, like.shape[1]):
-                    found[name] = weight, weight.new_zeros(classes) if bias is None else bias.detach().to(like)
+                if weight.shape == (n_classes, like.shape[1]):
+                    found[name] = weight, weight.new_zeros(n_classes) if bias is None else bias.detach().to(like)
         return found
 
 
-def _dropping(model: nn.Module) -> str | None:
+def _find_active_dropout(model: nn.Module) -> str | None:
     """The first dropout that is on, by name."""
     return next((n for n, one in model.named_modules() if isinstance(one, _DropoutNd) and one.training and one.p), None)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def _is_channelwise_linear(module: nn.Module) -> bool:
     """Whether it maps channels to channels, at every cell alike."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
 
 
-def _pooled(features: Features) -> tuple[Tensor, Tensor]:
+def _pool_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
     """(N,K) each: the ways of pooling under which a linear head is linear in the cells."""
     cells = features.activation.flatten(2)
-    return cells.mean(SPACE), cells.sum(SPACE)
+    return cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)
 
 
-def _whole(features: Features, logits: Tensor, heads: Heads) -> Tensor | None:
+def _find_exact_head_weights(features: LayerFeatures, logits: Tensor, heads: LinearHeads) -> Tensor | None:
     """The rows of a head that makes all class scores of the pooled layer."""
     for rows, bias in heads.values():
-        for pooled in _pooled(features):
-            if _agree(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
+        for pooled in _pool_cells(features):
+            if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
                 return rows
     return None
 
 
-def _asked(rows: Tensor, pairs: Tensor) -> Tensor:
+def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
     """(N,K): each sample's own row, less that of the class it is held against."""
-    first, second = pairs.T
-    return torch.where(second[:, None] >= 0, rows[first] - rows[second.clamp(min=0)], rows[first])
+    first, second = class_pairs.T
+    return torch.where(
+        second[:, None] >= 0, head_weights[first] - head_weights[second.clamp(min=0)], head_weights[first]
+    )
 
 
-def _but_for_a_constant(features: Features, pairs: Tensor, heads: Heads) -> Tensor | None:
+def _find_head_weights_up_to_constant(
+    features: LayerFeatures, class_pairs: Tensor, heads: LinearHeads
+) -> Tensor | None:
     """The rows of a head that makes what the score gains over that of an empty layer."""
     every = torch.arange(len(features.x), device=features.x.device)
-    empty = features.scores_with(len(every), lambda part: (Tensor.zero_, every[part]))
+    empty = features.score_activations(len(every), lambda part: (Tensor.zero_, every[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _ in heads.values():
-        for pooled in _pooled(features):
-            terms = pooled * _asked(rows, pairs)
-            if _agree(gained, terms.sum(1), terms.square().sum(1), size):
+        for pooled in _pool_cells(features):
+            terms = pooled * _select_target_weights(rows, class_pairs)
+            if _equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
                 return rows
     return None
 
 
-def _agree(found: Tensor, expected: Tensor, squares: Tensor, size: Tensor) -> bool:
+def _equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
     """Whether values are the same to within rounding: of a sum of terms with these squares, and of these sizes."""
-    allowed = SAME.get(found.dtype, 1e-4) * squares.sqrt() + 8 * torch.finfo(found.dtype).eps * size
-    return bool(((found - expected).abs() <= allowed).all())
+    allowed = (
+        SCORE_TOLERANCE_BY_DTYPE.get(values.dtype, 1e-4) * sum_of_squares.sqrt()
+        + 8 * torch.finfo(values.dtype).eps * magnitude
+    )
+    return bool(((values - expected).abs() <= allowed).all())

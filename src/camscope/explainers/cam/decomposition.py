@@ -11,19 +11,24 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.cam.base import SPACE, LayerExplainer
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import SPATIAL_AXIS, LayerExplainer
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import copies_within_memory, in_chunks
-from camscope.explainers.core.evaluation_context import expect_number, expect_one_of, expect_positive
-from camscope.explainers.core.linalg import component_towards, first_component, nearest, top_axes
-from camscope.layers.selection import spatial_layers
+from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
+from camscope.explainers.core.evaluation_context import check_number, check_one_of, check_positive_number
+from camscope.explainers.core.linalg import (
+    compute_leading_axes,
+    project_on_axes,
+    project_on_first_component,
+    project_with_reference_sign,
+)
+from camscope.layers.selection import find_spatial_layers
 from camscope.plurals import plural
 
 KERNELS = ("sigmoid", "rbf", "linear", "cosine")
-ROUNDING = 1e-12  # of float64 sums, relative
-MOST_CELLS = 2**13  # a grid of 90 x 90: a kernel of them takes half a gigabyte
-KERNEL_BYTES = 8  # of each number
+RELATIVE_ROUNDING = 1e-12  # of float64 sums, relative
+MAX_CELLS = 2**13  # a grid of 90 x 90: a kernel of them takes half a gigabyte
+BYTES_PER_KERNEL_VALUE = 8  # of each number
 
 
 @register
@@ -37,10 +42,12 @@ class EigenCAM(LayerExplainer):
     name, paper = "eigencam", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s), signed"""
         activation = features.activation.flatten(2)
-        return component_towards(activation, activation.double().square().sum(1)).view(_grid(features))
+        return project_with_reference_sign(activation, activation.double().square().sum(1)).view(
+            _get_map_shape(features)
+        )
 
 
 @register
@@ -51,12 +58,14 @@ class EigenGradCAM(LayerExplainer):
     its own: the idea is that of the `grad-cam` package, the decomposition Eigen-CAM's.
     """
 
-    name, paper, backwards = "eigengradcam", "arXiv:2008.00299", "1"
+    name, paper, backward_passes = "eigengradcam", "arXiv:2008.00299", "1"
     needs_gradient = True
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s), signed"""
-        return first_component((features.gradient * features.activation).flatten(2)).view(_grid(features))
+        return project_on_first_component((features.gradient * features.activation).flatten(2)).view(
+            _get_map_shape(features)
+        )
 
 
 @register
@@ -75,43 +84,43 @@ class KPCACAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("kernel", self.kernel, *KERNELS)
-        expect_positive(None, gamma=self.gamma)
+        check_one_of("kernel", self.kernel, *KERNELS)
+        check_positive_number(None, gamma=self.gamma)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s), signed"""
         activation = features.activation.flatten(2)
         cells = activation.shape[2]
-        if cells > MOST_CELLS:
+        if cells > MAX_CELLS:
             raise InputError(
                 f"layer {features.layer!r} has {plural(cells, 'cell')}, and kpcacam compares each with each, of "
-                f"{MOST_CELLS} at most: "
-                f"choose a coarser layer{_coarser(features)}"
+                f"{MAX_CELLS} at most: "
+                f"choose a coarser layer{_suggest_coarser_layer(features)}"
             )
-        at_once = copies_within_memory(KERNEL_BYTES * cells**2, activation.device)
-        heat = in_chunks(len(activation), at_once, lambda part: self._components(activation[part]))
-        return heat.view(_grid(features))
+        at_once = count_copies_in_memory(BYTES_PER_KERNEL_VALUE * cells**2, activation.device)
+        heat = map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
+        return heat.view(_get_map_shape(features))
 
-    def _components(self, channels: Tensor) -> Tensor:
+    def _compute_first_components(self, channels: Tensor) -> Tensor:
         """(N,K,cells) -> (N,cells)"""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
-        kernel = self._kernel((activation - activation.mean(SPACE, keepdim=True)).mT)
+        kernel = self._compute_kernel((activation - activation.mean(SPATIAL_AXIS, keepdim=True)).mT)
         middle = kernel.mean(1, keepdim=True)
         centred = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
-        spread = centred.abs().amax((1, 2), keepdim=True) > ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
-        axes = top_axes(torch.where(spread, centred, 0), channels.dtype)
-        heat = nearest(axes, activation.square().sum(1), channels.dtype)
+        spread = centred.abs().amax((1, 2), keepdim=True) > RELATIVE_ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
+        axes = compute_leading_axes(torch.where(spread, centred, 0), channels.dtype)
+        heat = project_on_axes(axes, activation.square().sum(1), channels.dtype)
         return torch.where(finite, heat, torch.nan).to(channels.dtype)
 
-    def _kernel(self, cells: Tensor) -> Tensor:
+    def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
         """(N,cells,K) -> (N,cells,cells)"""
-        gamma = 1 / cells.shape[2] if self.gamma is None else self.gamma
+        gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
-            length = cells.norm(dim=2, keepdim=True)
-            cells = torch.where(length > 0, cells / length, 0)
-        products = cells @ cells.mT
+            length = cell_vectors.norm(dim=2, keepdim=True)
+            cell_vectors = torch.where(length > 0, cell_vectors / length, 0)
+        products = cell_vectors @ cell_vectors.mT
         if self.kernel == "sigmoid":
             return (gamma * products + 1).tanh()
         if self.kernel == "rbf":
@@ -131,27 +140,27 @@ class FEM(LayerExplainer):
 
     name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
     class_specific: ClassVar[bool] = False
-    k: float = 2.0
+    k_sigma: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_number(k=self.k, low=0)
+        check_number(k=self.k_sigma, low=0)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         activation = features.activation.flatten(2).double()
-        mean = activation.mean(SPACE, keepdim=True)
-        least = self.k * activation.std(SPACE, correction=0, keepdim=True)
-        beyond = activation - mean - least > ROUNDING * (mean.abs() + least)
-        return (mean * beyond).sum(1).to(features.activation.dtype).view(_grid(features))
+        mean = activation.mean(SPATIAL_AXIS, keepdim=True)
+        least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)
+        beyond = activation - mean - least > RELATIVE_ROUNDING * (mean.abs() + least)
+        return (mean * beyond).sum(1).to(features.activation.dtype).view(_get_map_shape(features))
 
 
-def _grid(features: Features) -> tuple[int, ...]:
+def _get_map_shape(features: LayerFeatures) -> tuple[int, ...]:
     return (len(features.activation), *features.activation.shape[2:])
 
 
-def _coarser(features: Features) -> str:
+def _suggest_coarser_layer(features: LayerFeatures) -> str:
     """The last layer of the finest grid that is not too fine, in words."""
-    layers = spatial_layers(features.score.model, lambda: features.score.forward(features.x), features.x.shape)
-    fit = [layer for layer in reversed(layers) if prod(layer.layout.grid) <= MOST_CELLS]
+    layers = find_spatial_layers(features.score.model, lambda: features.score.forward(features.x), features.x.shape)
+    fit = [layer for layer in reversed(layers) if prod(layer.layout.grid) <= MAX_CELLS]
     return f", such as {max(fit, key=lambda layer: prod(layer.layout.grid)).name!r}" if fit else ""

@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.cam.base import CAM, SPACE, QuotientCAM, WeightedChannels, sum_of_quotients
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseQuotientCAM, BaseWeightedChannels, sum_quotients
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import Seeded
-from camscope.explainers.core.evaluation_context import expect_count, expect_number, expect_one_of
+from camscope.explainers.core.batching import RandomMixin
+from camscope.explainers.core.evaluation_context import check_number, check_one_of, check_positive_integer
 from camscope.targets import Score, class_scores, full_precision
 
 
 @register
-class GradCAM(CAM):
+class GradCAM(BaseCAM):
     """Each channel weighs its gradient's spatial mean: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1)."""
 
     name, paper = "gradcam", "arXiv:1610.02391"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
-        return gradient.mean(SPACE, keepdim=True)
+        return gradient.mean(SPATIAL_AXIS, keepdim=True)
 
 
 @register
-class HiResCAM(CAM):
+class HiResCAM(BaseCAM):
     """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
 
     name, paper = "hirescam", "arXiv:2011.08891"
@@ -44,7 +44,7 @@ class HiResCAM(CAM):
 
 
 @register
-class GradCAMPlusPlus(QuotientCAM):
+class GradCAMPlusPlus(BaseQuotientCAM):
     """Each channel weighs Σ α relu(g), α = g² / (2 g² + g³ ΣA) (Chattopadhay et al. 2018, eq. 19).
 
     Up to the factor exp(score) > 0 of the paper's exponential score, which no scaled map can see and large scores
@@ -55,14 +55,14 @@ class GradCAMPlusPlus(QuotientCAM):
 
     name, paper = "gradcam++", "arXiv:1710.11063"
 
-    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N,K,cells) each: relu(g) / (2 + g ΣA)"""
-        below = 2 + gradient * activation.sum(SPACE, keepdim=True)
-        return gradient.relu(), below, 2 + gradient.abs() * activation.abs().sum(SPACE, keepdim=True)
+        below = 2 + gradient * activation.sum(SPATIAL_AXIS, keepdim=True)
+        return gradient.relu(), below, 2 + gradient.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
 
 
 @register
-class XGradCAM(QuotientCAM):
+class XGradCAM(BaseQuotientCAM):
     """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
 
     Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, the weight large,
@@ -73,15 +73,19 @@ class XGradCAM(QuotientCAM):
 
     name, paper = "xgradcam", "arXiv:2008.02312"
 
-    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N,K,1) each: Σ g A / Σ A"""
-        total, size = activation.sum(SPACE, keepdim=True), activation.abs().sum(SPACE, keepdim=True)
+        total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
-        return (gradient * activation).sum(SPACE, keepdim=True), torch.where(total.abs() > rounding, total, 0), size
+        return (
+            (gradient * activation).sum(SPATIAL_AXIS, keepdim=True),
+            torch.where(total.abs() > rounding, total, 0),
+            size,
+        )
 
 
 @register
-class LayerCAM(CAM):
+class LayerCAM(BaseCAM):
     """Each cell weighs its own positive gradient: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8)."""
 
     name, paper = "layercam", "doi:10.1109/TIP.2021.3089943"
@@ -92,7 +96,7 @@ class LayerCAM(CAM):
 
 
 @register
-class GradCAMElementWise(CAM):
+class GradCAMElementWise(BaseCAM):
     """Only what is positive in each channel's cells counts: Σ_k relu(g_k A_k) (Pillai & Pirsiavash 2021).
 
     HiResCAM with its ReLU inside the sum, so that channels cannot outvote one another; LayerCAM wherever A is nowhere
@@ -103,11 +107,11 @@ class GradCAMElementWise(CAM):
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells)"""
-        return _positive(gradient, activation)
+        return _keep_positive_products(gradient, activation)
 
 
 @register
-class BagCAM(CAM):
+class BagCAM(BaseCAM):
     """Each channel's positive evidence, times one plus its mean: Σ_k relu((1 + mean(g_k A_k)) g_k A_k) (Zhu et al. 2022).
 
     Every cell's gradient is a localiser of its own; all of them are applied to every cell and bagged. The authors' code
@@ -120,17 +124,17 @@ class BagCAM(CAM):
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells)"""
-        evidence = (gradient * activation).mean(SPACE, keepdim=True)
-        return _positive((1 + evidence) * gradient, activation)
+        evidence = (gradient * activation).mean(SPATIAL_AXIS, keepdim=True)
+        return _keep_positive_products((1 + evidence) * gradient, activation)
 
 
-def _positive(weights: Tensor, activation: Tensor) -> Tensor:
+def _keep_positive_products(weights: Tensor, activation: Tensor) -> Tensor:
     """(N,K,cells): the weights where their product with the activation is positive, else 0."""
     return torch.where(weights.sign() == activation.sign(), weights, 0)
 
 
 @register
-class SmoothGradCAMPlusPlus(WeightedChannels, Seeded):
+class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     """Grad-CAM++ with the powers of g averaged over noisy inputs: relu Σ_k w_k A_k (Omeiza et al. 2019).
 
     w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise that is Grad-CAM++. The paper
@@ -141,42 +145,42 @@ class SmoothGradCAMPlusPlus(WeightedChannels, Seeded):
     """
 
     name, paper = "smoothgradcam++", "arXiv:1908.01224"
-    forwards: ClassVar[str] = "1 + samples"
-    backwards: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + samples"
+    backward_passes: ClassVar[str] = "1 + samples"
     needs_gradient: ClassVar[bool] = True
     runs_model: ClassVar[bool] = True
-    samples: int = 25
+    n_samples: int = 25
     sigma: float = 0.15
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(samples=self.samples)
-        expect_number(sigma=self.sigma, low=0)
+        check_positive_integer(samples=self.n_samples)
+        check_number(sigma=self.sigma, low=0)
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
         largest = features.gradient.flatten(1).abs().amax(1).view(-1, 1, 1)
         unit = torch.where(largest > 0, largest, 1)  # cubes of small gradients are too small for a float
         first = second = third = torch.zeros_like(features.activation.flatten(2))
-        for noisy in self._noisy(features.x):
-            gradient = features.again(noisy).gradient.flatten(2) / unit
+        for noisy in self._generate_noisy_inputs(features.x):
+            gradient = features.recompute(noisy).gradient.flatten(2) / unit
             first, second, third = first + gradient, second + gradient**2, third + gradient**3
         activation, third = features.activation.flatten(2), third * unit
-        below = 2 * second + third * activation.sum(SPACE, keepdim=True)
-        size = 2 * second + third.abs() * activation.abs().sum(SPACE, keepdim=True)
-        return sum_of_quotients(features, second * first.relu(), below, size) * unit / self.samples
+        below = 2 * second + third * activation.sum(SPATIAL_AXIS, keepdim=True)
+        size = 2 * second + third.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
+        return sum_quotients(features, second * first.relu(), below, size) * unit / self.n_samples
 
-    def _noisy(self, x: Tensor) -> Iterator[Tensor]:
+    def _generate_noisy_inputs(self, x: Tensor) -> Iterator[Tensor]:
         """Inputs (N,C,*S), one at a time: the same noise on each sample, in its own range's unit."""
         flat = x.flatten(1)
         spread = (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (x.ndim - 1)) * self.sigma
-        generator = self.drawing()
-        for _ in range(self.samples):
+        generator = self.generator()
+        for _ in range(self.n_samples):
             yield x + spread * torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(x)
 
 
 @register
-class FinerCAM(CAM):
+class FinerCAM(BaseCAM):
     """Grad-CAM of what sets a class apart: y_c - gamma · mean of the closest classes' logits (Zhang et al. 2025).
 
     The closest are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is linear before
@@ -187,28 +191,28 @@ class FinerCAM(CAM):
 
     name, paper = "finercam", "arXiv:2501.11309"
     gamma: float = 0.6
-    references: int = 3
+    n_references: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(references=self.references)
-        expect_number(gamma=self.gamma)
+        check_positive_integer(references=self.n_references)
+        check_number(gamma=self.gamma)
 
-    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the class's logit less its closest classes' part."""
-        own = score.read(output, samples)
-        logits, classes = _classes(self.name, score, output)
+        own = score.read_score(output, n_samples)
+        logits, classes = _require_class_logits(self.name, score, output)
         distance = (logits - own[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
-        closest = distance.argsort(dim=1, stable=True)[:, : min(self.references, logits.shape[1] - 1)]
+        closest = distance.argsort(dim=1, stable=True)[:, : min(self.n_references, logits.shape[1] - 1)]
         return own - self.gamma * logits.gather(1, closest).mean(1)
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
-        return gradient.mean(SPACE, keepdim=True)
+        return gradient.mean(SPATIAL_AXIS, keepdim=True)
 
 
 @register
-class ShapleyCAM(WeightedChannels):
+class ShapleyCAM(BaseWeightedChannels):
     """Each channel weighs the mean of its second-order Shapley values' slopes: relu Σ_k mean(g - H A / 2)_k A_k (Cai 2025).
 
     H: the Hessian of the utility at the layer; `utility` "logit": y_c itself; "rest": y_c + ln p_c, the paper's residual
@@ -217,40 +221,40 @@ class ShapleyCAM(WeightedChannels):
     """
 
     name, paper = "shapleycam", "arXiv:2501.06261"
-    backwards: ClassVar[str] = "3"
+    backward_passes: ClassVar[str] = "3"
     needs_gradient: ClassVar[bool] = True
     second_order: ClassVar[bool] = True
     utility: Literal["logit", "rest"] = "logit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("utility", self.utility, "logit", "rest")
+        check_one_of("utility", self.utility, "logit", "rest")
 
     @property
-    def question(self) -> Hashable:
+    def objective_key(self) -> Hashable:
         """The plain logit's gradient is every method's."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
-    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the utility."""
-        own = score.read(output, samples)
+        own = score.read_score(output, n_samples)
         if self.utility == "logit":
             return own
-        logits, _ = _classes(f"{self.name} with utility='rest'", score, output)
+        logits, _ = _require_class_logits(f"{self.name} with utility='rest'", score, output)
         return 2 * own - logits.logsumexp(1)
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
-        return (features.gradient - features.curvature() / 2).flatten(2).mean(SPACE, keepdim=True)
+        return (features.gradient - features.compute_curvature() / 2).flatten(2).mean(SPATIAL_AXIS, keepdim=True)
 
 
-def _classes(method: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
+def _require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
     """Logits (N,K) and classes (N,) of a question that is about one class of several, else a TargetError."""
     if score.classes is None:
         raise TargetError(
-            f"{method} sets a class against the others: pass a class, neither a difference nor a callable; or use gradcam"
+            f"{method_name} sets a class against the others: pass a class, neither a difference nor a callable; or use gradcam"
         )
     logits = class_scores(output)
     if logits.shape[1] < 2:
-        raise TargetError(f"{method} sets a class against the others: this model has one output; use gradcam")
+        raise TargetError(f"{method_name} sets a class against the others: this model has one output; use gradcam")
     return full_precision(logits), score.classes

@@ -16,20 +16,27 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import SPACE, LayerExplainer, WeightedChannels
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import InPasses, Seeded
-from camscope.explainers.core.evaluation_context import expect_count, expect_one_of, expect_positive
+from camscope.explainers.core.batching import BatchedMixin, RandomMixin
+from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer, check_positive_number
 from camscope.explainers.core.optim import Adam
-from camscope.explainers.core.resampling import blurred, enlarged, extent, leading, stretched, varying
-from camscope.hooks.gradients import Staying, with_gradients
+from camscope.explainers.core.resampling import (
+    blur_input,
+    compute_minimum_and_range,
+    enlarge_to_input,
+    find_nonconstant_channels,
+    scale_to_unit_range,
+    select_strongest_channels,
+)
+from camscope.hooks.gradients import GradientScope, run_with_gradients
 
-Masking = Callable[[Tensor, Tensor, Tensor], Tensor]
+MaskingFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MaskedScores(WeightedChannels, InPasses):
+class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
     """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
 
     The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
@@ -38,63 +45,72 @@ class MaskedScores(WeightedChannels, InPasses):
     """
 
     runs_model: ClassVar[bool] = True
-    top: int | None = None
+    n_channels: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(None, top=self.top)
+        check_positive_integer(None, top=self.n_channels)
 
     @property
-    def turns(self) -> int:
+    def n_variants_per_mask(self) -> int:
         """How many inputs each mask makes."""
         return 1
 
     @property
-    def turns_of_nothing(self) -> int:
+    def n_variants_of_empty_mask(self) -> int:
         """How many different inputs the empty mask makes."""
         return 1
 
     @abstractmethod
-    def masking(self, x: Tensor) -> Masking:
+    def create_masking(self, x: Tensor) -> MaskingFunction:
         """For inputs (N,C,*S): a function of rows (R,C,*S), masks (R,1,*S), turns (R,) -> what the model sees (R,C,*S)."""
 
-    def channel_weights(self, features: Features) -> Tensor:
+    def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""
         activation, x = features.activation, features.x
-        chosen, live, masking = leading(activation, self.top), varying(activation), self.masking(x)
+        chosen, live, masking = (
+            select_strongest_channels(activation, self.n_channels),
+            find_nonconstant_channels(activation),
+            self.create_masking(x),
+        )
         owners, channels = (chosen & live).nonzero().T
         empty = (chosen & ~live).any(1).nonzero()[:, 0]
         scores = activation.new_full(chosen.shape, -torch.inf)
 
         def shown(rows: Tensor) -> Tensor:
-            return stretched(enlarged(activation[owners[rows], channels[rows]], x))[:, None]
+            return scale_to_unit_range(enlarge_to_input(activation[owners[rows], channels[rows]], x))[:, None]
 
         def nothing(rows: Tensor) -> Tensor:
             return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
-        scores[owners, channels] = self._mean_scores(features, masking, owners, shown, self.turns)
+        scores[owners, channels] = self._compute_mean_scores(features, masking, owners, shown, self.n_variants_per_mask)
         of_nothing = activation.new_zeros(len(scores))
-        of_nothing[empty] = self._mean_scores(features, masking, empty, nothing, self.turns_of_nothing)
+        of_nothing[empty] = self._compute_mean_scores(features, masking, empty, nothing, self.n_variants_of_empty_mask)
         return torch.where(chosen & ~live, of_nothing[:, None], scores).softmax(1)[..., None]
 
-    def _mean_scores(
-        self, features: Features, masking: Masking, owners: Tensor, masks: Callable[[Tensor], Tensor], turns: int
+    def _compute_mean_scores(
+        self,
+        features: LayerFeatures,
+        mask_rows: MaskingFunction,
+        sample_index: Tensor,
+        build_masks: Callable[[Tensor], Tensor],
+        n_variants_per_mask: int,
     ) -> Tensor:
         """(M,): the mean score over all turns of M masks of these samples."""
         x = features.x
 
         def versions(part: slice) -> tuple[Tensor, Tensor]:
             numbers = torch.arange(part.start, part.stop, device=x.device)
-            rows = numbers // turns
-            own = x if len(x) == 1 else x[owners[rows]]
-            return masking(own, masks(rows).to(x.dtype), numbers % turns), owners[rows]
+            rows = numbers // n_variants_per_mask
+            own = x if len(x) == 1 else x[sample_index[rows]]
+            return mask_rows(own, build_masks(rows).to(x.dtype), numbers % n_variants_per_mask), sample_index[rows]
 
-        scores = features.scores_of(len(owners) * turns, versions)
-        return scores.to(features.activation.dtype).view(-1, turns).mean(1)
+        scores = features.score_inputs(len(sample_index) * n_variants_per_mask, versions)
+        return scores.to(features.activation.dtype).view(-1, n_variants_per_mask).mean(1)
 
 
 @register
-class ScoreCAM(MaskedScores):
+class ScoreCAM(BaseScoreCAM):
     """Each channel weighs the softmax of the scores of x ∘ H_k: relu Σ_k α_k A_k (Wang et al. 2020, algorithm 1).
 
     The scores are logits, as in the algorithm; the authors' code weighs by probabilities, without a softmax over the
@@ -102,15 +118,15 @@ class ScoreCAM(MaskedScores):
     """
 
     name, paper = "scorecam", "arXiv:1910.01279"
-    forwards: ClassVar[str] = "1 + K"
+    forward_passes: ClassVar[str] = "1 + K"
 
-    def masking(self, x: Tensor) -> Masking:
+    def create_masking(self, x: Tensor) -> MaskingFunction:
         """Rows x ∘ H."""
         return lambda rows, masks, turns: rows * masks
 
 
 @register
-class SSCAM(MaskedScores, Seeded):
+class SSCAM(BaseScoreCAM, RandomMixin):
     """Score-CAM with the mean score of noisy masks: of x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
 
     `samples`: noises; `sigma`: their standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
@@ -119,39 +135,39 @@ class SSCAM(MaskedScores, Seeded):
     """
 
     name, paper = "sscam", "arXiv:2006.14255"
-    forwards: ClassVar[str] = "1 + samples x K"
-    samples: int = 35
+    forward_passes: ClassVar[str] = "1 + samples x K"
+    n_samples: int = 35
     sigma: float = 0.5
     noise: Literal["map", "input"] = "map"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(samples=self.samples)
-        expect_positive(sigma=self.sigma)
-        expect_one_of("noise", self.noise, "map", "input")
+        check_positive_integer(samples=self.n_samples)
+        check_positive_number(sigma=self.sigma)
+        check_one_of("noise", self.noise, "map", "input")
 
     @property
-    def turns(self) -> int:
+    def n_variants_per_mask(self) -> int:
         """One for each noise."""
-        return self.samples
+        return self.n_samples
 
     @property
-    def turns_of_nothing(self) -> int:
+    def n_variants_of_empty_mask(self) -> int:
         """The noises alone are as many."""
-        return self.samples
+        return self.n_samples
 
-    def masking(self, x: Tensor) -> Masking:
+    def create_masking(self, x: Tensor) -> MaskingFunction:
         """Rows x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
-        shape = (self.samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
-        drawn = torch.randn(shape, generator=self.drawing(), dtype=torch.float32, device="cpu")
+        shape = (self.n_samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
+        drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
         if self.noise == "map":
             return lambda rows, masks, turns: rows * (masks + noises[turns])
-        return lambda rows, masks, turns: rows * masks + breadth(rows) * noises[turns]
+        return lambda rows, masks, turns: rows * masks + compute_value_range(rows) * noises[turns]
 
 
 @register
-class ISCAM(MaskedScores):
+class ISCAM(BaseScoreCAM):
     """Score-CAM with the mean score of masks that fade in: of x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
 
     `samples`: N. The authors' code scales like this; the paper's formula, as others quote it, adds the steps up and
@@ -159,37 +175,37 @@ class ISCAM(MaskedScores):
     """
 
     name, paper = "iscam", "arXiv:2010.03023"
-    forwards: ClassVar[str] = "1 + samples x K"
-    samples: int = 10
+    forward_passes: ClassVar[str] = "1 + samples x K"
+    n_samples: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(samples=self.samples)
+        check_positive_integer(samples=self.n_samples)
 
     @property
-    def turns(self) -> int:
+    def n_variants_per_mask(self) -> int:
         """One for each step."""
-        return self.samples
+        return self.n_samples
 
-    def masking(self, x: Tensor) -> Masking:
+    def create_masking(self, x: Tensor) -> MaskingFunction:
         """Rows x ∘ H i/N."""
-        numbers = torch.arange(1, self.samples + 1, dtype=torch.float64, device="cpu")
-        steps = (numbers / self.samples).to(x).view(-1, *[1] * (x.ndim - 1))
+        numbers = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu")
+        steps = (numbers / self.n_samples).to(x).view(-1, *[1] * (x.ndim - 1))
         return lambda rows, masks, turns: rows * (masks * steps[turns])
 
 
-def breadth(x: Tensor) -> Tensor:
+def compute_value_range(x: Tensor) -> Tensor:
     """(R,C,*S) -> (R,1,1,..): from the smallest value of each row to the largest."""
     axes = tuple(range(1, x.ndim))
     return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
 
 
-SIGMA, REACH = 50 / 224, 25 / 224  # of an axis: the authors' blur of 51 x 51 pixels for inputs of 224
-FAINT = 0.7  # of a mask's cells: the authors' threshold is the 70th percentile
+BLUR_SIGMA, BLUR_RADIUS = 50 / 224, 25 / 224  # of an axis: the authors' blur of 51 x 51 pixels for inputs of 224
+MASK_QUANTILE = 0.7  # of a mask's cells: the authors' threshold is the 70th percentile
 
 
 @register
-class GroupCAM(LayerExplainer, InPasses):
+class GroupCAM(LayerExplainer, BatchedMixin):
     """Each group's mask M_g weighs what it restores: relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g (Zhang et al. 2021).
 
     b: the input, blurred. p: the class's probability, so that a constant added to all logits changes nothing; the score
@@ -200,46 +216,50 @@ class GroupCAM(LayerExplainer, InPasses):
     """
 
     name, paper = "groupcam", "arXiv:2103.13859"
-    forwards: ClassVar[str] = "2 + groups"
-    backwards: ClassVar[str] = "1"
+    forward_passes: ClassVar[str] = "2 + groups"
+    backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
     runs_model: ClassVar[bool] = True
-    groups: int = 32
+    n_groups: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(groups=self.groups)
+        check_positive_integer(groups=self.n_groups)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
-        x, masks = features.x, self._masks(features)
-        background = blurred(x, SIGMA, REACH)
-        owners, groups = masks.flatten(2).any(SPACE).nonzero().T
+        x, masks = features.x, self._build_group_masks(features)
+        background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)
+        owners, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
         every = torch.arange(len(x), device=x.device)
 
         def restored(part: slice) -> tuple[Tensor, Tensor]:
             rows = owners[part]
-            shown = enlarged(masks[rows, groups[part]], x)[:, None].to(x.dtype)
+            shown = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
             return background[rows].lerp(x[rows], shown), rows
 
-        before = features.chances_of(len(x), lambda part: (background[part], every[part]))
+        before = features.compute_input_probabilities(len(x), lambda part: (background[part], every[part]))
         gains = masks.new_zeros(masks.shape[:2])
-        gains[owners, groups] = (features.chances_of(len(owners), restored) - before[owners]).to(masks.dtype)
+        gains[owners, groups] = (features.compute_input_probabilities(len(owners), restored) - before[owners]).to(
+            masks.dtype
+        )
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 
-    def _masks(self, features: Features) -> Tensor:
+    def _build_group_masks(self, features: LayerFeatures) -> Tensor:
         """(N,G,*s): each group's mask, on such a scale that the enlarged one goes from 0 to 1; zero where it is flat."""
-        weights = features.gradient.flatten(2).mean(SPACE)
-        parts = (weights.view(*weights.shape, *[1] * (features.x.ndim - 2)) * features.activation).chunk(self.groups, 1)
+        weights = features.gradient.flatten(2).mean(SPATIAL_AXIS)
+        parts = (weights.view(*weights.shape, *[1] * (features.x.ndim - 2)) * features.activation).chunk(
+            self.n_groups, 1
+        )
         masks = torch.stack([part.sum(1) for part in parts], 1).relu()
-        faint = masks.flatten(2).quantile(FAINT, SPACE)
+        faint = masks.flatten(2).quantile(MASK_QUANTILE, SPATIAL_AXIS)
         masks = masks.where(masks > faint.view(*faint.shape, *[1] * (masks.ndim - 2)), 0)
-        return torch.stack([scaled(mask, features.x) for mask in masks.unbind(1)], 1)
+        return torch.stack([scale_mask_by_enlarged_range(mask, features.x) for mask in masks.unbind(1)], 1)
 
 
-def scaled(mask: Tensor, x: Tensor) -> Tensor:
+def scale_mask_by_enlarged_range(mask: Tensor, x: Tensor) -> Tensor:
     """(N,*s): less its least value and divided by its span, both of the enlarged mask."""
-    low, span = extent(enlarged(mask, x))
+    low, span = compute_minimum_and_range(enlarge_to_input(mask, x))
     return (mask - low) / span
 
 
@@ -254,40 +274,40 @@ class OptiCAM(LayerExplainer):
     """
 
     name, paper = "opticam", "arXiv:2301.07002"
-    forwards: ClassVar[str] = "1 + steps"
-    backwards: ClassVar[str] = "steps"
+    forward_passes: ClassVar[str] = "1 + steps"
+    backward_passes: ClassVar[str] = "steps"
     runs_model: ClassVar[bool] = True
-    steps: int = 50
+    n_steps: int = 50
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps)
-        expect_positive(learning_rate=self.learning_rate)
+        check_positive_integer(steps=self.n_steps)
+        check_positive_number(learning_rate=self.learning_rate)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         channels = features.activation.relu()
-        live = varying(channels)
+        live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
         adam = Adam(self.learning_rate)
-        for _ in range(self.steps):
-            shares = shares + adam.move(-slope(features, channels, shares))
-        mixture = mixed(shares, channels)
+        for _ in range(self.n_steps):
+            shares = shares + adam.compute_update(-compute_mixture_gradient(features, channels, shares))
+        mixture = mix_channels(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
 
-def mixed(shares: Tensor, channels: Tensor) -> Tensor:
+def mix_channels(logits: Tensor, channels: Tensor) -> Tensor:
     """(N,K), (N,K,*s) -> (N,*s): Σ_k softmax(u)_k A_k"""
-    return torch.einsum("nk,nk...->n...", shares.softmax(1), channels)
+    return torch.einsum("nk,nk...->n...", logits.softmax(1), channels)
 
 
-def slope(features: Features, channels: Tensor, shares: Tensor) -> Tensor:
+def compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
     """(N,K): the gradient of the masked input's score with respect to u. Nobody's `.grad` is touched."""
 
-    def attempt(staying: Staying) -> Tensor | None:
-        leaf = shares.detach().requires_grad_()
-        mask = stretched(enlarged(mixed(leaf, channels), features.x))[:, None]
+    def attempt(staying: GradientScope) -> Tensor | None:
+        leaf = logits.detach().requires_grad_()
+        mask = scale_to_unit_range(enlarge_to_input(mix_channels(leaf, channels), features.x))[:, None]
         with staying:
             scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:
@@ -295,4 +315,4 @@ def slope(features: Features, channels: Tensor, shares: Tensor) -> Tensor:
         found: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
         return found[0]
 
-    return with_gradients(attempt)
+    return run_with_gradients(attempt)

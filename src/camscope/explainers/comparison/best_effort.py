@@ -9,26 +9,26 @@ from functools import partial
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
-from camscope.explainers.comparison.equivalence import Witness
-from camscope.explainers.comparison.grid_layout import method_names
+from camscope.explainers.comparison.equivalence import FeatureCapture
+from camscope.explainers.comparison.grid_layout import format_method_labels
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import Watch, excusing, explain_each
-from camscope.explainers.core.inputs import ALONE, Companions
-from camscope.explainers.core.method import Method
+from camscope.explainers.core.dispatch import OnPass, collect_errors, explain_grid
+from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.method import BaseMethod
 from camscope.explanation import Explanation
-from camscope.targets import Question
+from camscope.targets import TargetLike
 
-Outcome = list[Explanation] | CamscopeError
+ExplanationsOrError = list[Explanation] | CamscopeError
 
 
-def explain_suited(
-    tools: Sequence[Explainer],
+def explain_supported(
+    explainers: Sequence[Explainer],
     image: Any,
-    targets: Sequence[Question],
-    companions: Companions = ALONE,
+    targets: Sequence[TargetLike],
+    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
-    riders: Sequence[Explainer] = (),
-    watch: Watch | None = None,
+    optional_methods: Sequence[Explainer] = (),
+    on_pass: OnPass | None = None,
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
     """The methods that have an answer, and [method][target] of them; a warning says which are left out, and why.
 
@@ -36,19 +36,19 @@ def explain_suited(
     make, and else some of its company's shared passes again. Where none answers, the first error is raised. `riders` go
     along, and come last where they have an answer; nobody hears of one that has none.
     """
-    every = [*tools, *riders]
+    every = [*explainers, *optional_methods]
     companies: dict[Hashable, list[Explainer]] = {}
     for tool in every:
-        companies.setdefault((tool.mode, *tool.call_settings.values(), tool.company), []).append(tool)
-    found: dict[int, Outcome] = {}
+        companies.setdefault((tool.mode, *tool.call_settings.values(), tool.share_key), []).append(tool)
+    found: dict[int, ExplanationsOrError] = {}
     for company in companies.values():
-        found |= _asked(
-            company, partial(explain_each, image=image, targets=targets, companions=companions, watch=watch)
+        found |= _explain_or_bisect(
+            company, partial(explain_grid, image=image, targets=targets, extra_inputs=extra_inputs, on_pass=on_pass)
         )
-    first = found[id(tools[0])]
-    if isinstance(first, CamscopeError) and all(isinstance(found[id(tool)], CamscopeError) for tool in tools):
+    first = found[id(explainers[0])]
+    if isinstance(first, CamscopeError) and all(isinstance(found[id(tool)], CamscopeError) for tool in explainers):
         raise first
-    for name, tool in zip(method_names(tools), tools, strict=True):
+    for name, tool in zip(format_method_labels(explainers), explainers, strict=True):
         if isinstance(why := found[id(tool)], CamscopeError):
             layer = getattr(tool, "layer", None)
             where = f"{name} at {layer}" if layer else name
@@ -57,44 +57,46 @@ def explain_suited(
     return [tool for tool, _ in rows], [row for _, row in rows]
 
 
-def _asked(
-    company: Sequence[Explainer], ask: Callable[[Sequence[Explainer]], list[list[Explanation]]]
-) -> dict[int, Outcome]:
+def _explain_or_bisect(
+    group: Sequence[Explainer], explain: Callable[[Sequence[Explainer]], list[list[Explanation]]]
+) -> dict[int, ExplanationsOrError]:
     """Each method's answers or error, by its id. Where no method is to blame by itself, each half is asked apart."""
     try:
-        with excusing(company) as errors:
-            rows = ask(company)
+        with collect_errors(group) as errors:
+            rows = explain(group)
     except (ImageError, PreprocessError):  # not a method's
         raise
     except CamscopeError as error:
-        if len(company) == 1:
-            return {id(company[0]): error}
-        middle = len(company) // 2
-        return _asked(company[:middle], ask) | _asked(company[middle:], ask)
-    return {id(tool): errors[id(tool)] or row for tool, row in zip(company, rows, strict=True)}
+        if len(group) == 1:
+            return {id(group[0]): error}
+        middle = len(group) // 2
+        return _explain_or_bisect(group[:middle], explain) | _explain_or_bisect(group[middle:], explain)
+    return {id(tool): errors[id(tool)] or row for tool, row in zip(group, rows, strict=True)}
 
 
-class Clock:
+class MethodTimer:
     """Watches which methods work: what a pass took is shared out evenly among those that shared it."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._watch, self._seconds = watch, dict[int, float]()
-        self._working, self._since = list[Method](), time.perf_counter()
+    def __init__(self, on_pass: OnPass | None = None) -> None:
+        self._on_pass, self._seconds = on_pass, dict[int, float]()
+        self._active_explainers, self._started_at = list[BaseMethod](), time.perf_counter()
 
-    def __call__(self, tools: Sequence[Method]) -> None:
+    def __call__(self, explainers: Sequence[BaseMethod]) -> None:
         """These work from now on."""
-        self._note()
-        self._working = [tool for tool in tools if not isinstance(tool, Witness)]
-        if self._watch is not None and self._working:
-            self._watch(self._working)
+        self._add_elapsed_time()
+        self._active_explainers = [tool for tool in explainers if not isinstance(tool, FeatureCapture)]
+        if self._on_pass is not None and self._active_explainers:
+            self._on_pass(self._active_explainers)
 
-    def of(self, tool: Method) -> float:
+    def get_seconds(self, explainer: BaseMethod) -> float:
         """Seconds of one method; asked when all is done."""
-        self._note()
-        return self._seconds.get(id(tool), 0.0)
+        self._add_elapsed_time()
+        return self._seconds.get(id(explainer), 0.0)
 
-    def _note(self) -> None:
+    def _add_elapsed_time(self) -> None:
         now = time.perf_counter()
-        for tool in self._working:
-            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
-        self._working, self._since = [], now
+        for tool in self._active_explainers:
+            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._started_at) / len(
+                self._active_explainers
+            )
+        self._active_explainers, self._started_at = [], now

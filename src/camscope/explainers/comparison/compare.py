@@ -13,27 +13,32 @@ from torch import nn
 
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
-from camscope.explainers.comparison.best_effort import Clock, explain_suited
+from camscope.explainers.comparison.best_effort import MethodTimer, explain_supported
 from camscope.explainers.comparison.equivalence import (
-    Coincidence,
-    Witness,
-    coincidences,
-    correlations,
-    sentences,
-    witnesses,
+    EquivalentMaps,
+    FeatureCapture,
+    correlate_maps,
+    create_feature_captures,
+    describe_equivalent_maps,
+    find_equivalent_maps,
 )
-from camscope.explainers.comparison.grid_layout import Entry, arranged, at_layers, common
-from camscope.explainers.core.base import Explainer, kind_of
-from camscope.explainers.core.dispatch import Watch, explain_each
+from camscope.explainers.comparison.grid_layout import (
+    GridEntry,
+    build_grid_layout,
+    create_at_layers,
+    select_common_explanation,
+)
+from camscope.explainers.core.base import Explainer, get_explainer_class
+from camscope.explainers.core.dispatch import OnPass, explain_grid
 from camscope.explainers.core.evaluation_context import Precision
-from camscope.explainers.core.inputs import ALONE, Companions
-from camscope.explainers.core.keyword_arguments import with_our_names
-from camscope.explanation import AUTO, Explanation, Floats, Pixels, Scale, shared_scales
+from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
+from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
 from camscope.safe_files import write_bytes
-from camscope.targets import Question
+from camscope.targets import TargetLike
 
-AnyMethod = str | type[Explainer] | Explainer
-USUAL = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
+MethodLike = str | type[Explainer] | Explainer
+DEFAULT_METHODS = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,41 +50,43 @@ class Comparison:
     """
 
     explanations: tuple[Explanation, ...] = field(repr=False)
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    entries: tuple[Entry, ...] = field(repr=False)
-    coincidences: tuple[Coincidence, ...] = field(repr=False)
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    entries: tuple[GridEntry, ...] = field(repr=False)
+    equivalent_maps: tuple[EquivalentMaps, ...] = field(repr=False)
 
     @property
-    def sentences(self) -> tuple[str, ...]:
+    def equivalence_notes(self) -> tuple[str, ...]:
         """The coincidences in words; what holds for several classes is said once."""
-        methods = {id(one): entry.method for one, entry in zip(self.explanations, self.entries, strict=True)}
-        return sentences(self.coincidences, methods, len({entry.question for entry in self.entries}))
+        methods = {id(one): entry.method_label for one, entry in zip(self.explanations, self.entries, strict=True)}
+        return describe_equivalent_maps(
+            self.equivalent_maps, methods, len({entry.target_index for entry in self.entries})
+        )
 
-    def correlations(self, kind: Literal["pearson", "spearman"] = "pearson") -> Floats:
+    def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
         """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
-        return correlations(self.explanations, kind)
+        return correlate_maps(self.explanations, kind)
 
-    def table(self) -> list[dict[str, Any]]:
+    def to_records(self) -> list[dict[str, Any]]:
         """The numbers, a dict for each explanation; `correlation`: Pearson's, with the first of the same class."""
-        matrix, firsts, rows = self.correlations(), dict[int, int](), []
+        matrix, firsts, rows = self.correlate_maps(), dict[int, int](), []
         for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
-            first = firsts.setdefault(entry.question, n)
+            first = firsts.setdefault(entry.target_index, n)
             facts = {key: getattr(one, key) for key in ("layer", "target", "label", "score", "probability", "status")}
             price = {key: getattr(entry, key) for key in ("forwards", "backwards", "seconds")}
-            rows.append({"method": entry.method, **facts, **price, "correlation": float(matrix[first, n])})
+            rows.append({"method": entry.method_label, **facts, **price, "correlation": float(matrix[first, n])})
         return rows
 
     def figure(
         self,
         *,
-        scale: Scale | Literal["shared"] = AUTO,
+        scale: ScaleOption | Literal["shared"] = AUTO,
         alpha: float = 0.85,
         colormap: str = AUTO,
         crop: bool = True,
         columns: int | None = None,
         height: int | None = None,
-    ) -> Pixels:
+    ) -> PixelArray:
         """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`, of every rank.
 
         `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
@@ -90,8 +97,8 @@ class Comparison:
             signed = any(one.colormap == render.DIVERGING for one in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
-        part = _part_shown(self.explanations) if crop else None
-        solid = self.explanations[0].heat.ndim == 3
+        part = _find_visible_region(self.explanations) if crop else None
+        solid = self.explanations[0].attribution.ndim == 3
         height = height or (384 if solid else 256)
         rows = height if solid else None  # planes are drawn for the rows that they have
         pictures = [
@@ -99,9 +106,9 @@ class Comparison:
             for one, own in zip(self.explanations, scales, strict=True)
         ]
         title = f"{self.title} · as far as the model saw it" if part else self.title
-        legend = _legend(scale, colormap)
-        return render.sheet(
-            self._cells(pictures, part, rows),
+        legend = _format_legend_labels(scale, colormap)
+        return render.draw_contact_sheet(
+            self._build_figure_cells(pictures, part, rows),
             title=title,
             legend=legend,
             colormap=colormap,
@@ -109,70 +116,76 @@ class Comparison:
             height=height,
         )
 
-    def _cells(
-        self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None, rows: int | None = None
-    ) -> list[list[render.Cell | None]]:
+    def _build_figure_cells(
+        self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
+    ) -> list[list[render.CaptionedImage | None]]:
         """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
         first, drawn = self.explanations[0], {}
-        photo = first.image if first.image is not None else first.seen
-        if photo is not None and first.heat.ndim != 2:  # a signal or a volume, as a picture
-            photo = first.overlay(alpha=0, height=rows)
-        for picture, one, entry in zip(pictures, self.explanations, self.entries, strict=True):
-            own = one.answer if one.label != self._asked(entry.question).label else None
-            caption = " · ".join(filter(None, (self.columns[entry.column], own)))
-            drawn[entry.row, entry.column] = render.Cell(picture, caption, one.flag)
+        photo = first.image if first.image is not None else first.model_input_image
+        if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, as a picture
+            photo = first.overlay(alpha=0, height=height)
+        for picture, one, entry in zip(images, self.explanations, self.entries, strict=True):
+            own = (
+                one.label_and_score if one.label != self._select_target_explanation(entry.target_index).label else None
+            )
+            caption = " · ".join(filter(None, (self.column_labels[entry.column], own)))
+            drawn[entry.row, entry.column] = render.CaptionedImage(picture, caption, one.warning_text)
         return [
             [
-                *([] if photo is None else [render.Cell(photo[part or ...], label)]),
-                *(drawn.get((row, column)) for column in range(len(self.columns))),
+                *([] if photo is None else [render.CaptionedImage(photo[region or ...], label)]),
+                *(drawn.get((row, column)) for column in range(len(self.column_labels))),
             ]
-            for row, label in enumerate(self.rows)
+            for row, label in enumerate(self.row_labels)
         ]
 
-    def _asked(self, question: int) -> Explanation:
+    def _select_target_explanation(self, target_index: int) -> Explanation:
         """The explanation whose answer is that of the question's rows."""
-        return common(
-            [one for one, entry in zip(self.explanations, self.entries, strict=True) if entry.question == question]
+        return select_common_explanation(
+            [
+                one
+                for one, entry in zip(self.explanations, self.entries, strict=True)
+                if entry.target_index == target_index
+            ]
         )
 
     @property
     def title(self) -> str:
         """What all have in common: the image's name, the class and the layer where there is one of them."""
         first, layers = self.explanations[0], {one.layer for one in self.explanations} - {None}
-        asked = len({entry.question for entry in self.entries})
-        answer = self._asked(0).answer if asked == 1 and len(self.rows) > 1 else None
+        asked = len({entry.target_index for entry in self.entries})
+        answer = self._select_target_explanation(0).label_and_score if asked == 1 and len(self.row_labels) > 1 else None
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure (`.png`, `.jpg`, `.webp`)."""
         suffix = Path(path).suffix.lower()
-        if suffix not in render.FORMATS:
+        if suffix not in render.IMAGE_FORMATS:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
-        return write_bytes(path, render.encode(self.figure(), suffix), overwrite=overwrite)
+        return write_bytes(path, render.encode_image(self.figure(), suffix), overwrite=overwrite)
 
     def _repr_html_(self) -> str:
         words = html.escape(self.title)
-        said = "<br>".join([words, *map(html.escape, self.sentences)])
-        if self.explanations[0].heat.ndim > 3:
+        said = "<br>".join([words, *map(html.escape, self.equivalence_notes)])
+        if self.explanations[0].attribution.ndim > 3:
             return f"<p>{said}</p>"
-        return render.notebook_figure(self.figure(), words, said)
+        return render.build_figure_html(self.figure(), words, said)
 
 
-@with_our_names
+@reject_foreign_keywords
 def compare(
     model: nn.Module,
     image: Any,
-    methods: Sequence[AnyMethod] = USUAL,
+    methods: Sequence[MethodLike] = DEFAULT_METHODS,
     *,
     layers: Sequence[str | nn.Module] | None = None,
-    targets: Sequence[Question] = (None,),
+    targets: Sequence[TargetLike] = (None,),
     preprocess: Any = None,
-    categories: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     precision: Precision | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    leave_out: bool = False,
-    watch: Watch | None = None,
+    skip_unsupported: bool = False,
+    on_pass: OnPass | None = None,
 ) -> Comparison:
     """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
 
@@ -190,60 +203,72 @@ def compare(
         raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
     if layers is not None and not layers:
         raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
-    settings = {"preprocess": preprocess, "categories": categories, "precision": precision}
+    settings = {"preprocess": preprocess, "categories": class_names, "precision": precision}
     tools: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
             tools.append(method)
         else:
-            kind = kind_of(method)
+            kind = get_explainer_class(method)
             given = {name: value for name, value in settings.items() if name in signature(kind).parameters}
-            tools += at_layers(kind, model, layers, given)
-    return compare_each(
-        tools, image, targets, Companions(tuple(args), dict(kwargs or {})), leave_out=leave_out, watch=watch
+            tools += create_at_layers(kind, model, layers, given)
+    return compare_explainers(
+        tools,
+        image,
+        targets,
+        ExtraInputs(tuple(args), dict(kwargs or {})),
+        skip_unsupported=skip_unsupported,
+        on_pass=on_pass,
     )
 
 
-def compare_each(
-    tools: Sequence[Explainer],
+def compare_explainers(
+    explainers: Sequence[Explainer],
     image: Any,
-    targets: Sequence[Question],
-    companions: Companions = ALONE,
+    targets: Sequence[TargetLike],
+    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
-    leave_out: bool = False,
-    watch: Watch | None = None,
+    skip_unsupported: bool = False,
+    on_pass: OnPass | None = None,
 ) -> Comparison:
     """Comparison of explainers of one model; see `compare`."""
-    riders, clock = witnesses(tools), Clock(watch)
-    if leave_out:
-        every, found = explain_suited(tools, image, targets, companions, riders=riders, watch=clock)
-        tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
+    riders, clock = create_feature_captures(explainers), MethodTimer(on_pass)
+    if skip_unsupported:
+        every, found = explain_supported(
+            explainers, image, targets, extra_inputs, optional_methods=riders, on_pass=clock
+        )
+        explainers, riders = (
+            [t for t in every if not isinstance(t, FeatureCapture)],
+            [t for t in every if isinstance(t, FeatureCapture)],
+        )
     else:
-        found = explain_each([*tools, *riders], image, targets, companions, watch=clock)
-    own, seen = found[: len(tools)], found[len(tools) :]
-    places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
-    explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
+        found = explain_grid([*explainers, *riders], image, targets, extra_inputs, on_pass=clock)
+    own, seen = found[: len(explainers)], found[len(explainers) :]
+    places = build_grid_layout(explainers, own, [clock.get_seconds(tool) / len(targets) for tool in explainers])
+    explanations = [own[t][entry.target_index] for t, entry in zip(places.method_indices, places.entries, strict=True)]
     groups = []
     for q in range(len(targets)):
-        asked = [n for n, entry in enumerate(places.entries) if entry.question == q]
-        made = [tools[places.methods[n]] for n in asked]
+        asked = [n for n, entry in enumerate(places.entries) if entry.target_index == q]
+        made = [explainers[places.method_indices[n]] for n in asked]
         # of a pass that was run again the last facts count
-        facts = {row[q].layer: rider.facts[q - len(targets)] for rider, row in zip(riders, seen, strict=True)}
-        groups += coincidences([explanations[n] for n in asked], made, facts)
+        facts = {
+            row[q].layer: rider.conditions_by_score[q - len(targets)] for rider, row in zip(riders, seen, strict=True)
+        }
+        groups += find_equivalent_maps([explanations[n] for n in asked], made, facts)
     return Comparison(
-        tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
+        tuple(explanations), tuple(places.row_labels), tuple(places.column_labels), tuple(places.entries), tuple(groups)
     )
 
 
-def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
+def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
     """The rows and columns of the image that the model was shown; None where that is all, unknown, or not one part."""
     parts = set()
     for one in explanations:
         if one.image is None or one.placement is None:
             return None
-        pixels = np.nonzero(one.covered())
+        pixels = np.nonzero(one.coverage_mask())
         parts.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
-    whole = tuple((0, extent) for extent in explanations[0].covered().shape)
+    whole = tuple((0, extent) for extent in explanations[0].coverage_mask().shape)
     found = parts.pop()
     if parts or found == whole or len(found) != 2:
         return None
@@ -251,7 +276,7 @@ def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | No
     return slice(top, bottom), slice(left, right)
 
 
-def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
+def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
     """What the bottom and the top colour mean."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"

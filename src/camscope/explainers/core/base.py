@@ -14,17 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, MissingExtraError, TargetError
-from camscope.explainers.core.dispatch import asked_of, explain_each, explanations, run
-from camscope.explainers.core.inputs import Companions, Item
-from camscope.explainers.core.keyword_arguments import ALIASES, extra_inputs, our_settings, split_keywords, value_of
-from camscope.explainers.core.method import Method
+from camscope.explainers.core.dispatch import bind_targets, build_explanations, explain_grid, run_methods
+from camscope.explainers.core.inputs import ExtraInputs, ModelInput
+from camscope.explainers.core.keyword_arguments import (
+    CAPTUM_SETTING_NAMES,
+    build_extra_inputs,
+    split_keywords,
+    translate_setting_names,
+    translate_setting_value,
+)
+from camscope.explainers.core.method import BaseMethod
 from camscope.explanation import Explanation
-from camscope.model_card import digest
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.targets import Difference, Question
+from camscope.targets import Difference, TargetLike
 
 METHODS: dict[str, type["Explainer"]] = {}
-WITHOUT_PACKAGE: dict[str, tuple[str, str]] = {}  # methods that are not in METHODS, for want of a package of an extra
+UNAVAILABLE_METHODS: dict[
+    str, tuple[str, str]
+] = {}  # methods that are not in METHODS, for want of a package of an extra
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
@@ -35,7 +43,7 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
     A setting of a method is an annotated attribute with its default, `samples: int = 25`; its constructor takes it.
     """
-    _as_dataclass(cls)
+    _make_dataclass(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
     if missing or isabstract(cls):
         raise TypeError(f"{cls.__name__} cannot be registered: {', '.join(missing) or 'an abstract method'} is missing")
@@ -45,33 +53,33 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
-def register_with(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
+def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
     """`register`, where a package is installed; else whoever asks for the name is told of the extra that brings it."""
 
     def registered(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
-        WITHOUT_PACKAGE[cls.name] = package, extra
-        _as_dataclass(cls)
+        UNAVAILABLE_METHODS[cls.name] = package, extra
+        _make_dataclass(cls)
         return cls
 
     return registered
 
 
-def _as_dataclass(cls: type["Explainer"]) -> None:
+def _make_dataclass(cls: type["Explainer"]) -> None:
     """Make a dataclass of a method, whose constructor also knows other toolkits' names of its settings."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
     @wraps(init)
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - it is one
-        init(self, *args, **our_settings(settings, names, cls.__name__))
+        init(self, *args, **translate_setting_names(settings, names, cls.__name__))
 
     cls.__init__ = __init__  # type: ignore[method-assign]
 
 
 @dataclass(eq=False, repr=False)
-class Explainer(Method):
+class Explainer(BaseMethod):
     """Where a model looked: what a user calls. A method writes `heat`; its settings are in `Method`.
 
     What else the model takes goes with every call: positional arguments after the target; keywords that the model's
@@ -84,33 +92,33 @@ class Explainer(Method):
     def attribute(
         self,
         inputs: Tensor,
-        target: Question = None,
+        target: TargetLike = None,
         *args: Any,
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> Tensor:
         """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest: see `Explainer`."""
-        (tool,), extra = called([self], args, additional_forward_args, kwargs)
+        (tool,), extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
-        return run([tool], inputs, [target], extra)[0].maps[0].heat
+        return run_methods([tool], inputs, [target], extra)[0].maps[0].attribution
 
     @final
     def explain(
-        self, image: Any, target: Question = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any
+        self, image: Any, target: TargetLike = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any
     ) -> Explanation:
         """One image (path, PIL image, uint8 array (H,W,3), or float tensor (C,H,W): the model's input) -> Explanation.
 
         The rest goes to the model with a batch of one: `explain(image, 1, row[None])`; see `Explainer`.
         """
-        tools, extra = called([self], args, additional_forward_args, kwargs)
-        return explain_each(tools, image, [target], extra)[0][0]
+        tools, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        return explain_grid(tools, image, [target], extra)[0][0]
 
     @final
     def explain_classes(
         self,
         image: Any,
-        targets: Sequence[Question],
+        targets: Sequence[TargetLike],
         *args: Any,
         additional_forward_args: Any = None,
         **kwargs: Any,
@@ -118,15 +126,15 @@ class Explainer(Method):
         """Several questions about one image, answered from one forward pass where the method allows it; see `explain`."""
         if isinstance(targets, str | int | Difference) or callable(targets):
             raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
-        tools, extra = called([self], args, additional_forward_args, kwargs)
-        return explain_each(tools, image, list(targets), extra)[0]
+        tools, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        return explain_grid(tools, image, list(targets), extra)[0]
 
     @final
     def explain_methods(
         self,
         image: Any,
         methods: "Sequence[str | type[Explainer] | Explainer]",
-        target: Question = None,
+        target: TargetLike = None,
         *args: Any,
         additional_forward_args: Any = None,
         **kwargs: Any,
@@ -138,9 +146,9 @@ class Explainer(Method):
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
-        siblings = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
-        tools, extra = called(siblings, args, additional_forward_args, kwargs)
-        return [row[0] for row in explain_each(tools, image, [target], extra)]
+        siblings = [one if isinstance(one, Explainer) else self.create_sibling(one) for one in methods]
+        tools, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
+        return [row[0] for row in explain_grid(tools, image, [target], extra)]
 
     @property
     def setting_names(self) -> frozenset[str]:
@@ -151,10 +159,14 @@ class Explainer(Method):
         """The same method with other settings."""
         return replace(self, **settings) if settings else self
 
-    def sibling(self, method: "str | type[Explainer]") -> "Explainer":
+    def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with this one's settings where it has them; what is as usual is as usual there."""
-        kind, own = kind_of(method), signature(type(self)).parameters
-        shared = [name for name in signature(kind).parameters if _declared(name, kind) is _declared(name, type(self))]
+        kind, own = get_explainer_class(method), signature(type(self)).parameters
+        shared = [
+            name
+            for name in signature(kind).parameters
+            if _find_declaring_class(name, kind) is _find_declaring_class(name, type(self))
+        ]
         given = {name: getattr(self, name) for name in shared}
         return kind(**{name: value for name, value in given.items() if value is not own[name].default})
 
@@ -162,7 +174,7 @@ class Explainer(Method):
     def explain_batch(
         self,
         images: Sequence[Any],
-        targets: Question = None,
+        targets: TargetLike = None,
         *args: Any,
         additional_forward_args: Any = None,
         **kwargs: Any,
@@ -175,8 +187,8 @@ class Explainer(Method):
             raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
         names = self.setting_names if kwargs else ()
         for_model, for_method = split_keywords(self.model, kwargs, names, type(self).__name__)
-        extra = extra_inputs(args, for_model, additional_forward_args)
-        items = [self.read(image) for image in images]
+        extra = build_extra_inputs(args, for_model, additional_forward_args)
+        items = [self.prepare_input(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
         plain = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
@@ -188,57 +200,65 @@ class Explainer(Method):
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            own = extra.of(rows, len(items))
-            tool = _for_call(self, for_method, partial(_rows_of, rows=rows, items=items))
-            question = asked_of(tool, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own)
-            made = run([tool], torch.stack([items[i].x for i in rows]), [question], own)[0]
-            found = explanations(tool, [items[i] for i in rows], made, 0, digest(made.known.model))
+            own = extra.select_rows(rows, len(items))
+            tool = _with_aliased_settings(self, for_method, partial(_select_baseline_rows, rows=rows, inputs=items))
+            question = bind_targets(
+                tool, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own
+            )
+            made = run_methods([tool], torch.stack([items[i].x for i in rows]), [question], own)[0]
+            found = build_explanations(
+                tool, [items[i] for i in rows], made, 0, compute_model_digest(made.model_info.model)
+            )
             results.update(zip(rows, found, strict=True))
         return [results[i] for i in range(len(items))]
 
 
-def called(
-    tools: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
-) -> tuple[list[Explainer], Companions]:
+def resolve_call_arguments(
+    explainers: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
+) -> tuple[list[Explainer], ExtraInputs]:
     """The methods with the settings of one call, and what goes to the model with the image; see `Explainer`."""
     if not keywords:
-        return list(tools), extra_inputs(args, {}, additional_forward_args)
-    where = " and ".join(dict.fromkeys(type(tool).__name__ for tool in tools))
-    names = frozenset[str]().union(*(tool.setting_names for tool in tools))
-    for_model, for_method = split_keywords(tools[0].model if tools else nn.Identity(), keywords, names, where)
-    extra = extra_inputs(args, for_model, additional_forward_args)
-    return [_for_call(tool, for_method) for tool in tools], extra
+        return list(explainers), build_extra_inputs(args, {}, additional_forward_args)
+    where = " and ".join(dict.fromkeys(type(tool).__name__ for tool in explainers))
+    names = frozenset[str]().union(*(tool.setting_names for tool in explainers))
+    for_model, for_method = split_keywords(explainers[0].model if explainers else nn.Identity(), keywords, names, where)
+    extra = build_extra_inputs(args, for_model, additional_forward_args)
+    return [_with_aliased_settings(tool, for_method) for tool in explainers], extra
 
 
-def _for_call(
-    tool: Explainer, aliased: Mapping[str, Any], part: Callable[[Any], Any] = lambda value: value
+def _with_aliased_settings(
+    explainer: Explainer,
+    aliased_settings: Mapping[str, Any],
+    select_baseline: Callable[[Any], Any] = lambda value: value,
 ) -> Explainer:
     """A method with settings under other toolkits' names, those that it has. `part`: of a baseline for each image."""
     settings = {}
-    for word, value in aliased.items():
-        for own in ALIASES[word]:
-            if own in tool.setting_names and (known := value_of(own, value)) is not None:
-                settings[own] = part(known) if own == "baseline" else known
-    return tool.with_settings(**settings)
+    for word, value in aliased_settings.items():
+        for own in CAPTUM_SETTING_NAMES[word]:
+            if own in explainer.setting_names and (known := translate_setting_value(own, value)) is not None:
+                settings[own] = select_baseline(known) if own == "baseline" else known
+    return explainer.with_settings(**settings)
 
 
-def _rows_of(value: Any, rows: Sequence[int], items: Sequence[Item]) -> Any:
+def _select_baseline_rows(baseline: Any, rows: Sequence[int], inputs: Sequence[ModelInput]) -> Any:
     """Of baselines (N,C,*S), one an image, those of some images; any other baseline unchanged."""
-    each = isinstance(value, Tensor) and value.ndim == items[rows[0]].x.ndim + 1 and len(value) == len(items)
-    return value[list(rows)] if each else value
+    each = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
+    return baseline[list(rows)] if each else baseline
 
 
-def kind_of(method: str | type[Explainer]) -> type[Explainer]:
+def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
     """The method of a name, or the class itself; InputError for a name that is none, MissingExtraError without its package."""
     kind = method if isinstance(method, type) else METHODS.get(method)
-    if kind is None and method in WITHOUT_PACKAGE:
-        raise MissingExtraError(*WITHOUT_PACKAGE[method])
+    if kind is None and method in UNAVAILABLE_METHODS:
+        raise MissingExtraError(*UNAVAILABLE_METHODS[method])
     if kind is None:
         near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
         raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
     return kind
 
 
-def _declared(setting: str, kind: type) -> type | None:
+def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
     """The class that a setting comes from first: one of the same name may mean something else elsewhere."""
-    return next((one for one in reversed(kind.__mro__) if setting in vars(one).get("__annotations__", {})), None)
+    return next(
+        (one for one in reversed(explainer_cls.__mro__) if setting in vars(one).get("__annotations__", {})), None
+    )

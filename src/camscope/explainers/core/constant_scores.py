@@ -9,75 +9,82 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from camscope.explainers.core.maps import Maps, statuses
-from camscope.explanation import OK
+from camscope.explainers.core.maps import AttributionMaps, determine_statuses
+from camscope.explanation import STATUS_OK
 from camscope.hooks.mute_hooks import hooks_muted
 from camscope.targets import Score
 from camscope.targets.score_range import ScoreRange
 
 if TYPE_CHECKING:
-    from camscope.explainers.core.method import Method
+    from camscope.explainers.core.method import BaseMethod
 
-NOISES = 2  # a second one only where the first changes no score
-UNFLAGGED = (OK, "flat", "layout_unverified")
-OTHER_TARGET = "other"  # of a target that is no class
+MAX_NOISE_TRIALS = 2  # a second one only where the first changes no score
+UNFLAGGED_STATUSES = (STATUS_OK, "flat", "layout_unverified")
+NON_CLASS_TARGET_KEY = "other"  # of a target that is no class
 
-_varying: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by model: what is known to vary, by input, weights and class
-_lock = threading.Lock()
+_varying_inputs_by_model: WeakIdKeyDictionary = (
+    WeakIdKeyDictionary()
+)  # by model: what is known to vary, by input, weights and class
+_varying_lock = threading.Lock()
 
 
-def flag_constant_scores(tool: "Method", x: Tensor, score: Score, maps: Maps, weights: Hashable) -> None:
+def flag_constant_scores(
+    explainer: "BaseMethod", x: Tensor, score: Score, maps: AttributionMaps, weights_key: Hashable
+) -> None:
     """Set `constant_score` where the score of a sample of x (N,C,*S) stays the same with noise in place of the sample.
 
     Gradients at a layer, and rules that hand shares back, say nothing of that: the layer itself may be constant. A method
     that altered the input has seen it already. One forward pass without hooks, once for each model, weights, size of the
     input and class; `weights`: what tells them from others.
     """
-    altered = getattr(tool, "alters_input", False) and maps.constant_score is not None
-    if tool.control or not tool.class_specific or altered or score.values is None:
+    altered = getattr(explainer, "alters_input", False) and maps.constant_score is not None
+    if explainer.control or not explainer.class_specific or altered or score.values is None:
         return
-    rows = [n for n, status in enumerate(statuses(maps)) if status in UNFLAGGED]
+    rows = [n for n, status in enumerate(determine_statuses(maps)) if status in UNFLAGGED_STATUSES]
     if not rows:
         return
-    constant = constant_rows(x, score, rows, weights, probabilities=_reads_rivals(tool))
+    constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=_uses_rival_scores(explainer))
     if constant is not None:
         known = torch.zeros_like(constant) if maps.constant_score is None else maps.constant_score.to(constant.device)
         maps.constant_score = known | constant
 
 
-def constant_rows(
-    x: Tensor, score: Score, rows: Sequence[int], weights: Hashable, *, probabilities: bool = False
+def find_constant_rows(
+    x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
     """(N,): which of these rows of x (N,C,*S) have a score that noise does not change; None where all are known to vary.
 
     `probabilities`: neither the score nor the probability may change.
     """
-    classes = [score.class_of(row) for row in rows] if score.pairs is not None else [None] * len(rows)
-    place = (tuple(x.shape[1:]), x.dtype, x.device, weights)
-    keys = {row: (*place, OTHER_TARGET if index is None else index) for row, index in zip(rows, classes, strict=True)}
-    with _lock:
-        known = _varying.setdefault(score.model, set())
+    classes = [score.class_index(row) for row in rows] if score.class_pairs is not None else [None] * len(rows)
+    place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
+    keys = {
+        row: (*place, NON_CLASS_TARGET_KEY if index is None else index)
+        for row, index in zip(rows, classes, strict=True)
+    }
+    with _varying_lock:
+        known = _varying_inputs_by_model.setdefault(score.model, set())
         if all(key in known for key in keys.values()):
             return None
-    constant = _unchanged(x, score, probabilities)
+    constant = _find_unchanged_scores(x, score, include_probabilities)
     if constant is None:
         return None
     flags: list[bool] = constant.tolist()
-    with _lock:
+    with _varying_lock:
         known.update(key for row, key in keys.items() if not flags[row])
     chosen = torch.zeros_like(constant)
     chosen[list(rows)] = constant[list(rows)]
     return chosen
 
 
-def _reads_rivals(tool: "Method") -> bool:
+def _uses_rival_scores(explainer: "BaseMethod") -> bool:
     """Whether a map is made of more than the class's own score: of probabilities, or of rivals' scores."""
-    if getattr(tool, "own_rules", False):
+    if getattr(explainer, "own_rules", False):
         return False
-    return getattr(tool, "runs_model", False) or getattr(tool, "question", "score") != "score"
+    return getattr(explainer, "runs_model", False) or getattr(explainer, "question", "score") != "score"
 
 
-def _unchanged(x: Tensor, score: Score, probabilities: bool) -> Tensor | None:
+def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
     """(N,): whether no noise changed a sample's score by more than rounding; None where the model takes no noise."""
     single, scores = copy.copy(score), ScoreRange()
     if score.values is None:
@@ -86,15 +93,15 @@ def _unchanged(x: Tensor, score: Score, probabilities: bool) -> Tensor | None:
     constant = None
     cards = [x.device] if x.device.type == "cuda" else []
     try:
-        for seed in range(NOISES):
+        for seed in range(MAX_NOISE_TRIALS):
             with torch.no_grad(), hooks_muted(score.model), torch.random.fork_rng(devices=cards):
-                output = single.forward(noise_like(x, seed))
-                values = single.read(output, len(x)).detach()
-                chances = single.chance(output, len(x)).detach() if probabilities else None
+                output = single.forward(draw_noise_like(x, seed))
+                values = single.read_score(output, len(x)).detach()
+                chances = single.probability(output, len(x)).detach() if include_probabilities else None
             scores.add("score", values, None, len(x))
             if chances is not None:
                 scores.add("probability", chances, None, len(x))
-            constant = scores.is_constant(score.precision)
+            constant = scores.is_constant(score.machine_epsilon)
             if constant is None or not bool(constant.any()):
                 return constant
     except Exception:  # a model may refuse noise, or a target find nothing in it: then nothing is known
@@ -102,7 +109,7 @@ def _unchanged(x: Tensor, score: Score, probabilities: bool) -> Tensor | None:
     return constant
 
 
-def noise_like(x: Tensor, seed: int) -> Tensor:
+def draw_noise_like(x: Tensor, seed: int) -> Tensor:
     """Noise of the shape, type, mean and spread of x (N,C,*S); of integers, among its values."""
     draw = torch.Generator(device="cpu").manual_seed(seed)
     if not x.is_floating_point():

@@ -14,39 +14,39 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
-from camscope.explainers.core.inputs import ALONE, Companions, expect_ordinary
+from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
 from camscope.explainers.core.sample_interaction import samples_interact
-from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
-from camscope.hooks.buffer_isolation import buffers_isolated, isolated, random_numbers_kept
-from camscope.hooks.hook_free_copies import clean_copies
+from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
+from camscope.hooks.buffer_isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
 from camscope.plurals import plural
-from camscope.pytree import mapped
-from camscope.targets import Question, Score
+from camscope.pytree import map_leaves
+from camscope.targets import Score, TargetLike
 
 Mode = Literal["eval", "as_is"]
-MAX_COUNT = 1_000_000  # of samples, steps, cells, images in a pass
-MAX_REPR = 60  # letters of a value in an error
+MAX_COUNT_SETTING = 1_000_000  # of samples, steps, cells, images in a pass
+MAX_REPR_LENGTH = 60  # letters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
-Casts = Callable[[], AbstractContextManager[None]]
-QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-FLOAT_FUNCTIONS = (  # they compute in floats, and lie among the quantised ones: the sums of a model that may be quantised later
+AutocastFactory = Callable[[], AbstractContextManager[None]]
+QUANTIZED_MODULE_PREFIXES = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+FLOAT_MODULES_FOR_QUANTIZATION = (  # they compute in floats, and lie among the quantised ones: the sums of a model that may be quantised later
     torch.ao.nn.quantized.FloatFunctional,
     torch.ao.nn.quantized.FXFloatFunctional,
 )
 
 
 @dataclass(frozen=True)
-class Survey:
+class ModelInfo:
     """What one walk through a model tells: the eager module that hooks reach, where its numbers are, how it runs."""
 
     model: nn.Module
     devices: tuple[torch.device, ...]
-    compiled: bool
-    made_in_inference_mode: str | None
+    is_compiled: bool
+    inference_tensor_name: str | None
 
 
-def survey(model: nn.Module) -> Survey:
+def inspect_model(model: nn.Module) -> ModelInfo:
     """The eager module inside a model and what an explanation must know of it, or a ModelError that says why not."""
     inner = unwrap(model)
     name = type(inner).__name__
@@ -57,11 +57,14 @@ def survey(model: nn.Module) -> Survey:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
         )
-    expect_initialized(inner)
+    check_initialized(inner)
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
-        if type(module).__module__.startswith(QUANTISED) and type(module) not in FLOAT_FUNCTIONS:
+        if (
+            type(module).__module__.startswith(QUANTIZED_MODULE_PREFIXES)
+            and type(module) not in FLOAT_MODULES_FOR_QUANTIZATION
+        ):
             raise ModelError(f"{path or name} is quantised: it has no gradient; pass the float model it was made from")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
@@ -73,23 +76,27 @@ def survey(model: nn.Module) -> Survey:
                 )
             devices[value.device] = None
             inference = inference or (f"{path}.{key}" if value.is_inference() else None)
-    return Survey(inner, tuple(devices), compiled, inference)
+    return ModelInfo(inner, tuple(devices), compiled, inference)
 
 
 @contextmanager
-def calm(known: Survey, mode: Mode) -> Iterator[None]:
+def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
     """No gradients, no inference mode, no compiled code, and eval mode unless `mode="as_is"`; all put back at the end."""
     with ExitStack() as scope:
-        scope.enter_context(clean_copies())
+        scope.enter_context(hooks_excluded_from_copies())
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        scope.enter_context(buffers_isolated(known.model) if mode == "eval" else isolated(known.model))
+        scope.enter_context(
+            eval_mode_buffers_restored(model_info.model)
+            if mode == "eval"
+            else buffers_and_rng_restored(model_info.model)
+        )
         if mode == "eval":
-            scope.enter_context(random_numbers_kept(known.devices))
-            scope.enter_context(evaluating(known.model))
-        if known.compiled:
-            scope.enter_context(_eager())
+            scope.enter_context(rng_restored(model_info.devices))
+            scope.enter_context(evaluation_mode(model_info.model))
+        if model_info.is_compiled:
+            scope.enter_context(_force_eager())
         yield
 
 
@@ -104,30 +111,30 @@ def weights_key(model: nn.Module) -> int:
 
 
 @contextmanager
-def precisely(precision: Precision | None, known: Survey) -> Iterator[Casts]:
+def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
     """Autocast is off, so that a method's own arithmetic is exact; what is yielded brings it back for the model's.
 
     It is the caller's own autocast, or bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted.
     """
-    kinds = {device.type for device in known.devices} or {"cpu"}
+    kinds = {device.type for device in model_info.devices} or {"cpu"}
     dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if precision == "bf16":
         dtypes = dict.fromkeys(kinds, torch.bfloat16)
     with ExitStack() as scope:
         for kind in dtypes:
             scope.enter_context(torch.autocast(kind, enabled=False))
-        yield partial(_cast, dtypes)
+        yield partial(_model_autocast, dtypes)
 
 
 @contextmanager
-def _cast(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+def _model_autocast(dtype_by_device_type: Mapping[str, torch.dtype]) -> Iterator[None]:
     with ExitStack() as scope:
-        for kind, dtype in dtypes.items():
+        for kind, dtype in dtype_by_device_type.items():
             scope.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
         yield
 
 
-def prepared(x: Tensor, precision: Precision | None) -> Tensor:
+def to_channels_last(x: Tensor, precision: Precision | None) -> Tensor:
     """The input with its channels last in memory under `"bf16"`, where there is such an order; else as it is."""
     orders = {4: torch.channels_last, 5: torch.channels_last_3d}
     if precision != "bf16" or x.ndim not in orders:
@@ -135,120 +142,141 @@ def prepared(x: Tensor, precision: Precision | None) -> Tensor:
     return x.contiguous(memory_format=orders[x.ndim])
 
 
-class Settings(Protocol):
+class EvaluationSettings(Protocol):
     """What a call must know of a method."""
 
     mode: Mode
     precision: Precision | None
-    categories: Sequence[str] | None
+    class_names: Sequence[str] | None
 
     @property
     def call_settings(self) -> Mapping[str, Any]:
         """How the model is called with an input."""
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """Whether the input may be of integers."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationContext:
     """The input x (N,C,*S) of one call, as the model takes it, and what every question about it is asked with."""
 
     x: Tensor
     model: nn.Module
-    beside: Mapping[str, Any]
-    one_by_one: bool = False  # the model's samples see one another
+    score_options: Mapping[str, Any]
+    one_sample_per_pass: bool = False  # the model's samples see one another
 
-    def score(self, target: Question = None, kind: type[Score] = Score) -> Score:
+    def create_score(self, target: TargetLike = None, score_cls: type[Score] = Score) -> Score:
         """The number that a question means."""
-        return kind(self.model, target, **self.beside)
+        return score_cls(self.model, target, **self.score_options)
 
 
 @contextmanager
-def asking(
-    known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE, *, copies: bool = False
-) -> Iterator[Asked]:
+def evaluation_context(
+    model_info: ModelInfo,
+    explainer: EvaluationSettings,
+    x: Tensor,
+    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
+    *,
+    runs_copies: bool = False,
+) -> Iterator[EvaluationContext]:
     """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x.
 
     `copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
     its own.
     """
-    apart = interacting(known, tool, x, companions, copies=copies)
-    with calm(known, tool.mode), precisely(tool.precision, known) as casts:
-        more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
-        inputs = prepared(checked_input(x, known, tool), tool.precision)
-        settings = {"categories": tool.categories, "one_by_one": apart, **tool.call_settings}
-        yield Asked(inputs, known.model, {**settings, "around": casts, "size": inputs.shape[2:], **more}, apart)
+    apart = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
+    with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as casts:
+        more = {
+            "args": map_leaves(extra_inputs.args, clone_inference_tensor),
+            "kwargs": map_leaves(dict(extra_inputs.kwargs), clone_inference_tensor),
+        }
+        inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
+        settings = {"categories": explainer.class_names, "one_by_one": apart, **explainer.call_settings}
+        yield EvaluationContext(
+            inputs, model_info.model, {**settings, "around": casts, "size": inputs.shape[2:], **more}, apart
+        )
 
 
-def interacting(
-    known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE, *, copies: bool = False
+def has_interacting_samples(
+    model_info: ModelInfo,
+    explainer: EvaluationSettings,
+    x: Tensor,
+    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
+    *,
+    runs_copies: bool = False,
 ) -> bool:
     """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `copies` of one."""
-    checked_input(x, known, tool)
-    if tool.mode != "eval" or not (copies or len(x) > 1):
+    check_input(x, model_info, explainer)
+    if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
-    return samples_interact(known.model, usable(x).detach(), companions, tool.call_settings)
+    return samples_interact(model_info.model, clone_inference_tensor(x).detach(), extra_inputs, explainer.call_settings)
 
 
-def expect_one_of(setting: str, value: object, *words: object) -> None:
+def check_one_of(setting: str, value: object, *options: object) -> None:
     """An InputError unless the value of a setting is one of these."""
-    if value not in words:
-        raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
+    if value not in options:
+        raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 
 
-def expect_positive(*also: object, high: float = math.inf, **settings: object) -> None:
+def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
     """An InputError unless each setting is a positive number, at most `high`, or one of `also`."""
-    _expect("a positive number", lambda value: _is_finite(value) and value > 0, also, settings)
-    _expect_at_most(high, also, settings)
+    _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, allowed, settings)
+    _check_at_most(high, allowed, settings)
 
 
-def expect_number(*also: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
+def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
     """An InputError unless each setting is a number, `low` or more and `high` or less, or one of `also`."""
     words = "a number" if low == -math.inf else f"a number, {low:g} or more"
-    _expect(words, lambda value: _is_finite(value) and value >= low, also, settings)
-    _expect_at_most(high, also, settings)
+    _check_settings(words, lambda value: _is_finite_number(value) and value >= low, allowed, settings)
+    _check_at_most(high, allowed, settings)
 
 
-def expect_count(*also: object, **settings: object) -> None:
+def check_positive_integer(*allowed: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number, 1 or more and `MAX_COUNT` or less, or one of `also`.
 
     A larger one is a slip, which would end hours later, or in the memory that numbers for so many passes take.
     """
-    _expect("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1, also, settings)
-    _expect_at_most(MAX_COUNT, also, settings)
+    _check_settings("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1, allowed, settings)
+    _check_at_most(MAX_COUNT_SETTING, allowed, settings)
 
 
-def _expect_at_most(high: float, also: tuple[object, ...], settings: Mapping[str, object]) -> None:
-    _expect(f"{high:,} at most", lambda value: value <= high, also, settings)
+def _check_at_most(high: float, allowed: tuple[object, ...], settings: Mapping[str, object]) -> None:
+    _check_settings(f"{high:,} at most", lambda value: value <= high, allowed, settings)
 
 
-def expect_whole(*also: object, **settings: object) -> None:
+def check_integer(*allowed: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number of 64 bits, or one of `also`."""
-    _expect("a whole number of 64 bits", lambda value: _is_whole(value) and -(2**63) <= value < 2**64, also, settings)
+    _check_settings(
+        "a whole number of 64 bits", lambda value: _is_integer(value) and -(2**63) <= value < 2**64, allowed, settings
+    )
 
 
-def _expect(words: str, fits: Callable[[Any], bool], also: tuple[object, ...], settings: Mapping[str, object]) -> None:
+def _check_settings(
+    expectation: str, is_valid: Callable[[Any], bool], allowed: tuple[object, ...], settings: Mapping[str, object]
+) -> None:
     for name, value in settings.items():
-        if not any(value is one for one in also) and not fits(value):
-            raise InputError(f"{name}={_shortened(value)}: expected {' or '.join([words, *map(repr, also)])}")
+        if not any(value is one for one in allowed) and not is_valid(value):
+            raise InputError(
+                f"{name}={_shorten_repr(value)}: expected {' or '.join([expectation, *map(repr, allowed)])}"
+            )
 
 
-def _shortened(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     """A value as it is written in Python; of a number of hundreds of digits some of them."""
     try:
         text = repr(value)
     except ValueError:  # Python writes out no number of more than 4,300 digits
         return "a number of thousands of digits"
-    return text if len(text) <= MAX_REPR else f"{text[:MAX_REPR]}…"
+    return text if len(text) <= MAX_REPR_LENGTH else f"{text[:MAX_REPR_LENGTH]}…"
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _is_finite(value: object) -> bool:
+def _is_finite_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -257,18 +285,18 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
+def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
-    _expect_no_list(x)
+    _check_not_list(x)
     if not isinstance(x, Tensor):
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
             f"another kind goes to explain)"
         )
-    expect_ordinary(x)
+    check_dense_tensor(x)
     if x.dtype == torch.bool or x.is_complex():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
-    if not x.is_floating_point() and not tool.takes_integers:
+    if not x.is_floating_point() and not explainer.accepts_integer_input:
         raise InputError(
             f"the input is {x.dtype}, whose values can be neither changed by little nor differentiated: pass x.float() where "
             f"the model gives the same answer, or a method that only looks at a layer, such as GradCAM"
@@ -277,19 +305,19 @@ def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
         raise InputError(f"the input is {tuple(x.shape)}; expected (N,C,H,W), or (N,C,L), (N,C,D,H,W)")
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
-    if tool.call_settings.get("frames_first") and x.ndim != 5:
+    if explainer.call_settings.get("frames_first") and x.ndim != 5:
         raise InputError(
             f"the input has {plural(x.ndim, 'axis')}: a model with frames_first=True takes five, (N,T,C,H,W)"
         )
-    if tool.call_settings.get("frames_first") is None:
-        expect_channels_first(x, known.model)
-    if known.devices and x.device not in known.devices:
-        places = ", ".join(map(str, known.devices))
+    if explainer.call_settings.get("frames_first") is None:
+        check_channels_first(x, model_info.model)
+    if model_info.devices and x.device not in model_info.devices:
+        places = ", ".join(map(str, model_info.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
-    return usable(x).detach()
+    return clone_inference_tensor(x).detach()
 
 
-def _expect_no_list(value: object) -> None:
+def _check_not_list(value: object) -> None:
     """An InputError for images in a list, which may be a batch or the instances of a bag."""
     if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
         raise InputError(
@@ -298,7 +326,7 @@ def _expect_no_list(value: object) -> None:
         )
 
 
-def expect_channels_first(x: Tensor, model: nn.Module) -> None:
+def check_channels_first(x: Tensor, model: nn.Module) -> None:
     """An InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), whose channels are not where others have them."""
     if x.ndim != 5:
         return
@@ -314,21 +342,21 @@ def expect_channels_first(x: Tensor, model: nn.Module) -> None:
         )
 
 
-def usable(value: Tensor) -> Tensor:
+def clone_inference_tensor(value: Tensor) -> Tensor:
     """The tensor itself; a copy of one made under `inference_mode`, which no graph may hold."""
     return value.clone() if value.is_inference() else value
 
 
-def expect_differentiable(known: Survey) -> None:
+def check_differentiable(model_info: ModelInfo) -> None:
     """A ModelError for weights that autograd refuses."""
-    if known.made_in_inference_mode:
+    if model_info.inference_tensor_name:
         raise ModelError(
-            f"{known.made_in_inference_mode} of {type(known.model).__name__} was made under inference_mode: it has no "
+            f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was made under inference_mode: it has no "
             f"gradient; make the model outside of it, or pass copy.deepcopy(model) made outside"
         )
 
 
-def home(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Where an image goes: device and float type of the model's first floating parameter or buffer."""
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.is_floating_point():
@@ -336,35 +364,35 @@ def home(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return torch.device("cpu"), torch.float32
 
 
-def checked_finite(what: str, values: Tensor, policy: OnNonFinite) -> None:
+def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
     """Raise NonFiniteError (or warn) naming what, how many and the first index, if a value is NaN or infinite."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
     count = f"{plural(len(bad), 'NaN or infinite value')} of {values.numel()}"
-    message = f"{what} has {count}, the first at {tuple(bad[0].tolist())}"
+    message = f"{quantity} has {count}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
         raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
     warn_caller(message)
 
 
 _eager_lock = threading.Lock()
-_eager_threads: list[int] = []
-_stance = ExitStack()
+_eager_thread_ids: list[int] = []
+_compiler_stance = ExitStack()
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
+def _force_eager() -> Iterator[None]:
     """Compiled code runs in plain Python; the stance is the process's, so the last thread inside puts it back."""
     here = threading.get_ident()
     with _eager_lock:
-        if not _eager_threads:
-            _stance.enter_context(torch.compiler.set_stance("force_eager"))
-        _eager_threads.append(here)
+        if not _eager_thread_ids:
+            _compiler_stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_thread_ids.append(here)
     try:
         yield
     finally:
         with _eager_lock:
-            _eager_threads.remove(here)
-            if not _eager_threads:
-                _stance.close()
+            _eager_thread_ids.remove(here)
+            if not _eager_thread_ids:
+                _compiler_stance.close()

@@ -11,64 +11,66 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, PreprocessError
-from camscope.explanation import Pixels
+from camscope.explanation import PixelArray
 from camscope.geometry import Placement
-from camscope.pytree import mapped, unusual
+from camscope.pytree import describe_unsupported_tensor, map_leaves
 
 if TYPE_CHECKING:
     from camscope.images.scans.scan import Scan
 
-Preprocessing = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
+PreprocessFunction = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
 
 
-UNSEEN = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
+HIDDEN_IMAGE_NOTE = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
 
 
 @dataclass(frozen=True)
-class Item:
+class ModelInput:
     """One input of the model (C,*S), where it lies on its image, and the pictures to draw on."""
 
     x: Tensor
     placement: Placement | None
     name: str
-    image: Pixels | None
-    seen: Pixels | None
-    world: NDArray[np.float64] | None = None  # (4,4) of a scan, from its voxels to millimetres
-    steps: tuple[str, ...] = ()  # what was done to a scan's stored numbers
+    image: PixelArray | None
+    model_input_image: PixelArray | None
+    affine: NDArray[np.float64] | None = None  # (4,4) of a scan, from its voxels to millimetres
+    scan_steps: tuple[str, ...] = ()  # what was done to a scan's stored numbers
     flags: tuple[str, ...] = ()  # what is odd about it
 
 
 @dataclass(frozen=True)
-class Companions:
+class ExtraInputs:
     """What the model takes beside the image: a table's row, a second picture, a keyword."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, rows: Sequence[int], count: int) -> "Companions":
+    def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
         """Those of some rows of a batch: of a tensor with one entry a row these, all else as it is."""
 
         def chosen(value: Tensor) -> Tensor:
-            return value[torch.tensor(rows, device=value.device)] if value.ndim > 0 and len(value) == count else value
+            return (
+                value[torch.tensor(rows, device=value.device)] if value.ndim > 0 and len(value) == batch_size else value
+            )
 
-        return Companions(mapped(self.args, chosen), mapped(dict(self.kwargs), chosen))
+        return ExtraInputs(map_leaves(self.args, chosen), map_leaves(dict(self.kwargs), chosen))
 
 
-ALONE = Companions()
+NO_EXTRA_INPUTS = ExtraInputs()
 
 
-def read_item(
+def read_model_input(
     source: Any,
-    preprocess: Preprocessing | None,
+    preprocess: PreprocessFunction | None,
     model: nn.Module,
-    home: tuple[torch.device, torch.dtype],
+    device_and_dtype: tuple[torch.device, torch.dtype],
     *,
     frames_first: bool = False,
-) -> Item:
+) -> ModelInput:
     """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
-    from camscope.images.scans.monai import MonaiTransforms, of_monai, place_of, plain
+    from camscope.images.scans.monai import MonaiPreprocess, is_monai_object, read_tensor_placement, strip_metadata
 
-    if isinstance(source, Item):
+    if isinstance(source, ModelInput):
         return source
     if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
         raise InputError(
@@ -76,58 +78,73 @@ def read_item(
             f"instances as torch.stack(instances) with frames_first=True"
         )
     if isinstance(source, Tensor):
-        expect_ordinary(source)
-    if isinstance(source, Tensor) and (source.dtype != torch.uint8 or (preprocess is None and _is_input(source))):
-        x = _single(source, 3 if frames_first else spatial_rank(model, source.shape))
+        check_dense_tensor(source)
+    if isinstance(source, Tensor) and (
+        source.dtype != torch.uint8 or (preprocess is None and _is_channels_first_image(source))
+    ):
+        x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         x = x.transpose(0, 1) if frames_first else x
-        if of_monai(x):
-            place, world = place_of(x)
-            return Item(plain(x), place, "tensor", None, picture_of(plain(x), None), world)
-        return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, picture_of(x, preprocess))
-    from camscope.images.files.redaction import scan_name
+        if is_monai_object(x):
+            place, world = read_tensor_placement(x)
+            return ModelInput(
+                strip_metadata(x), place, "tensor", None, render_model_input(strip_metadata(x), None), world
+            )
+        return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
+    from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.photo import read_photo
     from camscope.images.scans.scan import Scan
     from camscope.images.scans.scan_preprocess import ScanPreprocess
-    from camscope.images.scans.scan_reader import is_scan, may_be_shown, read_scan
+    from camscope.images.scans.scan_reader import is_safe_to_display, is_scan, read_scan
 
-    if isinstance(preprocess, MonaiTransforms) and isinstance(source, str | Path):
+    if isinstance(preprocess, MonaiPreprocess) and isinstance(source, str | Path):
         x, place, world = preprocess(source)
-        seen, flags = (picture_of(x, None), ()) if may_be_shown(Path(source)) else (None, (UNSEEN,))
-        return Item(x.to(*home), place, scan_name(source), None, seen, world, flags=flags)
+        seen, flags = (
+            (render_model_input(x, None), ()) if is_safe_to_display(Path(source)) else (None, (HIDDEN_IMAGE_NOTE,))
+        )
+        return ModelInput(x.to(*device_and_dtype), place, pseudonymize_source(source), None, seen, world, flags=flags)
     if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
-        return item_of(read_scan(source), preprocess, home)
+        return prepare_scan(read_scan(source), preprocess, device_and_dtype)
     photo = read_photo(source)
-    x, placement = known(preprocess, photo.name)(photo.pixels)
-    return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess), flags=photo.flags)
+    x, placement = require_preprocess(preprocess, photo.name)(photo.pixels)
+    return ModelInput(
+        x.to(*device_and_dtype),
+        placement,
+        photo.name,
+        photo.pixels,
+        render_model_input(x, preprocess),
+        flags=photo.flags,
+    )
 
 
-def expect_ordinary(x: Tensor) -> None:
+def check_dense_tensor(x: Tensor) -> None:
     """An InputError for a tensor that is no dense array of numbers, and inside a transform of `torch.func`."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise InputError(
             "camscope runs hooks and backward passes of its own, which torch.func (vmap, grad, jvp, functionalize) cannot "
             "transform: call it outside, with the whole batch (N,C,H,W)"
         )
-    if (kind := unusual(x)) is not None:
+    if (kind := describe_unsupported_tensor(x)) is not None:
         fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else "x.to_dense()"
         raise InputError(f"the input is {kind}; expected an ordinary float tensor: pass {fix}")
 
 
-def takes_scans(preprocess: object) -> bool:
+def accepts_scans(preprocess: object) -> bool:
     """Whether what enters the model by it is a medical image, whatever its file is called."""
-    from camscope.images.scans.monai import MonaiTransforms
+    from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
-    return isinstance(preprocess, ScanPreprocess | MonaiTransforms)
+    return isinstance(preprocess, ScanPreprocess | MonaiPreprocess)
 
 
-def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype], *, drawn: bool = True) -> Item:
+def prepare_scan(
+    scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
+) -> ModelInput:
     """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures; `drawn`: with its pictures."""
-    from camscope.images.scans.monai import MonaiTransforms
-    from camscope.images.scans.scan import grey, pixels_of
+    from camscope.images.scans.monai import MonaiPreprocess
+    from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
-    if isinstance(preprocess, MonaiTransforms):
+    if isinstance(preprocess, MonaiPreprocess):
         raise PreprocessError(
             f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already: explain its path, or "
             f"pass preprocess=ScanPreprocess(...)"
@@ -136,24 +153,27 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
         raise PreprocessError(
             f"no preprocessing is known for the volume {scan.name}: pass preprocess=ScanPreprocess(...)"
         )
-    way = known(preprocess, scan.name)
-    visible, flags = drawn and scan.may_be_shown, scan.flags if scan.may_be_shown else (*scan.flags, UNSEEN)
+    way = require_preprocess(preprocess, scan.name)
+    visible, flags = (
+        with_images and scan.is_safe_to_display,
+        scan.flags if scan.is_safe_to_display else (*scan.flags, HIDDEN_IMAGE_NOTE),
+    )
     placement: Placement | None
     if isinstance(way, ScanPreprocess):
-        x, placement = _entered(way, scan, scan.name)
-        image, steps = grey(scan, way.window) if visible else None, (*scan.steps, *way.steps)
+        x, placement = _apply_preprocess(way, scan, scan.name)
+        image, steps = convert_scan_to_display_pixels(scan, way.window) if visible else None, (*scan.steps, *way.steps)
     else:
-        pixels, shown = pixels_of(scan)
-        (x, placement), steps = _entered(way, pixels, scan.name), shown.steps
+        pixels, shown = convert_scan_to_rgb(scan)
+        (x, placement), steps = _apply_preprocess(way, pixels, scan.name), shown.steps
         image = pixels if visible else None
-    picture = picture_of(x, preprocess) if visible else None
-    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
+    picture = render_model_input(x, preprocess) if visible else None
+    return ModelInput(x.to(*device_and_dtype), placement, scan.name, image, picture, scan.affine, steps, flags)
 
 
-def _entered(way: Preprocessing, given: Any, name: str) -> Any:
+def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
     """What a preprocessing makes of a scan; of its error the kind, for its words may name the patient: they are in the cause."""
     try:
-        return way(given)
+        return preprocess(source)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, CamscopeError) else error
         if cause is None or isinstance(cause, CamscopeError):
@@ -161,17 +181,17 @@ def _entered(way: Preprocessing, given: Any, name: str) -> Any:
         raise PreprocessError(f"{name}: the preprocessing raised {type(cause).__name__}") from error
 
 
-def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:
+def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
     """The preprocessing, where there is one; `name`: of the image that cannot enter the model without."""
     if preprocess is None:
         raise PreprocessError(
-            f"no preprocessing is known for {name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
+            f"no preprocessing is known for {image_name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
             f'preset "imagenet" or any callable PIL image -> tensor; or pass a float tensor that is the model\'s input'
         )
     return preprocess
 
 
-def spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
+def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
     """Spatial axes of the model's input: those of one of its convolutions; 2 without any.
 
     `shape`: of a tensor that is one input, or a batch of one. Without it the most axes of any convolution. InputError where
@@ -197,24 +217,24 @@ def spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
     return fitting[0] if fitting else max(ranks)
 
 
-def _is_input(x: Tensor) -> bool:
+def _is_channels_first_image(x: Tensor) -> bool:
     """Whether a tensor uint8 is (C,*S) or (1,C,*S), and not a picture (H,W,C)."""
     return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
-def _single(x: Tensor, rank: int) -> Tensor:
+def _to_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
     if not x.is_floating_point() and x.dtype != torch.uint8:
         raise InputError(f"the tensor is {x.dtype}: pass a float tensor that is the model's input, or a uint8 image")
-    if x.ndim == rank + 2 and x.shape[0] == 1:
+    if x.ndim == n_spatial_axes + 2 and x.shape[0] == 1:
         return x[0]
-    if x.ndim != rank + 1:
+    if x.ndim != n_spatial_axes + 1:
         raise InputError(
-            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-rank:])}) or (1,C,...), not a batch"
+            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-n_spatial_axes:])}) or (1,C,...), not a batch"
         )
     return x
 
 
-def picture_of(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
+def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> PixelArray | None:
     """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range.
 
     Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3): a video has three channels, and
@@ -223,16 +243,16 @@ def picture_of(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
     if x.is_meta or x.ndim not in (2, 3, 4):
         return None
     if x.ndim == 2:
-        return _stretched(x, x.amin(1, keepdim=True), x.amax(1, keepdim=True))
+        return _scale_to_uint8(x, x.amin(1, keepdim=True), x.amax(1, keepdim=True))
     background = getattr(preprocess, "background", None)
     if background is not None and x.ndim == 3:
         return np.asarray(background(x), dtype=np.uint8)
     coloured = x.shape[0] == 3 or (x.shape[0] > 3 and x.ndim == 3)
     colours = x[:3] if coloured else x[:1].expand(3, *x.shape[1:])
-    return np.ascontiguousarray(np.moveaxis(_stretched(colours, colours.amin(), colours.amax()), 0, -1))
+    return np.ascontiguousarray(np.moveaxis(_scale_to_uint8(colours, colours.amin(), colours.amax()), 0, -1))
 
 
-def _stretched(x: Tensor, low: Tensor, high: Tensor) -> Pixels:
+def _scale_to_uint8(x: Tensor, low: Tensor, high: Tensor) -> PixelArray:
     """0..255; 128 where all is the same."""
     values, low, high = (one.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for one in (x, low, high))
     scaled = torch.where(high > low, (values - low) * 255 / (high - low), 128)

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.inputs import Companions
-from camscope.forward_signature import forward_signature
+from camscope.explainers.core.inputs import ExtraInputs
+from camscope.forward_signature import read_forward_signature
 from camscope.hooks.base import unwrap
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ALIASES = {"n_steps": ("steps",), "n_samples": ("samples",), "baselines": ("baseline", "background")}
-BATCH_SIZE = "batch_size= of the constructor"
-OURS = {  # words of captum, pytorch-grad-cam and torchcam
+CAPTUM_SETTING_NAMES = {"n_steps": ("steps",), "n_samples": ("samples",), "baselines": ("baseline", "background")}
+BATCH_SIZE_HINT = "batch_size= of the constructor"
+FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
     "aug_smooth": "Augmented(GradCAM(model))",
     "class_idx": "target=",
     "eigen_smooth": "Denoised(GradCAM(model))",
     "input_tensor": "the first argument of the call",
-    "internal_batch_size": BATCH_SIZE,
-    "perturbations_per_eval": BATCH_SIZE,
+    "internal_batch_size": BATCH_SIZE_HINT,
+    "perturbations_per_eval": BATCH_SIZE_HINT,
     "reshape_transform": "reshape= of the constructor",
     "return_convergence_delta": "explain(...).measures['completeness_gap']",
     "show_progress": "progress= of the constructor",
@@ -37,7 +37,7 @@ OURS = {  # words of captum, pytorch-grad-cam and torchcam
 
 
 def split_keywords(
-    model: nn.Module, keywords: Mapping[str, Any], settings: Collection[str], where: str
+    model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of a call -> those for the model's forward, and those that are other names of settings (see ALIASES).
 
@@ -45,67 +45,71 @@ def split_keywords(
     that is neither.
     """
     inner = unwrap(model)
-    named = forward_signature(inner).named if keywords else ()
+    named = read_forward_signature(inner).keyword_names if keywords else ()
     for_model, for_method = dict[str, Any](), dict[str, Any]()
     for word, value in keywords.items():
         if word in named:
             for_model[word] = value
-        elif any(own in settings for own in ALIASES.get(word, ())):
+        elif any(own in setting_names for own in CAPTUM_SETTING_NAMES.get(word, ())):
             for_method[word] = value
         else:
             raise InputError(
-                f"{_problem(word, settings, where)}. The forward of {type(inner).__name__} does not name it either; to "
+                f"{_describe_unknown_keyword(word, setting_names, owner_name)}. The forward of {type(inner).__name__} does not name it either; to "
                 f"pass it to the model all the same: additional_forward_args={{{word!r}: ...}}"
             )
     return for_model, for_method
 
 
-def _problem(word: str, settings: Collection[str], where: str) -> str:
-    if word in ALIASES:
-        return f"{word}= stands for {' or '.join(ALIASES[word])}, a setting that {where} does not have"
-    if word in OURS:
-        return f"{word}= is not a keyword of camscope: use {OURS[word]} instead"
-    if word in settings:
-        return f"{word}= is a setting of {where}: pass it to the constructor"
-    return f"{word}= is not a keyword of {where}"
+def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
+    if keyword in CAPTUM_SETTING_NAMES:
+        return f"{keyword}= stands for {' or '.join(CAPTUM_SETTING_NAMES[keyword])}, a setting that {owner_name} does not have"
+    if keyword in FOREIGN_KEYWORD_HINTS:
+        return f"{keyword}= is not a keyword of camscope: use {FOREIGN_KEYWORD_HINTS[keyword]} instead"
+    if keyword in setting_names:
+        return f"{keyword}= is a setting of {owner_name}: pass it to the constructor"
+    return f"{keyword}= is not a keyword of {owner_name}"
 
 
-def extra_inputs(args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None) -> Companions:
+def build_extra_inputs(
+    args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
+) -> ExtraInputs:
     """All that goes to the model with the image.
 
     `additional_forward_args`: a tuple of positional arguments, a dict of keywords, or a single positional argument.
     """
     if additional_forward_args is None:
-        return Companions(args, keywords)
+        return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
         twice = sorted(set(keywords) & set(additional_forward_args))
         if twice:
             raise InputError(f"{', '.join(twice)}: given as a keyword and in additional_forward_args; pass one of them")
-        return Companions(args, {**keywords, **additional_forward_args})
+        return ExtraInputs(args, {**keywords, **additional_forward_args})
     more = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    return Companions((*args, *more), keywords)
+    return ExtraInputs((*args, *more), keywords)
 
 
-def our_settings(keywords: Mapping[str, Any], settings: Collection[str], where: str) -> dict[str, Any]:
+def translate_setting_names(
+    keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
+) -> dict[str, Any]:
     """Keywords of a constructor under our names; InputError for another toolkit's that has no equal here."""
     known: dict[str, Any] = {}
     for word, value in keywords.items():
         own = word
-        if word not in settings and word in (*ALIASES, *OURS):
-            own = next((alias for alias in ALIASES.get(word, ()) if alias in settings), "")
+        if word not in setting_names and word in (*CAPTUM_SETTING_NAMES, *FOREIGN_KEYWORD_HINTS):
+            own = next((alias for alias in CAPTUM_SETTING_NAMES.get(word, ()) if alias in setting_names), "")
             if not own:
-                raise InputError(_problem(word, settings, where))
-            value = value_of(own, value)
+                raise InputError(_describe_unknown_keyword(word, setting_names, owner_name))
+            value = translate_setting_value(own, value)
         if own in known or (own != word and own in keywords):
-            raise InputError(f"{where}: {own}= is given twice, also under another name; pass one of them")
+            raise InputError(f"{owner_name}: {own}= is given twice, also under another name; pass one of them")
         if own == word or value is not None:
             known[own] = value
     return known
 
 
-def value_of(setting: str, value: Any) -> Any:
+def translate_setting_value(setting_name: str, value: Any) -> Any:
     """What another toolkit's value is as a setting of ours: captum's baselines may be a number, or a tuple of one baseline."""
-    if setting not in ("baseline", "background"):
+    if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):
         if len(value) != 1:
@@ -116,22 +120,24 @@ def value_of(setting: str, value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = torch.tensor(value, dtype=torch.float64, device="cpu")
     one_level = isinstance(value, Tensor) and value.ndim == 0
-    return [value] if setting == "background" and one_level else value
+    return [value] if setting_name == "background" and one_level else value
 
 
-def with_our_names(function: Callable[P, T]) -> Callable[P, T]:
+def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """The function, with an InputError that names our keyword where another toolkit's is passed."""
     own = inspect.signature(function).parameters
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for word in kwargs:
-            if word not in own and word in ALIASES:
+            if word not in own and word in CAPTUM_SETTING_NAMES:
                 raise InputError(
-                    f"{word}= is not a keyword of {function.__name__}: pass it to the method, as {ALIASES[word][0]}="
+                    f"{word}= is not a keyword of {function.__name__}: pass it to the method, as {CAPTUM_SETTING_NAMES[word][0]}="
                 )
-            if word not in own and word in OURS:
-                raise InputError(f"{word}= is not a keyword of {function.__name__}: use {OURS[word]} instead")
+            if word not in own and word in FOREIGN_KEYWORD_HINTS:
+                raise InputError(
+                    f"{word}= is not a keyword of {function.__name__}: use {FOREIGN_KEYWORD_HINTS[word]} instead"
+                )
         return function(*args, **kwargs)
 
     return checked

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.explanation import OK, ClassScore
+from camscope.explanation import STATUS_OK, ClassScore
 from camscope.layers.layout import Layout
 from camscope.targets import Score
 from camscope.version import __version__
 
 
 @dataclass
-class Maps:
+class AttributionMaps:
     """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
 
     `constant_score` (N,): whether the score did not change, but for rounding, with all that was altered.
@@ -32,165 +32,169 @@ class Maps:
     `unverified`: whether the layout of the layer could be neither verified nor contradicted.
     """
 
-    heat: Tensor
+    attribution: Tensor
     layer: str | None = None
     layout: Layout | None = None
     zero_gradient: Tensor | None = None
     constant_score: Tensor | None = None
     notes: tuple[str, ...] = ()
-    own: tuple[tuple[str, ...], ...] = ()
-    measures: dict[str, Tensor] = field(default_factory=dict)
-    error: Tensor | None = None
-    unverified: bool = False
+    sample_notes: tuple[tuple[str, ...], ...] = ()
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    standard_error: Tensor | None = None
+    layout_unverified: bool = False
 
-    def notes_of(self, sample: int) -> tuple[str, ...]:
+    def get_sample_notes(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
-        return (*self.notes, *(self.own[sample] if self.own else ()))
+        return (*self.notes, *(self.sample_notes[sample] if self.sample_notes else ()))
 
 
-Later = Callable[[], Maps]  # a map that takes passes of its own, made when the shared ones are over
+DeferredMap = Callable[[], AttributionMaps]  # a map that takes passes of its own, made when the shared ones are over
 
 
-def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
+def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
     """The maps (N,*s) that several became: each note once; a zero gradient or a constant score where all have it."""
     return replace(
-        several[0],
-        heat=heat,
+        maps[0],
+        heat=attribution,
         error=None,
-        zero_gradient=_in_all([one.zero_gradient for one in several]),
-        constant_score=_in_all([one.constant_score for one in several]),
-        notes=_once([*(one.notes for one in several), said]),
-        own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),
-        unverified=any(one.unverified for one in several),
+        zero_gradient=_all_if_complete([one.zero_gradient for one in maps]),
+        constant_score=_all_if_complete([one.constant_score for one in maps]),
+        notes=_merge_unique_notes([*(one.notes for one in maps), notes]),
+        own=tuple(map(_merge_unique_notes, zip_longest(*(one.sample_notes for one in maps), fillvalue=()))),
+        unverified=any(one.layout_unverified for one in maps),
         measures={},  # each was of one map: of what they became it does not hold
     )
 
 
-def stacked(several: Sequence[Maps], *said: str) -> Maps:
+def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
     """The maps of samples that were explained one by one, as those of one batch."""
-    shared = tuple(note for note in several[0].notes if all(note in one.notes for one in several))
+    shared = tuple(note for note in maps[0].notes if all(note in one.notes for one in maps))
     return replace(
-        several[0],
-        heat=torch.cat([one.heat for one in several]),
-        error=_cat([one.error for one in several]),
-        zero_gradient=_cat([one.zero_gradient for one in several]),
-        constant_score=_cat([one.constant_score for one in several]),
-        notes=(*shared, *said),
-        own=tuple(tuple(note for note in one.notes_of(0) if note not in shared) for one in several),
-        measures={name: torch.cat([one.measures[name] for one in several]) for name in several[0].measures},
+        maps[0],
+        heat=torch.cat([one.attribution for one in maps]),
+        error=_concatenate_if_complete([one.standard_error for one in maps]),
+        zero_gradient=_concatenate_if_complete([one.zero_gradient for one in maps]),
+        constant_score=_concatenate_if_complete([one.constant_score for one in maps]),
+        notes=(*shared, *notes),
+        own=tuple(tuple(note for note in one.get_sample_notes(0) if note not in shared) for one in maps),
+        measures={name: torch.cat([one.diagnostics[name] for one in maps]) for name in maps[0].diagnostics},
     )
 
 
-def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _concatenate_if_complete(parts: Sequence[Tensor | None]) -> Tensor | None:
     known = [part for part in parts if part is not None]
     return torch.cat(known) if len(known) == len(parts) else None
 
 
-def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
+def _all_if_complete(flags: Sequence[Tensor | None]) -> Tensor | None:
     known = [flag for flag in flags if flag is not None]
     return torch.stack(known).all(0) if len(known) == len(flags) else None
 
 
-def is_faint(precision: float, values: Tensor, gradient: Tensor, at: Tensor) -> Tensor:
+def is_below_precision(precision: float, values: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
     """(N,): whether the score (N,), to first order, would not change by its own precision if all of `at` were zero.
 
     The gradient there, and `at`, are (N,...); `precision`: see `Score.precision`. Where one of them is zero there is
     nothing to compare.
     """
-    change = gradient.flatten(1).norm(dim=1) * at.flatten(1).norm(dim=1)  # or less, by Cauchy and Schwarz
+    change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # or less, by Cauchy and Schwarz
     faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())
     return faint
 
 
-def _once(notes: Iterable[Iterable[str]]) -> tuple[str, ...]:
+def _merge_unique_notes(notes: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for row in notes for note in row))
 
 
-def statuses(maps: Maps) -> list[str]:
+def determine_statuses(maps: AttributionMaps) -> list[str]:
     """One word per sample: "ok", or the gravest key of `MEANING` that applies."""
-    flat = maps.heat.detach().flatten(1)
+    flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero = [False] * len(flat) if maps.zero_gradient is None else maps.zero_gradient.tolist()
     constant = [False] * len(flat) if maps.constant_score is None else maps.constant_score.tolist()
-    found = [_status(flat.shape[1], zero[i], constant[i], low[i], high[i]) for i in range(len(flat))]
-    return ["layout_unverified" if status == OK and maps.unverified else status for status in found]
+    found = [_determine_status(flat.shape[1], zero[i], constant[i], low[i], high[i]) for i in range(len(flat))]
+    return ["layout_unverified" if status == STATUS_OK and maps.layout_unverified else status for status in found]
 
 
-def _status(cells: int, zero_gradient: bool, constant_score: bool, low: float, high: float) -> str:
+def _determine_status(n_cells: int, zero_gradient: bool, constant_score: bool, low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "nonfinite"
     if zero_gradient:
         return "zero_gradient"
-    if cells == 1:
+    if n_cells == 1:
         return "no_spatial_resolution"
     if not high > 0:
         return "no_positive_evidence"
     if constant_score:
         return "constant_score"
-    return "flat" if low == high else OK
+    return "flat" if low == high else STATUS_OK
 
 
-TOP = 5
-WORD = re.compile(r"[\w+-]{1,40}")  # of a setting: no path, and no name of a file
+MAX_TOP_CLASSES = 5
+SAFE_WORD_PATTERN = re.compile(r"[\w+-]{1,40}")  # of a setting: no path, and no name of a file
 
 
-def answered(score: Score, samples: int) -> list[dict[str, Any]]:
+def collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
     """Question and answer of each sample, as an Explanation has them: target, label, score, probability, top."""
-    values = [float("nan")] * samples if score.values is None else score.values.tolist()
-    chances, asked = score.chances(), [score.class_of(i) for i in range(samples)]
-    tops = _tops(score, samples, chances)
+    values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
+    chances, asked = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
+    tops = _collect_top_classes(score, n_samples, chances)
     return [
         {
             "target": index,
-            "label": score.label_of(i),
+            "label": score.describe(i),
             "score": values[i],
-            "probability": None if index is None or chances is None else _known(float(chances[i, index])),
+            "probability": None if index is None or chances is None else _nan_to_none(float(chances[i, index])),
             "top": tops[i],
         }
         for i, index in enumerate(asked)
     ]
 
 
-def versions() -> dict[str, str]:
+def get_library_versions() -> dict[str, str]:
     """What the numbers depend on beside the model."""
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def in_words(value: object) -> str:
+def format_without_address(value: object) -> str:
     """As an object calls itself, without where it lies in memory: the same in every process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-def is_plain(value: Any) -> bool:
+def is_simple_setting(value: Any) -> bool:
     """Whether a setting is a number or a single word, or some of them."""
     if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+        return all(map(is_simple_setting, value))
     return (
-        value is None or isinstance(value, bool | int | float) or bool(isinstance(value, str) and WORD.fullmatch(value))
+        value is None
+        or isinstance(value, bool | int | float)
+        or bool(isinstance(value, str) and SAFE_WORD_PATTERN.fullmatch(value))
     )
 
 
-def discreet(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Settings for those who may know no file: of what is not plain, as the path of an image, its kind and a digest."""
-    return {name: value if is_plain(value) else _digested(value) for name, value in parameters.items()}
+    return {name: value if is_simple_setting(value) else _digest_value(value) for name, value in parameters.items()}
 
 
-def _digested(value: Any) -> str:
-    return f"{type(value).__name__} {hashlib.sha256(in_words(value).encode()).hexdigest()[:8]}"
+def _digest_value(value: Any) -> str:
+    return f"{type(value).__name__} {hashlib.sha256(format_without_address(value).encode()).hexdigest()[:8]}"
 
 
-def _tops(score: Score, samples: int, chances: Tensor | None) -> list[tuple[ClassScore, ...]]:
+def _collect_top_classes(score: Score, n_samples: int, probabilities: Tensor | None) -> list[tuple[ClassScore, ...]]:
     """[sample]: the leading classes; read off all samples at once, as a tensor's single values are slow to read."""
     if score.logits is None:
-        return [()] * samples
-    best = score.logits.double().topk(min(TOP, score.logits.shape[1]), 1)
-    shares = torch.full_like(best.values, torch.nan) if chances is None else chances.gather(1, best.indices)
+        return [()] * n_samples
+    best = score.logits.double().topk(min(MAX_TOP_CLASSES, score.logits.shape[1]), 1)
+    shares = torch.full_like(best.values, torch.nan) if probabilities is None else probabilities.gather(1, best.indices)
     each = zip(*(part.tolist() for part in (best.indices, best.values, shares)), strict=True)
     return [
-        tuple(ClassScore(k, score.name_of(k), value, _known(share)) for k, value, share in zip(*row, strict=True))
+        tuple(
+            ClassScore(k, score.class_name(k), value, _nan_to_none(share)) for k, value, share in zip(*row, strict=True)
+        )
         for row in each
     ]
 
 
-def _known(chance: float) -> float | None:
-    return None if isnan(chance) else chance
+def _nan_to_none(probability: float) -> float | None:
+    return None if isnan(probability) else probability

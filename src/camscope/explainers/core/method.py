@@ -12,18 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import Mode, OnNonFinite, Precision, expect_one_of, home, survey
-from camscope.explainers.core.inputs import Item, Preprocessing, read_item
-from camscope.explainers.core.maps import Later, Maps, in_words
+from camscope.explainers.core.evaluation_context import (
+    Mode,
+    OnNonFinite,
+    Precision,
+    check_one_of,
+    device_and_dtype,
+    inspect_model,
+)
+from camscope.explainers.core.inputs import ModelInput, PreprocessFunction, read_model_input
+from camscope.explainers.core.maps import AttributionMaps, DeferredMap, format_without_address
 from camscope.hooks.base import unwrap
-from camscope.model_card import card_of
-from camscope.targets import Question, Score
+from camscope.model_card import get_card
+from camscope.targets import Score, TargetLike
 
-COMMON = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
+SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
 
 
 @dataclass(eq=False, repr=False)
-class Method(ABC):
+class BaseMethod(ABC):
     """A way to make a map. It writes `heat`; what has passes to share writes more.
 
     `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `categories`: class
@@ -40,7 +47,7 @@ class Method(ABC):
     model: nn.Module
     _: KW_ONLY
     preprocess: Any = None
-    categories: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     mode: Mode = "eval"
     on_nonfinite: OnNonFinite = "raise"
     precision: Precision | None = None
@@ -49,35 +56,37 @@ class Method(ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    forwards: ClassVar[str] = "1"
-    backwards: ClassVar[str] = "0"
+    forward_passes: ClassVar[str] = "1"
+    backward_passes: ClassVar[str] = "0"
     control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
     slow: ClassVar[bool] = False  # whether it is only run when it is asked for by name: hundreds of passes and more
-    runs_rest: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
+    runs_partial_forward: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            setattr(self, name, _plain(value))
-        expect_one_of("mode", self.mode, "eval", "as_is")
-        expect_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
-        expect_one_of("precision", self.precision, None, "bf16")
-        expect_one_of("frames_first", self.frames_first, None, True, False)
-        survey(self.model)
-        card = card_of(unwrap(self.model))
+            setattr(self, name, _to_builtin_number(value))
+        check_one_of("mode", self.mode, "eval", "as_is")
+        check_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
+        check_one_of("precision", self.precision, None, "bf16")
+        check_one_of("frames_first", self.frames_first, None, True, False)
+        inspect_model(self.model)
+        card = get_card(unwrap(self.model))
         known = card.preprocess if self.preprocess is None and card else self.preprocess
-        self.preprocess = _preprocessing(known)
-        self.categories = _names(card.categories if self.categories is None and card else self.categories)
+        self.preprocess = _parse_preprocess(known)
+        self.class_names = _parse_class_names(
+            card.class_names if self.class_names is None and card else self.class_names
+        )
 
     @abstractmethod
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> raw map (N,*s): as the method's formula has it, scaled by nothing."""
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Maps of several scores of one input; a family that can share passes between them does it here."""
-        return [Maps(self.heat(x, score)) for score in scores]
+        return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
-    def settled(self, x: Tensor, score: Score) -> Self:
+    def resolve(self, x: Tensor, score: Score) -> Self:
         """The same method, with whatever it chooses for itself chosen for this input."""
         return self
 
@@ -87,28 +96,32 @@ class Method(ABC):
         return self.name
 
     @property
-    def takes_gradients(self) -> bool:
+    def uses_gradients(self) -> bool:
         """Whether any of the model's are taken."""
-        return self.backwards != "0"
+        return self.backward_passes != "0"
 
-    def asked(self, target: Question) -> Question:
+    def resolve_target(self, target: TargetLike) -> TargetLike:
         """The question that a target means; TargetError for one that the method does not answer."""
         return target
 
     @property
-    def company(self) -> Hashable:
+    def share_key(self) -> Hashable:
         """Methods of one company can share passes: `maps_of` makes the maps of them all."""
         return id(self)
 
     @staticmethod
-    def maps_of(tools: "Sequence[Method]", x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps | Later]]:
+    def compute_shared_maps(
+        explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap]]:
         """[method][score] of one company; a family that can share passes between methods does it here."""
-        return [tool.maps(x, scores) for tool in tools]
+        return [tool.compute_maps(x, scores) for tool in explainers]
 
-    def read(self, image: Any) -> Item:
+    def prepare_input(self, image: Any) -> ModelInput:
         """An image as the model takes it, and where it lies."""
         model = unwrap(self.model)
-        return read_item(image, self.preprocess, model, home(model), frames_first=bool(self.frames_first))
+        return read_model_input(
+            image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
+        )
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -116,16 +129,21 @@ class Method(ABC):
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """Whether the map can be made of an input of integers: its values are not changed, and no gradient is taken there."""
         return False
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The method's own settings: its constructor's arguments that are not every method's."""
-        names = [name for name in signature(type(self)).parameters if name not in (*COMMON, "progress")]
+        names = [
+            name for name in signature(type(self)).parameters if name not in (*SETTINGS_WITHOUT_EFFECT, "progress")
+        ]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {name: value if isinstance(value, int | float | str) else _told(value) for name, value in given.items()}
+        return {
+            name: value if isinstance(value, int | float | str) else _describe_setting(value)
+            for name, value in given.items()
+        }
 
     def __repr__(self) -> str:
         usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
@@ -134,42 +152,42 @@ class Method(ABC):
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin_number(value: Any) -> Any:
     """A number of another library, such as NumPy's, as Python's own, which PyTorch and a file take; in a list, too."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) in (list, tuple) and any(isinstance(one, numbers.Real) for one in value):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_to_builtin_number, value))
     return value
 
 
-def _told(value: Any) -> str:
+def _describe_setting(value: Any) -> str:
     """A setting in words: of a tensor, and of those in a list, the shape and a digest."""
     if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
-        return f"[{', '.join(map(_told, value))}]"
+        return f"[{', '.join(map(_describe_setting, value))}]"
     if not isinstance(value, Tensor):
-        return in_words(value)
+        return format_without_address(value)
     if value.ndim == 0:
         return f"{float(value):g}"
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return f"tensor {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:8]}"
 
 
-def _names(given: Any) -> tuple[str, ...] | None:
+def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
     """Class names by index, of a sequence or of a dict from index to name."""
-    if isinstance(given, Mapping):
-        given = [given[key] for key in sorted(given, key=int)]
-    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
-        raise InputError(f"categories={given!r}: expected the class names by index, or a dict from index to name")
-    return None if given is None else tuple(map(str, given))
+    if isinstance(class_names, Mapping):
+        class_names = [class_names[key] for key in sorted(class_names, key=int)]
+    if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Iterable)):
+        raise InputError(f"categories={class_names!r}: expected the class names by index, or a dict from index to name")
+    return None if class_names is None else tuple(map(str, class_names))
 
 
-def _preprocessing(given: Any) -> Preprocessing | None:
-    if given is None:
+def _parse_preprocess(preprocess: Any) -> PreprocessFunction | None:
+    if preprocess is None:
         return None
     from camscope.images.preprocess import as_preprocess
 
-    ready: Preprocessing = as_preprocess(given)
+    ready: PreprocessFunction = as_preprocess(preprocess)
     return ready

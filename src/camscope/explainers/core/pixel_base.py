@@ -14,14 +14,21 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import BUDGET, InPasses, Widths, copies_within_memory, in_turns, measured
-from camscope.explainers.core.evaluation_context import checked_finite, expect_one_of
-from camscope.explainers.core.maps import Maps, is_faint
-from camscope.hooks.gradients import input_gradients
+from camscope.explainers.core.batching import (
+    DEFAULT_MEMORY_BUDGET_BYTES,
+    ActivationBytes,
+    BatchedMixin,
+    count_copies_in_memory,
+    measure_activation_bytes,
+    process_chunks,
+)
+from camscope.explainers.core.evaluation_context import check_finite, check_one_of
+from camscope.explainers.core.maps import AttributionMaps, is_below_precision
+from camscope.hooks.gradients import compute_input_gradients
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
-Channels = Literal["sum", "abs", "max", "l2"]
+ChannelReduction = Literal["sum", "abs", "max", "l2"]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -32,68 +39,81 @@ class PixelExplainer(Explainer):
     "max", the largest size; "l2", the root of the sum of squares.
     """
 
-    channels: Channels = "sum"
+    channel_reduction: ChannelReduction = "sum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("channels", self.channels, "sum", "abs", "max", "l2")
+        check_one_of("channels", self.channel_reduction, "sum", "abs", "max", "l2")
 
-    def parts(self, what: str = "values") -> str:
+    def describe_summands(self, quantity: str = "values") -> str:
         """What adds up to something, as a sentence begins: the map, or what it was before `channels` made it."""
-        return f"the pixels' {what}" if self.channels == "sum" else f"the {what}, before channels={self.channels!r},"
+        return (
+            f"the pixels' {quantity}"
+            if self.channel_reduction == "sum"
+            else f"the {quantity}, before channels={self.channel_reduction!r},"
+        )
 
-    def over_channels(self, values: Tensor) -> Tensor:
+    def reduce_channels(self, values: Tensor) -> Tensor:
         """(N,C,*S) -> (N,*S): one number a pixel."""
-        if self.channels == "sum":
+        if self.channel_reduction == "sum":
             return values.sum(1)
-        if self.channels == "l2":
+        if self.channel_reduction == "l2":
             return values.square().sum(1).sqrt()
-        return values.abs().sum(1) if self.channels == "abs" else values.abs().amax(1)
+        return values.abs().sum(1) if self.channel_reduction == "abs" else values.abs().amax(1)
 
 
-class OneGradient(PixelExplainer):
+class InputGradientExplainer(PixelExplainer):
     """What the gradient at the input itself says: one forward pass, one backward pass a score. A method writes `of_gradient`."""
 
-    backwards: ClassVar[str] = "1"
+    backward_passes: ClassVar[str] = "1"
 
     @abstractmethod
-    def of_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
+    def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         """(N,C,*S) twice, at least float32 -> (N,C,*S)."""
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass."""
-        return [self.map_of(x, *one) for one in zip(scores, self.gradients(x, scores), strict=True)]
+        return [
+            self.compute_maps_from_gradient(x, *one)
+            for one in zip(scores, self.compute_gradients(x, scores), strict=True)
+        ]
 
-    def gradients(
-        self, x: Tensor, scores: Sequence[Score], prepare: Callable[[Sequence[Tensor]], object] = len
+    def compute_gradients(
+        self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
         """(N,C,*S) of each score; `prepare` is given the scores (N,) before their gradients are taken."""
 
         def run(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
-            values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
+            values = [
+                score.read_score(output, len(x)) for score in scores
+            ]  # all questions are checked before any backward
             for one in values:
-                checked_finite("the score", one.detach(), self.on_nonfinite)
-            prepare(values)
+                check_finite("the score", one.detach(), self.on_nonfinite)
+            on_scores(values)
             return values
 
-        found = input_gradients(x, run)[1]
+        found = compute_input_gradients(x, run)[1]
         for gradient in found:
-            checked_finite("the gradient at the input", gradient, self.on_nonfinite)
+            check_finite("the gradient at the input", gradient, self.on_nonfinite)
         return found
 
-    def map_of(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> Maps:
+    def compute_maps_from_gradient(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> AttributionMaps:
         """The map (N,*S) of one score's gradient (N,C,*S)."""
-        heat = self.over_channels(self.of_gradient(full_precision(x), gradient))
-        faint = None if score.values is None else is_faint(score.precision, score.values, gradient, full_precision(x))
-        return Maps(heat, zero_gradient=~gradient.flatten(1).any(1), constant_score=faint, notes=notes)
+        heat = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
+        faint = (
+            None
+            if score.values is None
+            else is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
+        )
+        return AttributionMaps(heat, zero_gradient=~gradient.flatten(1).any(1), constant_score=faint, notes=notes)
 
 
-def gap_in_words(parts: str, total: float, whole: str, expected: float) -> str:
+def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
     """`parts` add up to `total`; `whole`, which says what they should add up to, is the beginning of a sentence.
 
     >>> gap_in_words("the pixels' values", 0.8, "the score changes by", 1.0)
@@ -101,14 +121,16 @@ def gap_in_words(parts: str, total: float, whole: str, expected: float) -> str:
     """
     gap = total - expected
     share = f", {abs(gap / expected):.2%} of it" if expected else ""
-    return f"{parts} add up to {total:.4g}, {whole} {expected:.4g}: the gap is {gap:+.2g}{share}"
+    return f"{parts_text} add up to {total:.4g}, {expected_text} {expected:.4g}: the gap is {gap:+.2g}{share}"
 
 
-KEPT = 2  # tensors that a backward pass keeps for each that a module hands on: its output, and what it was made of
+SAVED_TENSORS_PER_OUTPUT = (
+    2  # tensors that a backward pass keeps for each that a module hands on: its output, and what it was made of
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ManyRuns(Explainer, InPasses):
+class MultiPassExplainer(Explainer, BatchedMixin):
     """A map of the input's pixels that takes many runs of the model. A method writes `attributed`.
 
     `progress`: show a bar while it works. `alters_input`: whether the model sees altered versions of the input; only then
@@ -120,105 +142,121 @@ class ManyRuns(Explainer, InPasses):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("progress", self.progress, True, False)
+        check_one_of("progress", self.progress, True, False)
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores, one after the other."""
-        return [self._observed(x, score) for score in scores]
+        return [self._compute_observed_maps(x, score) for score in scores]
 
-    def _observed(self, x: Tensor, score: Score) -> Maps:
-        with score.observed() as scores:
-            maps = self.attributed(x, score)
-        return replace(maps, constant_score=scores.is_constant(score.precision)) if self.alters_input else maps
+    def _compute_observed_maps(self, x: Tensor, score: Score) -> AttributionMaps:
+        with score.score_range_tracked() as scores:
+            maps = self.compute_score_maps(x, score)
+        return replace(maps, constant_score=scores.is_constant(score.machine_epsilon)) if self.alters_input else maps
 
     @abstractmethod
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """(N,C,*S) -> the map (N,*S) of one score, and what is known of it."""
 
 
 @dataclass
-class Runs:
+class PerturbedEvaluator:
     """The model on versions of single samples of x (N,C,*S), for one score whose question a first, clean pass fixed.
 
     A sample's passes are its own: what its map is made of does not depend on the batch that it came in.
     """
 
-    tool: ManyRuns
+    explainer: MultiPassExplainer
     x: Tensor
     score: Score
-    values: Tensor = field(init=False)  # (N,): the score of x itself
+    clean_scores: Tensor = field(init=False)  # (N,): the score of x itself
 
     def __post_init__(self) -> None:
-        with measured(self.score.model, {"": self.score.model}) as widths:
-            self.values = self.score(self.x).detach()
-        checked_finite("the score", self.values, self.tool.on_nonfinite)
-        self.score.expect_companions(self.x)
-        self._width: Widths = widths[""]
+        with measure_activation_bytes(self.score.model, {"": self.score.model}) as widths:
+            self.clean_scores = self.score(self.x).detach()
+        check_finite("the score", self.clean_scores, self.explainer.on_nonfinite)
+        self.score.check_extra_inputs(self.x)
+        self._activation_bytes: ActivationBytes = widths[""]
 
-    def scores(self, sample: int, versions: Tensor, *, chance: bool = False) -> Tensor:
+    def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
         """(R,C,*S) -> (R,): the score of versions of one sample, or the probability that it means (`Score.chance`)."""
-        values = self._asked(sample, versions, chance).detach()
-        checked_finite("the score of a changed input", values, self.tool.on_nonfinite)
+        values = self._evaluate(sample, variants, as_probability).detach()
+        check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
 
-    def gradients(self, sample: int, versions: Tensor, *, chance: bool = False) -> tuple[Tensor, Tensor]:
+    def compute_gradients(
+        self, sample: int, variants: Tensor, *, as_probability: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """(R,C,*S) -> (R,), (R,C,*S): the score, or probability, of versions of one sample, and its gradient there."""
-        (values,), (gradients,) = input_gradients(versions, lambda x: [self._asked(sample, x, chance)])
-        checked_finite("the gradient at the input", gradients, self.tool.on_nonfinite)
+        (values,), (gradients,) = compute_input_gradients(
+            variants, lambda x: [self._evaluate(sample, x, as_probability)]
+        )
+        check_finite("the gradient at the input", gradients, self.explainer.on_nonfinite)
         return values, gradients
 
-    def in_turns(
+    def process_chunks(
         self,
         sample: int,
-        turns: int,
-        work: Callable[[slice], bool | None],
+        count: int,
+        process_chunk: Callable[[slice], bool | None],
         *,
-        gradients: bool = False,
-        at_once: int | None = None,
+        with_gradients: bool = False,
+        chunk_size: int | None = None,
     ) -> int:
         """Call `work` with some of so many turns after the other until it returns True -> the turns that were worked off.
 
         As many at a time as memory allows, or `batch_size`, or `at_once` where a method must; see `chunks.in_turns`. An
         error that ends it says how far it came.
         """
-        with self.counted(sample, turns) as advance:
+        with self.track_sample_steps(sample, count) as advance:
 
             def counting(part: slice) -> bool | None:
-                enough = work(part)
+                enough = process_chunk(part)
                 advance(part.stop - part.start)
                 return enough
 
-            return in_turns(turns, at_once or self.at_once(gradients=gradients), counting)
+            return process_chunks(count, chunk_size or self.choose_chunk_size(with_gradients=with_gradients), counting)
 
     @contextmanager
-    def counted(self, sample: int, steps: int) -> Iterator[Callable[[int], None]]:
+    def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
         """A function that is told of so many steps of one sample's done; see `counted`."""
-        what = f"{self.tool.title}, image {sample + 1} of {len(self.x)}"
-        with counted(what, steps, self.tool.progress) as advance:
+        what = f"{self.explainer.title}, image {sample + 1} of {len(self.x)}"
+        with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
 
-    def at_once(self, *, gradients: bool = False) -> int:
+    def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
         """Versions of a sample in one pass."""
-        if self.tool.batch_size is not None:
-            return self.tool.batch_size
-        per_sample = max(1, (KEPT * self._width.total if gradients else self._width.whole) // len(self.x))
-        if not gradients:
-            return copies_within_memory(per_sample, self.x.device)
-        budget = torch.cuda.mem_get_info(self.x.device)[0] // 4 if self.x.device.type == "cuda" else 2 * BUDGET
-        return max(1, max(budget, BUDGET) // per_sample)
+        if self.explainer.batch_size is not None:
+            return self.explainer.batch_size
+        per_sample = max(
+            1,
+            (
+                SAVED_TENSORS_PER_OUTPUT * self._activation_bytes.sum_of_outputs
+                if with_gradients
+                else self._activation_bytes.largest_in_model
+            )
+            // len(self.x),
+        )
+        if not with_gradients:
+            return count_copies_in_memory(per_sample, self.x.device)
+        budget = (
+            torch.cuda.mem_get_info(self.x.device)[0] // 4
+            if self.x.device.type == "cuda"
+            else 2 * DEFAULT_MEMORY_BUDGET_BYTES
+        )
+        return max(1, max(budget, DEFAULT_MEMORY_BUDGET_BYTES) // per_sample)
 
-    def _asked(self, sample: int, versions: Tensor, chance: bool) -> Tensor:
-        owners = torch.full((len(versions),), sample, dtype=torch.long, device=self.x.device)
-        read = self.score.chance if chance else self.score.read
-        return read(self.score.forward(versions, owners), len(versions), owners)
+    def _evaluate(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
+        owners = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)
+        read = self.score.probability if as_probability else self.score.read_score
+        return read(self.score.forward(variants, owners), len(variants), owners)
 
 
 @contextmanager
-def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
     """A function that is told of so many steps done; a bar where that is wanted; errors say how far it came."""
     done = 0
 
@@ -229,16 +267,16 @@ def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None
             bar.update(task, advance=steps)
 
     bar = None
-    if shown:
+    if show_progress:
         from rich.progress import Progress
 
         bar = Progress(transient=True)
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=n_steps)
         bar.start()
     try:
         yield advance
     except BaseException as error:
-        error.add_note(f"{what}: stopped after {done} of {plural(total, 'step')}")
+        error.add_note(f"{description}: stopped after {done} of {plural(n_steps, 'step')}")
         raise
     finally:
         if bar is not None:

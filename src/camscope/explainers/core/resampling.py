@@ -13,40 +13,40 @@ from torch import Tensor
 from camscope.targets import full_precision
 
 
-def enlarged(maps: Tensor, x: Tensor) -> Tensor:
+def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
     """(R,*s) -> (R,*S): linear interpolation between cell centres, to the input's size."""
-    return on_grid(maps, x.shape[2:])
+    return resize_maps(maps, x.shape[2:])
 
 
-def extent(masks: Tensor) -> tuple[Tensor, Tensor]:
+def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
     """(R,*S) -> the least value of each, and the way from there to the largest, 1 where there is none: (R,1,..) both."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
 
 
-def stretched(masks: Tensor) -> Tensor:
+def scale_to_unit_range(masks: Tensor) -> Tensor:
     """(R,*S) -> 0..1 each; a constant one is 0."""
-    low, span = extent(masks)
+    low, span = compute_minimum_and_range(masks)
     return (masks - low) / span
 
 
-def leading(activation: Tensor, top: int | None) -> Tensor:
+def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
     """(N,K,*s) -> (N,K) bool: the `top` channels of each sample that are strongest: whose mean size over space is largest."""
     flat = activation.flatten(2)
-    if top is None or top >= flat.shape[1]:
+    if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
-    best = flat.abs().mean(-1).topk(top, dim=1).indices
+    best = flat.abs().mean(-1).topk(n_channels, dim=1).indices
     return torch.zeros_like(flat[..., 0], dtype=torch.bool).scatter_(1, best, True)
 
 
-def varying(activation: Tensor) -> Tensor:
+def find_nonconstant_channels(activation: Tensor) -> Tensor:
     """(N,K,*s) -> (N,K) bool: channels that are not constant."""
     flat = activation.flatten(2)
     return flat.amax(-1) > flat.amin(-1)
 
 
-def blurred(x: Tensor, sigma: float, reach: float) -> Tensor:
+def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
     """(N,C,*S): a Gaussian along each axis in turn; `sigma` and `reach`, where it is cut off, are fractions of the axis.
 
     Beyond the border the input is mirrored. Computed in float32 at least, also under autocast.
@@ -55,32 +55,34 @@ def blurred(x: Tensor, sigma: float, reach: float) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         for axis in range(2, x.ndim):
             cells = x.shape[axis]
-            wide = smoothed(wide, axis, sigma * cells, min(max(1, round(reach * cells)), cells - 1), "reflect")
+            wide = smooth_axis(wide, axis, sigma * cells, min(max(1, round(radius * cells)), cells - 1), "reflect")
     return wide.to(x.dtype)
 
 
-def smoothed(values: Tensor, axis: int, sigma: float, reach: int, border: Literal["reflect", "replicate"]) -> Tensor:
+def smooth_axis(
+    values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
+) -> Tensor:
     """The same shape: means along one axis under a Gaussian of so many cells, cut off beyond `reach` of them."""
-    steps = torch.arange(-reach, reach + 1, dtype=values.dtype, device=values.device)
+    steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)
-    rows = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode=border)
+    rows = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (radius, radius), mode=padding_mode)
     return F.conv1d(rows, (bell / bell.sum())[None, None]).view(lines.shape).movedim(-1, axis)
 
 
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+INTERPOLATION_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def on_grid(maps: Tensor, grid: Sequence[int]) -> Tensor:
+def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
     """(R,*s) -> (R,*grid): linear interpolation between cell centres; the same maps where the grid is theirs."""
     if maps.shape[1:] == tuple(grid):
         return maps
-    return F.interpolate(maps[:, None], tuple(grid), mode=LINEAR[len(grid)], align_corners=False)[:, 0]
+    return F.interpolate(maps[:, None], tuple(grid), mode=INTERPOLATION_MODES[len(grid)], align_corners=False)[:, 0]
 
 
-def first_part(maps: Tensor, shares: Sequence[float]) -> Tensor:
+def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
     """(N,*s) -> (N,*s): only the first share of each axis, on as many cells; linear interpolation between cell centres."""
-    for axis, share in enumerate(shares, start=1):
+    for axis, share in enumerate(input_shares, start=1):
         cells = maps.shape[axis]
         places = ((torch.arange(cells, device=maps.device, dtype=maps.dtype) + 0.5) * share - 0.5).clamp(min=0)
         low = places.floor().long()
@@ -90,7 +92,7 @@ def first_part(maps: Tensor, shares: Sequence[float]) -> Tensor:
     return maps
 
 
-def resized(x: Tensor, size: Sequence[int]) -> Tensor:
+def resize_input(x: Tensor, size: Sequence[int]) -> Tensor:
     """(N,C,*S) -> (N,C,*size): linear, antialiased where it shrinks, one axis after the other, of any rank."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     for axis, length in enumerate(size, start=2):

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, MissingExtraError
-from camscope.explainers.core.evaluation_context import expect_count
+from camscope.explainers.core.evaluation_context import check_positive_integer
 
-Segments = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
-COMPACTNESS = 10.0  # of SLIC: how much nearness counts beside colour
-LIGHTEST = 100  # of the colours that SLIC compares: what has no colours goes from 0 to 1
+SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
+SLIC_COMPACTNESS = 10.0  # of SLIC: how much nearness counts beside colour
+MAX_LAB_LIGHTNESS = 100  # of the colours that SLIC compares: what has no colours goes from 0 to 1
 
 
-def expect_segments(*also: object, segments: object) -> None:
+def check_segments(*allowed: object, segments: object) -> None:
     """An InputError unless a setting is what `labels_of` takes, or one of `also`."""
     if isinstance(segments, list | tuple):
         raise InputError(
@@ -24,10 +24,10 @@ def expect_segments(*also: object, segments: object) -> None:
             "torch.tensor(segments), or a callable that makes one"
         )
     if not (isinstance(segments, Tensor | np.ndarray) or callable(segments)):
-        expect_count(*also, segments=segments)
+        check_positive_integer(*allowed, segments=segments)
 
 
-def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -> Tensor:
+def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
     """(C,*S) -> (*S) int64: the number of each pixel's segment.
 
     `segments`: about so many superpixels by SLIC on the model's input (Achanta et al. 2012; scikit-image, the extra
@@ -36,7 +36,7 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
     if isinstance(segments, Tensor | np.ndarray):
         given: Any = segments
     else:
-        given = segments(x) if callable(segments) else superpixels(x, int(segments), compactness)
+        given = segments(x) if callable(segments) else compute_superpixels(x, int(segments), compactness)
     if isinstance(given, list):
         given = np.array(given)
     if not isinstance(given, Tensor | np.ndarray):
@@ -46,7 +46,7 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
         )
     if isinstance(given, Tensor) and given.is_meta:
         raise InputError("the segments are on the meta device and have no values: make them on the device of the input")
-    labels = (_of_array(given) if isinstance(given, np.ndarray) else given).to(x.device)
+    labels = (_array_to_tensor(given) if isinstance(given, np.ndarray) else given).to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
             f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
@@ -55,39 +55,39 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
     return labels.long()
 
 
-def _of_array(labels: np.ndarray[Any, Any]) -> Tensor:
+def _array_to_tensor(labels: np.ndarray[Any, Any]) -> Tensor:
     """A tensor, also of a flipped view, which PyTorch does not take as it is."""
     if labels.dtype.kind not in "biuf":
         raise InputError(f"the segments are an array of {labels.dtype}: expected whole numbers, one for each pixel")
     return torch.from_numpy(np.ascontiguousarray(labels, labels.dtype.newbyteorder("=")))
 
 
-def superpixels(x: Tensor, count: int, compactness: float) -> Tensor:
+def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:
     """(C,*S) -> (*S): about so many segments, by SLIC of the input stretched to 0..1; three channels are colours."""
-    slic = of_skimage("segmentation").slic
+    slic = import_skimage("segmentation").slic
     values = x.detach().double().cpu()
     span = values.amax() - values.amin()
     values = (values - values.amin()) / (span if bool(span > 0) else 1)
     flat = values.ndim == 2
     picture = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
     colours = len(values) == 3 and not flat
-    nearness = compactness if colours else compactness / LIGHTEST
-    labels = slic(picture, count, nearness, convert2lab=colours, channel_axis=-1, start_label=0)
+    nearness = compactness if colours else compactness / MAX_LAB_LIGHTNESS
+    labels = slic(picture, n_segments, nearness, convert2lab=colours, channel_axis=-1, start_label=0)
     return torch.from_numpy(labels[0] if flat else labels)
 
 
-def of_skimage(part: str) -> Any:
+def import_skimage(submodule: str) -> Any:
     """A module of scikit-image; MissingExtraError names the extra that brings it."""
     try:
-        return importlib.import_module(f"skimage.{part}")
+        return importlib.import_module(f"skimage.{submodule}")
     except ImportError as error:
         raise MissingExtraError("scikit-image", "segments") from error
 
 
-def parts_of_grid(size: Sequence[int], cells: Sequence[int], device: torch.device) -> Tensor:
+def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:
     """(*S) int64: the number of the cell that each pixel is in, of a grid of so many cells, as equal as they can be."""
     labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
-    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+    for axis, (length, count) in enumerate(zip(size, grid_size, strict=True)):
         steps = torch.arange(length, device=device) * count // length
         labels = labels * count + steps.view(-1, *[1] * (len(size) - 1 - axis))
     return labels

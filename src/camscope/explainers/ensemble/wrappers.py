@@ -24,17 +24,17 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError, TargetError
-from camscope.explainers.cam.base import WeightedChannels
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.base import BaseWeightedChannels
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import expect_alike, made
-from camscope.explainers.core.linalg import first_component
-from camscope.explainers.core.maps import Maps, merged
-from camscope.explainers.core.method import Method
-from camscope.explainers.core.resampling import on_grid, resized
+from camscope.explainers.core.dispatch import check_compatible_explainers, compute_group_maps
+from camscope.explainers.core.linalg import project_on_first_component
+from camscope.explainers.core.maps import AttributionMaps, merge_maps
+from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.core.resampling import resize_input, resize_maps
 from camscope.hooks.base import unwrap
 from camscope.plurals import plural
-from camscope.targets import Difference, Question, Score
+from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
@@ -49,7 +49,7 @@ class Wrapper(Explainer):
                 raise InputError(
                     f"{type(self).__name__} goes round an explainer, as GradCAM(model); {one!r:.80} came instead"
                 )
-        expect_alike(inner)
+        check_compatible_explainers(inner)
         first, self.inner = inner[0], inner
         for one in inner[1:]:
             if (one.mode, one.precision, one.call_settings) != (first.mode, first.precision, first.call_settings):
@@ -57,7 +57,7 @@ class Wrapper(Explainer):
         super().__init__(
             first.model,
             preprocess=first.preprocess,
-            categories=first.categories,
+            categories=first.class_names,
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
@@ -65,16 +65,16 @@ class Wrapper(Explainer):
         )
 
     @abstractmethod
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """(N,C,*S) -> a map of each score, made of the inner ones."""
 
-    def settled(self, x: Tensor, score: Score) -> Self:
+    def resolve(self, x: Tensor, score: Score) -> Self:
         """The same wrapper round inner ones that have chosen for this input."""
-        return self._round([one.settled(x, score) for one in self.inner])
+        return self._rewrap([one.resolve(x, score) for one in self.inner])
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*s): see `maps`."""
-        return self.maps(x, [score])[0].heat
+        return self.compute_maps(x, [score])[0].attribution
 
     @property
     def setting_names(self) -> frozenset[str]:
@@ -83,7 +83,7 @@ class Wrapper(Explainer):
 
     def with_settings(self, **settings: Any) -> Self:
         """The same wrapper round inner ones with other settings, each with those that it has."""
-        return self._round(
+        return self._rewrap(
             [
                 one.with_settings(**{name: value for name, value in settings.items() if name in one.setting_names})
                 for one in self.inner
@@ -96,40 +96,40 @@ class Wrapper(Explainer):
         return f"{' + '.join(dict.fromkeys(one.title for one in self.inner))}, {self.name}"
 
     @property
-    def takes_gradients(self) -> bool:
+    def uses_gradients(self) -> bool:
         """Whether an inner one does."""
-        return any(one.takes_gradients for one in self.inner)
+        return any(one.uses_gradients for one in self.inner)
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """Whether all inner ones do."""
-        return all(one.takes_integers for one in self.inner)
+        return all(one.accepts_integer_input for one in self.inner)
 
-    def asked(self, target: Question) -> Question:
+    def resolve_target(self, target: TargetLike) -> TargetLike:
         """The question as the inner ones put it, which must be one."""
-        questions = [one.asked(target) for one in self.inner]
+        questions = [one.resolve_target(target) for one in self.inner]
         for one, question in zip(self.inner, questions, strict=True):
             same = isinstance(question, Difference) and question == questions[0]
             if question is not questions[0] and not same:
                 raise InputError(f"{self.inner[0]!r} and {one!r} ask different questions: {self.name} needs one")
         return questions[0]
 
-    def sibling(self, method: str | type[Explainer]) -> Explainer:
+    def create_sibling(self, method: str | type[Explainer]) -> Explainer:
         """The same wrapper round another method."""
-        return self._round([one.sibling(method) for one in self.inner])
+        return self._rewrap([one.create_sibling(method) for one in self.inner])
 
-    def _round(self, inner: Sequence[Explainer]) -> Self:
-        return type(self)(inner[0], **self._own)
+    def _rewrap(self, inner: Sequence[Explainer]) -> Self:
+        return type(self)(inner[0], **self._wrapper_settings)
 
     @property
-    def _own(self) -> dict[str, Any]:
+    def _wrapper_settings(self) -> dict[str, Any]:
         """The wrapper's own settings: all but the first argument, which is what is inside."""
         return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[1:]}
 
     def __repr__(self) -> str:
         inside = repr(self.inner[0]) if len(self.inner) == 1 else repr(list(self.inner))
         usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
-        changed = [f"{name}={value!r}" for name, value in self._own.items() if value != usual[name]]
+        changed = [f"{name}={value!r}" for name, value in self._wrapper_settings.items() if value != usual[name]]
         return f"{type(self).__name__}({', '.join([inside, *changed])})"
 
 
@@ -141,19 +141,19 @@ class Contrast(Wrapper):
     def __init__(self, explainer: Explainer, a: int | str, b: int | str) -> None:
         super().__init__(explainer)
         self.explainer, self.a, self.b = explainer, a, b
-        self._question = Difference(a, b)
+        self._target = Difference(a, b)
 
-    def asked(self, target: Question) -> Question:
+    def resolve_target(self, target: TargetLike) -> TargetLike:
         """The difference."""
         if target is not None:
             raise TargetError(
                 f"Contrast asks why {self.a!r} rather than {self.b!r} and takes no other target; {target!r:.80} came"
             )
-        return self.explainer.asked(self._question)
+        return self.explainer.resolve_target(self._target)
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The inner method's."""
-        return self.explainer.maps(x, scores)
+        return self.explainer.compute_maps(x, scores)
 
 
 class Denoised(Wrapper):
@@ -172,41 +172,45 @@ class Denoised(Wrapper):
         self.explainer = explainer
 
     @property
-    def company(self) -> Hashable:
+    def share_key(self) -> Hashable:
         """Methods that share passes share them denoised."""
-        return (Denoised, self.explainer.company) if isinstance(self.explainer, WeightedChannels) else id(self)
+        return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod
-    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps]]:
+    def compute_shared_maps(
+        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
+    ) -> Sequence[Sequence[AttributionMaps]]:
         """[method][score]: the inner methods' passes, combined in another way."""
-        inner = [tool.explainer for tool in tools if isinstance(tool, Denoised)]
-        if not all(isinstance(one, WeightedChannels) for one in inner):
-            return [tool.maps(x, scores) for tool in tools]
-        return made([_combined(one) for one in inner if isinstance(one, WeightedChannels)], x, scores)
+        inner = [tool.explainer for tool in explainers if isinstance(tool, Denoised)]
+        if not all(isinstance(one, BaseWeightedChannels) for one in inner):
+            return [tool.compute_maps(x, scores) for tool in explainers]
+        return compute_group_maps(
+            [_copy_with_denoised_combine(one) for one in inner if isinstance(one, BaseWeightedChannels)], x, scores
+        )
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Of a wrapper, those that it makes of its inner ones, denoised."""
         inner = self.explainer
-        if isinstance(inner, WeightedChannels):
-            return list(self.maps_of([self], x, scores)[0])
+        if isinstance(inner, BaseWeightedChannels):
+            return list(self.compute_shared_maps([self], x, scores)[0])
         if isinstance(inner, Wrapper):
-            round_it = inner if isinstance(inner, Denoised) else inner._round([Denoised(one) for one in inner.inner])
-            return round_it.maps(x, scores)
+            round_it = inner if isinstance(inner, Denoised) else inner._rewrap([Denoised(one) for one in inner.inner])
+            return round_it.compute_maps(x, scores)
         said = f"{inner.title} makes one map, which is its own first component: nothing was denoised"
-        return [replace(one, notes=(*one.notes, said)) for one in inner.maps(x, scores)]
+        return [replace(one, notes=(*one.notes, said)) for one in inner.compute_maps(x, scores)]
 
 
-def _combined(method: WeightedChannels) -> WeightedChannels:
+def _copy_with_denoised_combine(method: BaseWeightedChannels) -> BaseWeightedChannels:
     """A copy that combines in another way; its passes are the method's."""
     principal = copy.copy(method)
-    vars(principal)["combine"] = partial(_principal, method)
+    vars(principal)["combine"] = partial(_combine_along_principal_component, method)
     return principal
 
 
-def _principal(method: WeightedChannels, features: Features) -> Tensor:
+def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
     """(N,*s): the sum's projection on the first component's direction, and the method's ReLU."""
     parts = method.contributions(features)
-    total, component = parts.sum(1), first_component(parts)
+    total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)
     along = torch.where(size > 0, component / size, 0)  # at 1, where a square neither vanishes nor overflows
     length = along.square().sum(1, keepdim=True)
@@ -234,81 +238,87 @@ class Augmented(Wrapper):
         self, explainer: Explainer, flips: bool | int | Sequence[int] = True, scales: Sequence[float] = (1.0,)
     ) -> None:
         super().__init__(explainer)
-        if not _several(scales, numbers.Real) or not all(math.isfinite(scale) and scale > 0 for scale in scales):
+        if not _is_sequence_of(scales, numbers.Real) or not all(math.isfinite(scale) and scale > 0 for scale in scales):
             raise InputError(f"scales={scales!r}: expected several factors above 0, e.g. (0.75, 1.0, 1.25)")
-        if not isinstance(flips, bool | int) and not _several(flips, int):
+        if not isinstance(flips, bool | int) and not _is_sequence_of(flips, int):
             raise InputError(f"flips={flips!r}: expected True, False, or spatial axes, e.g. 0 or (0, 1)")
         self.explainer, self.flips, self.scales = explainer, flips, tuple(scales)
 
     @property
-    def takes_integers(self) -> bool:
+    def accepts_integer_input(self) -> bool:
         """Whether the inner one does, and no view is interpolated."""
-        return super().takes_integers and set(self.scales) == {1.0}
+        return super().accepts_integer_input and set(self.scales) == {1.0}
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The mean over all views."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each has a layer of its own
-            return [self.maps(x, [score])[0] for score in scores]
-        plain = self.explainer.maps(x, scores)
-        flips, tool = self._flips(x.ndim - 2), self.explainer.settled(x, scores[0])
+            return [self.compute_maps(x, [score])[0] for score in scores]
+        plain = self.explainer.compute_maps(x, scores)
+        flips, tool = self._list_flip_axes(x.ndim - 2), self.explainer.resolve(x, scores[0])
         rounds = []
         for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
             views = [plain] if scale == 1 else []
             for axes in flips[len(views) :]:
-                asked = [score.viewed(axes, size) for score in scores]
-                there = _maps_at(scale, tool, resized(x.flip([axis + 2 for axis in axes]), size), asked)
-                views.append([_carried_back(one, axes, own) for one, own in zip(there, plain, strict=True)])
+                asked = [score.flipped(axes, size) for score in scores]
+                there = _compute_maps_at_scale(
+                    scale, tool, resize_input(x.flip([axis + 2 for axis in axes]), size), asked
+                )
+                views.append([_undo_flip(one, axes, own) for one, own in zip(there, plain, strict=True)])
             rounds.append(views)
-        return [_mean([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
+        return [_average_views([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
 
-    def _flips(self, rank: int) -> list[tuple[int, ...]]:
+    def _list_flip_axes(self, n_spatial_axes: int) -> list[tuple[int, ...]]:
         """Flipped axes of every view, none first."""
         if isinstance(self.flips, bool):
-            axes = {rank - 1} if self.flips else set()
+            axes = {n_spatial_axes - 1} if self.flips else set()
         else:
             given = [self.flips] if isinstance(self.flips, int) else list(self.flips)
-            if not all(-rank <= axis < rank for axis in given):
-                raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{rank - 1}")
-            axes = {axis % rank for axis in given}
+            if not all(-n_spatial_axes <= axis < n_spatial_axes for axis in given):
+                raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{n_spatial_axes - 1}")
+            axes = {axis % n_spatial_axes for axis in given}
         return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
 
 
-def _several(values: object, kind: type) -> bool:
+def _is_sequence_of(values: object, number_type: type) -> bool:
     """Whether it is a sequence of such numbers."""
-    return isinstance(values, Sequence) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
+    return isinstance(values, Sequence) and all(
+        isinstance(one, number_type) and not isinstance(one, bool) for one in values
+    )
 
 
-def _maps_at(scale: float, tool: Explainer, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+def _compute_maps_at_scale(
+    scale: float, explainer: Explainer, x: Tensor, scores: Sequence[Score]
+) -> list[AttributionMaps]:
     """The maps of one view; an InputError that names its size where the model refuses what is not the input's own."""
     try:
-        return tool.maps(x, scores)
+        return explainer.compute_maps(x, scores)
     except Exception as error:
         if scale == 1 or isinstance(error, CamscopeError | torch.OutOfMemoryError):
             raise
-        size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(tool.model)).__name__
+        size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(explainer.model)).__name__
         raise InputError(
             f"{model} has no answer for an input of {size}, scale {scale:g}: {type(error).__name__}: {error}; pass "
             f"scales=(1.0,), or scales of which it takes the sizes"
         ) from error
 
 
-def _carried_back(maps: Maps, axes: Sequence[int], plain: Maps) -> Maps:
-    heat = maps.heat.flip([axis + 1 for axis in axes])
-    return replace(maps, heat=on_grid(heat, plain.heat.shape[1:]))
+def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
+    heat = maps.attribution.flip([axis + 1 for axis in axes])
+    return replace(maps, heat=resize_maps(heat, reference.attribution.shape[1:]))
 
 
-def _mean(rounds: Sequence[Sequence[Maps]]) -> Maps:
+def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
     """Of all views; the first of `rounds` are those of the input's own scale."""
-    sums = [torch.stack([one.heat for one in views]).sum(0) for views in rounds]
-    sizes = [torch.stack([_size(one.heat) for one in views]).sum(0) for views in rounds]
+    sums = [torch.stack([one.attribution for one in views]).sum(0) for views in views_by_scale]
+    sizes = [torch.stack([_mean_magnitude(one.attribution) for one in views]).sum(0) for views in views_by_scale]
     heat = sums[0]
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
-    made = [one for views in rounds for one in views]
-    return merged(made, heat / len(made), f"the mean of {plural(len(made), 'view')}")
+    made = [one for views in views_by_scale for one in views]
+    return merge_maps(made, heat / len(made), f"the mean of {plural(len(made), 'view')}")
 
 
-def _size(heat: Tensor) -> Tensor:
+def _mean_magnitude(attribution: Tensor) -> Tensor:
     """(N,1,..): the mean absolute value of each map."""
-    return heat.abs().mean(tuple(range(1, heat.ndim)), keepdim=True)
+    return attribution.abs().mean(tuple(range(1, attribution.ndim)), keepdim=True)

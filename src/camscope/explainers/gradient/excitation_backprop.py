@@ -7,16 +7,20 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from camscope.explainers.cam.base import LayerExplainer
-from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import expect_one_of
-from camscope.explainers.core.maps import Later, Maps
-from camscope.explainers.core.method import Method
-from camscope.explainers.gradient.excitation_rules import expect_rules, set_against_duals, winning
-from camscope.hooks.gradients import input_gradients
+from camscope.explainers.core.evaluation_context import check_one_of
+from camscope.explainers.core.maps import AttributionMaps, DeferredMap
+from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.gradient.excitation_rules import (
+    check_excitation_rules,
+    enable_contrast,
+    excitation_backprop_scope,
+)
+from camscope.hooks.gradients import compute_input_gradients
 from camscope.targets import Score
 
-LOST = 0.01  # of the probability
+MIN_REPORTED_LOSS = 0.01  # of the probability
 
 
 @register
@@ -35,67 +39,77 @@ class ExcitationBackprop(LayerExplainer):
     """
 
     name, paper = "excitationbackprop", "arXiv:1608.00507"
-    backwards: ClassVar[str] = "1"
+    backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
-    own_rules: ClassVar[bool] = True
+    has_custom_backward: ClassVar[bool] = True
     contrastive: bool = False
-    pixels: bool = False
+    to_pixels: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_one_of("contrastive", self.contrastive, True, False)
-        expect_one_of("pixels", self.pixels, True, False)
+        check_one_of("contrastive", self.contrastive, True, False)
+        check_one_of("pixels", self.to_pixels, True, False)
 
     @property
-    def company(self) -> int:
+    def share_key(self) -> int:
         """Its passes are its own."""
         return id(self)
 
     @staticmethod
-    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+    def compute_shared_maps(
+        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
+    ) -> list[list[AttributionMaps | DeferredMap]]:
         """[method][score]: see `maps`."""
-        return [[*tool.maps(x, scores)] for tool in tools]
+        return [[*tool.compute_maps(x, scores)] for tool in explainers]
 
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        tool = self if self.pixels else self.settled(x, scores[0])  # before the mode is on
-        with winning(scores[0].model, pixels=self.pixels) as winners:
-            made = tool._at_input(x, scores) if self.pixels else super(ExcitationBackprop, tool).maps(x, scores)
-        notes = [] if tool is self else self.told(str(tool.layer), scores[0].model)
-        if winners.signed:
-            names = ", ".join(f"{name} x {count}" for name, count in winners.signed.items())
+        tool = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
+        with excitation_backprop_scope(scores[0].model, pixels=self.to_pixels) as winners:
+            made = (
+                tool._compute_input_maps(x, scores)
+                if self.to_pixels
+                else super(ExcitationBackprop, tool).compute_maps(x, scores)
+            )
+        notes = [] if tool is self else self.describe_chosen_layer(str(tool.layer), scores[0].model)
+        if winners.signed_activations:
+            names = ", ".join(f"{name} x {count}" for name, count in winners.signed_activations.items())
             notes.append(f"activations that may be negative, where they are no response: {names}")
         return [replace(one, notes=(*notes, *one.notes)) for one in made]
 
-    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the score; what is read off the model's output is differentiated as it is."""
-        expect_rules(output, self.name)
+        check_excitation_rules(output, self.name)
         if self.contrastive:
-            set_against_duals(output)
-        return score.read(output, samples)
+            enable_contrast(output)
+        return score.read_score(output, n_samples)
 
-    def combine(self, features: Features) -> Tensor:
+    def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s): Σ_k P(a_k)"""
-        for sample, note in enumerate(self._lost(features.score, features.gradient)):
+        for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:
-                features.note(sample, note)
+                features.add_note(sample, note)
         return features.gradient.sum(1)
 
-    def _at_input(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    def _compute_input_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         def run(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
-            return [self.values(score, output, len(x)) for score in scores]
+            return [self.objective(score, output, len(x)) for score in scores]
 
-        found = zip(scores, input_gradients(x, run)[1], strict=True)
+        found = zip(scores, compute_input_gradients(x, run)[1], strict=True)
         return [
-            Maps(p.sum(1), zero_gradient=~p.flatten(1).any(1), own=tuple((n,) * bool(n) for n in self._lost(score, p)))
+            AttributionMaps(
+                p.sum(1),
+                zero_gradient=~p.flatten(1).any(1),
+                sample_notes=tuple((n,) * bool(n) for n in self._describe_lost_probability(score, p)),
+            )
             for score, p in found
         ]
 
-    def _lost(self, score: Score, p: Tensor) -> list[str]:
+    def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
         """A note of each sample, "" where nothing much is missing of one class's probability."""
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()
         words = "of the probability ended before at units that nothing excites, and is not in the map"
-        return [f"{share:.0%} {words}" if share > LOST else "" for share in missing]
+        return [f"{share:.0%} {words}" if share > MIN_REPORTED_LOSS else "" for share in missing]

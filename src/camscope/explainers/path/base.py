@@ -11,15 +11,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.baselines import WithBaseline
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.pixel_base import ManyRuns, PixelExplainer, Runs, gap_in_words
+from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.pixel_base import (
+    MultiPassExplainer,
+    PerturbedEvaluator,
+    PixelExplainer,
+    format_completeness_gap,
+)
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
 
 @dataclass(frozen=True)
-class Followed:
+class PathAttribution:
     """What the paths to one sample gave.
 
     `values` (C,*S), at least float32, add up to `change` (), the score less that of the paths' beginnings, but for the
@@ -27,21 +32,21 @@ class Followed:
     """
 
     values: Tensor
-    change: Tensor
-    gradients: int
-    moved: bool = True
-    said: tuple[str, ...] = ()
+    score_change: Tensor
+    n_gradients: int
+    has_nonzero_path: bool = True
+    notes: tuple[str, ...] = ()
 
 
-class Along(NamedTuple):
+class PathIntegral(NamedTuple):
     """What one path gave: values (C,*S), at least float32, how many gradients were taken, what is to be said of it."""
 
     values: Tensor
-    gradients: int
-    said: tuple[str, ...] = ()
+    n_gradients: int
+    notes: tuple[str, ...] = ()
 
 
-class PathExplainer(PixelExplainer, ManyRuns):
+class PathExplainer(PixelExplainer, MultiPassExplainer):
     """A map that adds up to the score's change along a path to the input. A method writes `followed`.
 
     How far it is from doing so is in the result's `measures`: `completeness_gap`, what the map adds up to less
@@ -49,117 +54,145 @@ class PathExplainer(PixelExplainer, ManyRuns):
     """
 
     @abstractmethod
-    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> PathAttribution:
         """The path, or the mean over paths, to one sample, from `starts` (C,*S) of its own."""
 
-    def starts(self, x: Tensor) -> list[Tensor]:
+    def build_baselines(self, x: Tensor) -> list[Tensor]:
         """(N,C,*S) -> as many tensors of that shape as there are beginnings."""
         return []
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """The map (N,*S), and how far it is from being complete."""
-        runs = Runs(self, x, score)
-        starts = self.starts(x)
-        found = [self.followed(runs, sample, [start[sample] for start in starts]) for sample in range(len(x))]
+        runs = PerturbedEvaluator(self, x, score)
+        starts = self.build_baselines(x)
+        found = [
+            self.compute_sample_attribution(runs, sample, [start[sample] for start in starts])
+            for sample in range(len(x))
+        ]
         values = torch.stack([one.values for one in found])
-        changes = torch.stack([one.change.double() for one in found])
+        changes = torch.stack([one.score_change.double() for one in found])
         totals = values.double().flatten(1).sum(1)
-        moved = torch.tensor([one.moved for one in found], device=x.device)
-        return Maps(
-            self.over_pixels(runs, values),
+        moved = torch.tensor([one.has_nonzero_path for one in found], device=x.device)
+        return AttributionMaps(
+            self.reduce_to_pixels(runs, values),
             zero_gradient=moved & ~values.flatten(1).any(1),
-            own=tuple(
-                (*one.said, self.completeness(float(total), float(one.change), one.gradients))
+            sample_notes=tuple(
+                (*one.notes, self.format_completeness(float(total), float(one.score_change), one.n_gradients))
                 for one, total in zip(found, totals, strict=True)
             ),
-            measures={
+            diagnostics={
                 "completeness_gap": totals - changes,
                 "score_change": changes,
-                "gradients": torch.tensor([one.gradients for one in found], device="cpu"),
+                "gradients": torch.tensor([one.n_gradients for one in found], device="cpu"),
             },
         )
 
-    def completeness(self, total: float, change: float, gradients: int) -> str:
+    def format_completeness(self, total: float, score_change: float, n_gradients: int) -> str:
         """How far a map is from adding up to the score's change, in words."""
-        words = gap_in_words(self.parts(), total, "the score changes by", change)
-        return f"completeness: {words}, after {plural(gradients, 'gradient')}"
+        words = format_completeness_gap(self.describe_summands(), total, "the score changes by", score_change)
+        return f"completeness: {words}, after {plural(n_gradients, 'gradient')}"
 
-    def over_pixels(self, runs: Runs, values: Tensor) -> Tensor:
+    def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
         """(N,C,*S), which the paths gave -> (N,*S)."""
-        return self.over_channels(values)
+        return self.reduce_channels(values)
 
 
-class BaselinePath(WithBaseline, PathExplainer):
+class BaselinePathExplainer(BaselineMixin, PathExplainer):
     """A map that adds up to the score less a baseline's. A method writes `along`."""
 
     @abstractmethod
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
+    def integrate_path(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+    ) -> PathIntegral:
         """From the baseline `start` (C,*S) to one sample.
 
         `change` (): the score less the baseline's.
         """
 
-    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> PathAttribution:
         """The mean over the baselines."""
-        changes = torch.stack([runs.values[sample] - runs.scores(sample, start[None])[0] for start in starts])
-        parts = [self.along(runs, sample, start, change) for start, change in zip(starts, changes, strict=True)]
-        moved = any(not torch.equal(start, runs.x[sample]) for start in starts)
+        changes = torch.stack(
+            [
+                evaluator.clean_scores[sample] - evaluator.score_variants(sample, start[None])[0]
+                for start in baseline_tensors
+            ]
+        )
+        parts = [
+            self.integrate_path(evaluator, sample, start, change)
+            for start, change in zip(baseline_tensors, changes, strict=True)
+        ]
+        moved = any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors)
         still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
         values = torch.stack([part.values for part in parts]).mean(0)
-        said = dict.fromkeys((*still, *(words for part in parts for words in part.said)))
-        return Followed(values, changes.mean(), sum(part.gradients for part in parts), moved, tuple(said))
+        said = dict.fromkeys((*still, *(words for part in parts for words in part.notes)))
+        return PathAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, tuple(said))
 
 
-def between(start: Tensor, end: Tensor, shares: Tensor) -> Tensor:
+def interpolate_points(start: Tensor, end: Tensor, fractions: Tensor) -> Tensor:
     """(C,*S) twice, (R,) -> (R,C,*S): so far from the one to the other."""
-    return start + (end - start) * shares.to(end).view(-1, *[1] * end.ndim)
+    return start + (end - start) * fractions.to(end).view(-1, *[1] * end.ndim)
 
 
-def difference(start: Tensor, end: Tensor) -> Tensor:
+def subtract_full_precision(start: Tensor, end: Tensor) -> Tensor:
     """(C,*S), at least float32."""
     return full_precision(end) - full_precision(start)
 
 
-MOST = 2**14  # steps
+MAX_STEPS = 2**14  # steps
 
 
-def straight(runs: Runs, sample: int, start: Tensor, change: Tensor, steps: int, tolerance: float | None) -> Along:
+def integrate_straight_line(
+    evaluator: PerturbedEvaluator,
+    sample: int,
+    baseline_tensor: Tensor,
+    score_change: Tensor,
+    n_steps: int,
+    tolerance: float | None,
+) -> PathIntegral:
     """(C,*S): (x - x') times the gradient's mean over the middles of equal steps from x' to x; and how many steps.
 
     `tolerance`: see IntegratedGradients. Three times as many steps have the old ones' middles among theirs, which are not
     run again.
     """
-    way = difference(start, runs.x[sample])
-    total = gradients_at(runs, sample, start, middles(steps))
+    way = subtract_full_precision(baseline_tensor, evaluator.x[sample])
+    total = sum_gradients_on_line(evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps))
 
     def wanting() -> bool:
-        gap = (way.double() * total).sum() / steps - change
-        return tolerance is not None and not bool(gap.abs() <= tolerance * change.abs())
+        gap = (way.double() * total).sum() / n_steps - score_change
+        return tolerance is not None and not bool(gap.abs() <= tolerance * score_change.abs())
 
-    while 3 * steps <= MOST and wanting():
-        steps *= 3
-        total += gradients_at(runs, sample, start, middles(steps, new=True))
+    while 3 * n_steps <= MAX_STEPS and wanting():
+        n_steps *= 3
+        total += sum_gradients_on_line(
+            evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps, only_new=True)
+        )
     said = (
-        (f"not within tolerance={tolerance:g} after {plural(steps, 'step')}, the most that are taken",)
+        (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
         if wanting()
         else ()
     )
-    return Along(way * (total / steps).to(way.dtype), steps, said)
+    return PathIntegral(way * (total / n_steps).to(way.dtype), n_steps, said)
 
 
-def middles(steps: int, *, new: bool = False) -> Tensor:
+def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
     """(steps,) in 0..1: the middles of equal steps; `new`: without those of a third as many steps."""
-    places = torch.arange(steps, dtype=torch.float64, device="cpu")
-    return ((places[places % 3 != 1] if new else places) + 0.5) / steps
+    places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
+    return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
 
-def gradients_at(runs: Runs, sample: int, start: Tensor, shares: Tensor) -> Tensor:
+def sum_gradients_on_line(
+    evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, fractions: Tensor
+) -> Tensor:
     """(R,) -> (C,*S), float64: the sum of the gradients so far on the way."""
-    total = torch.zeros_like(start, dtype=torch.float64)
+    total = torch.zeros_like(baseline_tensor, dtype=torch.float64)
 
     def work(part: slice) -> None:
-        versions = between(start, runs.x[sample], shares[part].to(start.device))
-        total.add_(runs.gradients(sample, versions)[1].sum(0, dtype=torch.float64))
+        versions = interpolate_points(baseline_tensor, evaluator.x[sample], fractions[part].to(baseline_tensor.device))
+        total.add_(evaluator.compute_gradients(sample, versions)[1].sum(0, dtype=torch.float64))
 
-    runs.in_turns(sample, len(shares), work, gradients=True)
+    evaluator.process_chunks(sample, len(fractions), work, with_gradients=True)
     return total

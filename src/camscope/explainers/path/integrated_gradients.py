@@ -15,16 +15,23 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.base import register
-from camscope.explainers.core.baselines import WithBackground, starts
-from camscope.explainers.core.batching import normal, seeds
-from camscope.explainers.core.evaluation_context import expect_count, expect_number, expect_positive
-from camscope.explainers.core.pixel_base import Runs
-from camscope.explainers.path.base import Along, BaselinePath, Followed, PathExplainer, difference, straight
+from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_tensors
+from camscope.explainers.core.batching import draw_normal, draw_seeds
+from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
+from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.path.base import (
+    BaselinePathExplainer,
+    PathAttribution,
+    PathExplainer,
+    PathIntegral,
+    integrate_straight_line,
+    subtract_full_precision,
+)
 from camscope.targets import full_precision
 
 
 @register
-class IntegratedGradients(BaselinePath):
+class IntegratedGradients(BaselinePathExplainer):
     """(x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m: the gradient's mean between x' and x (Sundararajan et al. 2017, eq. 3).
 
     x': the baseline. The authors sum at the steps' ends; the midpoints are exact where the score is a polynomial of degree
@@ -33,26 +40,32 @@ class IntegratedGradients(BaselinePath):
     """
 
     name, paper = "integratedgradients", "arXiv:1703.01365"
-    forwards: ClassVar[str] = "2 + steps"
-    backwards: ClassVar[str] = "steps"
-    steps: int = 50
+    forward_passes: ClassVar[str] = "2 + steps"
+    backward_passes: ClassVar[str] = "steps"
+    n_steps: int = 50
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps)
-        expect_positive(None, tolerance=self.tolerance)
+        check_positive_integer(steps=self.n_steps)
+        check_positive_number(None, tolerance=self.tolerance)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
+    def integrate_path(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+    ) -> PathIntegral:
         """(C,*S), and the steps taken."""
-        return straight(runs, sample, start, change, self.steps, self.tolerance)
+        return integrate_straight_line(evaluator, sample, baseline_tensor, score_change, self.n_steps, self.tolerance)
 
 
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a number: whole ones with as many
+INTEGER_DTYPE_BY_ITEMSIZE = {
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # bytes of a number: whole ones with as many
 
 
 @register
-class GuidedIG(BaselinePath):
+class GuidedIG(BaselinePathExplainer):
     """Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t): each step moves the values of least gradient (Kapishnikov et al. 2021).
 
     Every step takes 1/`steps` of the L1 distance from the baseline to the input: of the values the `fraction` with the
@@ -63,140 +76,152 @@ class GuidedIG(BaselinePath):
     """
 
     name, paper = "guidedig", "arXiv:2106.09788"
-    forwards: ClassVar[str] = "3 + steps"
-    backwards: ClassVar[str] = "1 + steps"
-    steps: int = 100
+    forward_passes: ClassVar[str] = "3 + steps"
+    backward_passes: ClassVar[str] = "1 + steps"
+    n_steps: int = 100
     fraction: float = 0.25
-    reach: float = 0.02
+    max_distance: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps)
-        expect_number(low=0, high=1, fraction=self.fraction, reach=self.reach)
+        check_positive_integer(steps=self.n_steps)
+        check_number(low=0, high=1, fraction=self.fraction, reach=self.max_distance)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
+    def integrate_path(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+    ) -> PathIntegral:
         """(C,*S), and how many gradients were taken."""
-        end = runs.x[sample]
-        place = full_precision(start).clone()
+        end = evaluator.x[sample]
+        place = full_precision(baseline_tensor).clone()
         gradient, total = torch.zeros_like(place), torch.zeros_like(place, dtype=torch.float64)
 
         def work(part: slice) -> None:
             nonlocal place, gradient
-            nearer = place if part.start == 0 else self.moved(place, gradient, start, end, part.start)
-            new = runs.gradients(sample, nearer[None].to(end.dtype))[1][0]
+            nearer = place if part.start == 0 else self.advance_point(place, gradient, baseline_tensor, end, part.start)
+            new = evaluator.compute_gradients(sample, nearer[None].to(end.dtype))[1][0]
             total.add_((nearer - place) * (gradient + new) / 2)
             place, gradient = nearer, new
 
-        count = runs.in_turns(sample, 1 + self.steps, work, gradients=True, at_once=1)
-        return Along(total.to(place.dtype), count)
+        count = evaluator.process_chunks(sample, 1 + self.n_steps, work, with_gradients=True, chunk_size=1)
+        return PathIntegral(total.to(place.dtype), count)
 
-    def moved(self, place: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
+    def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
         """(C,*S): where a step leads to, from the gradient at its beginning."""
-        if step == self.steps:
+        if step == self.n_steps:
             return full_precision(end)
-        share, way = step / self.steps, difference(start, end)
-        low, high = (start + way * min(max(one, 0.0), 1.0) for one in (share - self.reach, share + self.reach))
-        place = torch.where((place - start).abs() < (low - start).abs(), low, place)
-        left = (end - place).abs().sum(dtype=torch.float64)
+        share, way = step / self.n_steps, subtract_full_precision(start, end)
+        low, high = (
+            start + way * min(max(one, 0.0), 1.0) for one in (share - self.max_distance, share + self.max_distance)
+        )
+        point = torch.where((point - start).abs() < (low - start).abs(), low, point)
+        left = (end - point).abs().sum(dtype=torch.float64)
         needed = left - (1 - share) * way.abs().sum(dtype=torch.float64)
-        shares = taken((high - place).abs().flatten(), gradient.flatten(), needed, self.fraction)
-        return place + (high - place) * shares.view_as(place)
+        shares = allocate_distance((high - point).abs().flatten(), gradient.flatten(), needed, self.fraction)
+        return point + (high - point) * shares.view_as(point)
 
 
-def taken(room: Tensor, gradient: Tensor, needed: Tensor, fraction: float) -> Tensor:
+def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fraction: float) -> Tensor:
     """(P,) in 0..1: how much of its room each value takes, that all of them together take what is needed.
 
     Those of the smallest gradients come first, in groups that are a fraction of all values; of one group all take the same.
     """
-    sizes = torch.where(room > 0, gradient.abs(), torch.inf)
-    order = sizes.view(BITS[sizes.itemsize]).argsort(
+    sizes = torch.where(available > 0, gradient.abs(), torch.inf)
+    order = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]).argsort(
         stable=True
     )  # none is negative: the same order, sorted 10 x as fast
-    size = max(1, int(fraction * len(room)))
-    groups = torch.arange(len(room), device=room.device) // size
-    rooms = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device=room.device)
-    rooms.index_add_(0, groups, room[order].double())
+    size = max(1, int(fraction * len(available)))
+    groups = torch.arange(len(available), device=available.device) // size
+    rooms = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device=available.device)
+    rooms.index_add_(0, groups, available[order].double())
     before = rooms.cumsum(0) - rooms
-    shares = torch.where(rooms > 0, (needed - before) / rooms, 0).clamp(0, 1)
-    return torch.zeros_like(room).scatter_(0, order, shares[groups].to(room.dtype))
+    shares = torch.where(rooms > 0, (required - before) / rooms, 0).clamp(0, 1)
+    return torch.zeros_like(available).scatter_(0, order, shares[groups].to(available.dtype))
 
 
 @dataclass(frozen=True)
-class Draws:
+class PathSamples:
     """What is drawn for one sample: of each turn the baseline's number, how far on the way, and its noise's own seed."""
 
-    picks: Tensor
-    shares: Tensor
-    seeds: Sequence[int]
+    baseline_indices: Tensor
+    fractions: Tensor
+    noise_seeds: Sequence[int]
 
     @classmethod
-    def of(cls, samples: int, baselines: int, drawn: torch.Generator) -> "Draws":
+    def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
         """A point in each of equal steps, and in every so many steps each baseline once, in an order of its own.
 
         As draws that know nothing of one another, but nearer to what they are the mean of.
         """
-        rounds = [torch.randperm(baselines, generator=drawn, device="cpu") for _ in range(-(-samples // baselines))]
-        places = torch.arange(samples, device="cpu") + torch.rand(
-            samples, generator=drawn, dtype=torch.float64, device="cpu"
+        rounds = [
+            torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(-(-n_samples // n_baselines))
+        ]
+        places = torch.arange(n_samples, device="cpu") + torch.rand(
+            n_samples, generator=generator, dtype=torch.float64, device="cpu"
         )
-        return cls(torch.cat(rounds)[:samples], places / samples, seeds(samples, drawn))
+        return cls(torch.cat(rounds)[:n_samples], places / n_samples, draw_seeds(n_samples, generator))
 
 
 @register
-class ExpectedGradients(WithBackground, PathExplainer):
+class ExpectedGradients(BackgroundMixin, PathExplainer):
     """E[(x - x') ∂f(x' + a (x - x'))/∂x] over baselines x' of a background and a in 0..1 (Erion et al. 2021).
 
     `samples`: draws, spread evenly over the background and a, which leaves the expectation as it is.
     """
 
     name, paper = "expectedgradients", "arXiv:1906.10670"
-    forwards: ClassVar[str] = "1 + references + samples"
-    backwards: ClassVar[str] = "samples"
-    samples: int = 50
+    forward_passes: ClassVar[str] = "1 + references + samples"
+    backward_passes: ClassVar[str] = "samples"
+    n_samples: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(samples=self.samples)
-        self.references: int = min(len(self.baselines()), self.samples)  # how many of them are looked at
+        check_positive_integer(samples=self.n_samples)
+        self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many of them are looked at
 
-    def starts(self, x: Tensor) -> list[Tensor]:
+    def build_baselines(self, x: Tensor) -> list[Tensor]:
         """(N,C,*S) for each of the background that is drawn at all."""
-        return starts(self.baselines(), x, self, self._draws().picks.unique().tolist())
+        return build_baseline_tensors(
+            self.list_baselines(), x, self, self._draw_path_samples().baseline_indices.unique().tolist()
+        )
 
-    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> PathAttribution:
         """The mean over all draws."""
-        x, draws, baselines = runs.x[sample], self._draws(), torch.stack(list(starts))
-        picks = draws.picks.unique(return_inverse=True)[1]
+        x, draws, baselines = evaluator.x[sample], self._draw_path_samples(), torch.stack(list(baseline_tensors))
+        picks = draws.baseline_indices.unique(return_inverse=True)[1]
         total = torch.zeros_like(x, dtype=torch.float64)
 
         def work(part: slice) -> None:
             begins = baselines[picks[part].to(x.device)]
-            ends = self.ends(x, draws, part)
-            shares = draws.shares[part].to(x).view(-1, *[1] * x.ndim)
-            gradients = runs.gradients(sample, begins + (ends - begins) * shares)[1]
-            total.add_((difference(begins, ends) * gradients).sum(0, dtype=torch.float64))
+            ends = self.compute_path_ends(x, draws, part)
+            shares = draws.fractions[part].to(x).view(-1, *[1] * x.ndim)
+            gradients = evaluator.compute_gradients(sample, begins + (ends - begins) * shares)[1]
+            total.add_((subtract_full_precision(begins, ends) * gradients).sum(0, dtype=torch.float64))
 
-        runs.in_turns(sample, self.samples, work, gradients=True)
-        often = picks.bincount().to(runs.values) / self.samples
-        change = runs.values[sample] - (often * self._scores(runs, sample, baselines)).sum()
+        evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
+        often = picks.bincount().to(evaluator.clean_scores) / self.n_samples
+        change = evaluator.clean_scores[sample] - (often * self._score_baselines(evaluator, sample, baselines)).sum()
         moved = not all(torch.equal(one, x) for one in baselines)
-        return Followed((total / self.samples).to(full_precision(x).dtype), change, self.samples, moved, self.said)
+        return PathAttribution(
+            (total / self.n_samples).to(full_precision(x).dtype), change, self.n_samples, moved, self.baseline_notes
+        )
 
-    def _draws(self) -> Draws:
-        return Draws.of(self.samples, len(self.baselines()), self.drawing())
+    def _draw_path_samples(self) -> PathSamples:
+        return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())
 
-    def ends(self, x: Tensor, draws: Draws, part: slice) -> Tensor:
+    def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """(C,*S) -> (R,C,*S): where the drawn paths end."""
-        return x.expand(part.stop - part.start, *x.shape)
+        return x.expand(rows.stop - rows.start, *x.shape)
 
-    def _scores(self, runs: Runs, sample: int, baselines: Tensor) -> Tensor:
+    def _score_baselines(self, evaluator: PerturbedEvaluator, sample: int, baselines: Tensor) -> Tensor:
         """(M,): those of the baselines."""
-        found = torch.empty(len(baselines), dtype=runs.values.dtype, device=baselines.device)
+        found = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
 
         def work(part: slice) -> None:
-            found[part] = runs.scores(sample, baselines[part])
+            found[part] = evaluator.score_variants(sample, baselines[part])
 
-        runs.in_turns(sample, len(baselines), work)
+        evaluator.process_chunks(sample, len(baselines), work)
         return found
 
 
@@ -213,11 +238,11 @@ class GradientSHAP(ExpectedGradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_number(low=0, sigma=self.sigma)
+        check_number(low=0, sigma=self.sigma)
 
-    def ends(self, x: Tensor, draws: Draws, part: slice) -> Tensor:
+    def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """(C,*S) -> (R,C,*S): noisy copies."""
-        return x + normal(draws.seeds[part], x) * (self.sigma * (x.amax() - x.amin()))
+        return x + draw_normal(path_samples.noise_seeds[rows], x) * (self.sigma * (x.amax() - x.amin()))
 
 
 @register
@@ -230,40 +255,42 @@ class BlurIG(PathExplainer):
     """
 
     name, paper = "blurig", "arXiv:2004.03383"
-    forwards: ClassVar[str] = "2 + steps"
-    backwards: ClassVar[str] = "steps"
-    steps: int = 100
+    forward_passes: ClassVar[str] = "2 + steps"
+    backward_passes: ClassVar[str] = "steps"
+    n_steps: int = 100
     sigma: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps)
-        expect_positive(sigma=self.sigma)
+        check_positive_integer(steps=self.n_steps)
+        check_positive_number(sigma=self.sigma)
 
-    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> PathAttribution:
         """Chord by chord."""
-        x = runs.x[sample]
-        blurs = Blurs(x)
+        x = evaluator.x[sample]
+        blurs = BlurredCopies(x)
         widths = (
             self.sigma
             * max(x.shape[1:])
-            * (1 - torch.arange(self.steps + 1, dtype=torch.float64, device="cpu") / self.steps) ** 2
+            * (1 - torch.arange(self.n_steps + 1, dtype=torch.float64, device="cpu") / self.n_steps) ** 2
         )
         total = torch.zeros_like(x, dtype=torch.float64)
 
         def work(part: slice) -> None:
-            bells = blurs.bells(widths[part.start : part.stop + 1])
-            middles = blurs.of((bells[:-1] + bells[1:]) / 2) + blurs.level
-            gradients = runs.gradients(sample, middles.to(x.dtype))[1]
-            total.add_((blurs.of(bells.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
+            bells = blurs.compute_frequency_factors(widths[part.start : part.stop + 1])
+            middles = blurs.apply_factors((bells[:-1] + bells[1:]) / 2) + blurs.channel_offset
+            gradients = evaluator.compute_gradients(sample, middles.to(x.dtype))[1]
+            total.add_((blurs.apply_factors(bells.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
 
-        runs.in_turns(sample, self.steps, work, gradients=True)
-        start = blurs.of(blurs.bells(widths[:1])) + blurs.level
-        change = runs.values[sample] - runs.scores(sample, start.to(x.dtype))[0]
-        return Followed(total.to(start.dtype), change, self.steps, moved=blurs.moves)
+        evaluator.process_chunks(sample, self.n_steps, work, with_gradients=True)
+        start = blurs.apply_factors(blurs.compute_frequency_factors(widths[:1])) + blurs.channel_offset
+        change = evaluator.clean_scores[sample] - evaluator.score_variants(sample, start.to(x.dtype))[0]
+        return PathAttribution(total.to(start.dtype), change, self.n_steps, has_nonzero_path=blurs.is_nonconstant)
 
 
-class Blurs:
+class BlurredCopies:
     """An input (C,*S) under Gaussians, which in the space of cosines are factors, one a frequency.
 
     `level` (C,1,..): a value of each channel, which no blur changes, and which is added at the end: so a constant stays
@@ -272,35 +299,37 @@ class Blurs:
 
     def __init__(self, x: Tensor) -> None:
         wide = full_precision(x)
-        self.level = wide.flatten(1)[:, 0].view(-1, *[1] * (x.ndim - 1))
-        waves = [cosines(cells, x.device) for cells in x.shape[1:]]
-        self._spectrum = along_axes((wide - self.level)[None].double(), waves)
-        self._back = [wave.T.to(wide.dtype) for wave in waves]
-        self.moves = bool(self._spectrum.any())
+        self.channel_offset = wide.flatten(1)[:, 0].view(-1, *[1] * (x.ndim - 1))
+        waves = [build_dct_matrix(cells, x.device) for cells in x.shape[1:]]
+        self._spectrum = multiply_along_axes((wide - self.channel_offset)[None].double(), waves)
+        self._inverse_transforms = [wave.T.to(wide.dtype) for wave in waves]
+        self.is_nonconstant = bool(self._spectrum.any())
 
-    def bells(self, widths: Tensor) -> Tensor:
+    def compute_frequency_factors(self, sigmas: Tensor) -> Tensor:
         """(R,), cells -> (R,1,*S), float64: what is left of each frequency."""
         left = torch.zeros([1] * self._spectrum.ndim, dtype=torch.float64, device=self._spectrum.device)
-        squares = widths.to(left.device).square().view(-1, *[1] * (left.ndim - 1))
+        squares = sigmas.to(left.device).square().view(-1, *[1] * (left.ndim - 1))
         for axis in range(2, left.ndim):
             cells = self._spectrum.shape[axis]
             frequencies = torch.arange(cells, dtype=torch.float64, device=left.device) * (math.pi / cells)
             left = left - 0.5 * squares * frequencies.square().view(-1, *[1] * (left.ndim - 1 - axis))
         return left.exp()
 
-    def of(self, factors: Tensor) -> Tensor:
+    def apply_factors(self, factors: Tensor) -> Tensor:
         """(R,1,*S) -> (R,C,*S), at least float32: the input's frequencies times these."""
-        return along_axes((self._spectrum * factors).to(self._back[0].dtype), self._back)
+        return multiply_along_axes(
+            (self._spectrum * factors).to(self._inverse_transforms[0].dtype), self._inverse_transforms
+        )
 
 
-def cosines(cells: int, device: torch.device) -> Tensor:
+def build_dct_matrix(n_cells: int, device: torch.device) -> Tensor:
     """(cells,cells), float64, orthonormal: row k is a cosine of k half periods, flat at both borders (the DCT-II)."""
-    places = (torch.arange(cells, dtype=torch.float64, device=device) + 0.5) * (math.pi / cells)
-    waves = (torch.arange(cells, dtype=torch.float64, device=device)[:, None] * places).cos()
+    places = (torch.arange(n_cells, dtype=torch.float64, device=device) + 0.5) * (math.pi / n_cells)
+    waves = (torch.arange(n_cells, dtype=torch.float64, device=device)[:, None] * places).cos()
     return waves / waves.square().sum(1, keepdim=True).sqrt()
 
 
-def along_axes(values: Tensor, matrices: list[Tensor]) -> Tensor:
+def multiply_along_axes(values: Tensor, matrices: list[Tensor]) -> Tensor:
     """(R,C,*S): each spatial axis times its matrix."""
     for axis, matrix in enumerate(matrices, start=2):
         values = (values.movedim(axis, -1) @ matrix.T).movedim(-1, axis)

@@ -15,91 +15,93 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.baselines import Baseline, several
-from camscope.explainers.core.evaluation_context import expect_count, expect_positive, expect_whole
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.pixel_base import Runs
-from camscope.explainers.core.segmentation import of_skimage
-from camscope.explainers.path.base import Along, BaselinePath, straight
+from camscope.explainers.core.baselines import BaselineLike, parse_baselines
+from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer, check_positive_number
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.core.segmentation import import_skimage
+from camscope.explainers.path.base import BaselinePathExplainer, PathIntegral, integrate_straight_line
 from camscope.targets import Score
 
-SMOOTHED = 0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
+SMOOTHING_SIGMA_PIXELS = (
+    0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
+)
 
 
 @dataclass(frozen=True)
-class Regions:
+class OverlappingSegments:
     """Segments that may overlap: entry n says that pixel `pixels[n]` is one of segment `owners[n]`'s; sorted by pixel.
 
     `first` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
     """
 
-    pixels: Tensor
-    owners: Tensor
-    first: Tensor
-    count: int
+    pixel_indices: Tensor
+    segment_indices: Tensor
+    first_entries: Tensor
+    n_segments: int
 
-    def spread(self, values: Tensor, fewest: int) -> Tensor:
+    def average_over_segments(self, values: Tensor, min_new_pixels: int) -> Tensor:
         """(H,W) -> (H,W): the segment with the largest mean over its free pixels takes them and gives each that mean.
 
         A segment with less than `fewest` free pixels takes none; the pixels that are left share theirs.
         """
         flat = values.flatten().double().cpu()
-        sums = flat.new_zeros(self.count).index_add_(0, self.owners, flat[self.pixels])
-        sizes = self.owners.bincount(minlength=self.count)
+        sums = flat.new_zeros(self.n_segments).index_add_(0, self.segment_indices, flat[self.pixel_indices])
+        sizes = self.segment_indices.bincount(minlength=self.n_segments)
         found, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool, device="cpu")
-        members = self.pixels[self.owners.argsort(stable=True)].split(sizes.tolist())
-        while bool((sizes >= fewest).any()):
-            best = int(torch.where(sizes >= fewest, sums / sizes.clamp(min=1), -torch.inf).argmax())
+        members = self.pixel_indices[self.segment_indices.argsort(stable=True)].split(sizes.tolist())
+        while bool((sizes >= min_new_pixels).any()):
+            best = int(torch.where(sizes >= min_new_pixels, sums / sizes.clamp(min=1), -torch.inf).argmax())
             new = members[best][free[members[best]]]
             found[new], free[new] = flat[new].mean(), False
-            entries = self._entries(new)
-            sums.index_add_(0, self.owners[entries], -flat[self.pixels[entries]])
-            sizes = sizes - self.owners[entries].bincount(minlength=self.count)
+            entries = self._find_entries(new)
+            sums.index_add_(0, self.segment_indices[entries], -flat[self.pixel_indices[entries]])
+            sizes = sizes - self.segment_indices[entries].bincount(minlength=self.n_segments)
         found[free] = flat[free].mean() if bool(free.any()) else 0.0
         return found.view_as(values).to(values)
 
-    def _entries(self, pixels: Tensor) -> Tensor:
+    def _find_entries(self, pixels: Tensor) -> Tensor:
         """The entries of these pixels."""
-        begins, counts = self.first[pixels], self.first[pixels + 1] - self.first[pixels]
+        begins, counts = self.first_entries[pixels], self.first_entries[pixels + 1] - self.first_entries[pixels]
         offsets = torch.arange(int(counts.sum()), device="cpu") - (counts.cumsum(0) - counts).repeat_interleave(counts)
         return begins.repeat_interleave(counts) + offsets
 
 
-def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> Regions:
+def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> OverlappingSegments:
     """(C,H,W) -> the segments of all scales, each wider by so many pixels; of a picture stretched to -1..1."""
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
     picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
     seen = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
-    cut = of_skimage("segmentation").felzenszwalb
+    cut = import_skimage("segmentation").felzenszwalb
     owners, pixels, count = [], [], 0
     for scale in scales:
-        labels = cut(seen, scale=scale, sigma=SMOOTHED, min_size=min_size)
+        labels = cut(seen, scale=scale, sigma=SMOOTHING_SIGMA_PIXELS, min_size=min_size)
         for label in np.unique(labels):
-            inside = places(labels == label, margin)
+            inside = find_pixels_near_mask(labels == label, margin)
             pixels.append(inside)
             owners.append(torch.full_like(inside, count))
             count += 1
     every, whose = torch.cat(pixels), torch.cat(owners)
     order = every.argsort(stable=True)
     first = F.pad(every.bincount(minlength=seen[..., 0].size).cumsum(0), (1, 0))
-    return Regions(every[order], whose[order], first, count)
+    return OverlappingSegments(every[order], whose[order], first, count)
 
 
-def places(mask: NDArray[np.bool_], margin: int) -> Tensor:
+def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> Tensor:
     """(H,W) -> (P,): the numbers of the pixels not farther than so many pixels from the mask; looked for near it only."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(one[0]) - margin) for one in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
-    down, right = of_skimage("morphology").isotropic_dilation(part, margin).nonzero()
+    down, right = import_skimage("morphology").isotropic_dilation(part, margin).nonzero()
     return torch.from_numpy((down + top) * mask.shape[1] + right + left)
 
 
-SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
+DEFAULT_SEGMENT_SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
 
 
 @register
-class XRAI(BaselinePath):
+class XRAI(BaselinePathExplainer):
     """Each pixel has the mean of integrated gradients over what its region adds (Kapishnikov et al. 2019, algorithm 1).
 
     The picture is cut into segments of several `scales` (Felzenszwalb & Huttenlocher 2004), of `min_size` pixels or more,
@@ -110,48 +112,55 @@ class XRAI(BaselinePath):
     """
 
     name, paper = "xrai", "arXiv:1906.02825"
-    forwards: ClassVar[str] = "1 + 2 x (1 + steps)"
-    backwards: ClassVar[str] = "2 x steps"
-    baseline: Baseline | Sequence[Baseline] | None = None
-    steps: int = 50
-    scales: list[float] | tuple[float, ...] = SCALES
+    forward_passes: ClassVar[str] = "1 + 2 x (1 + steps)"
+    backward_passes: ClassVar[str] = "2 x steps"
+    baseline: BaselineLike | Sequence[BaselineLike] | None = None
+    n_steps: int = 50
+    scales: list[float] | tuple[float, ...] = DEFAULT_SEGMENT_SCALES
     min_size: int = 150
     margin: int = 5
-    fewest: int = 50
+    min_new_pixels: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps, min_size=self.min_size, fewest=self.fewest)
-        expect_whole(margin=self.margin)
+        check_positive_integer(steps=self.n_steps, min_size=self.min_size, fewest=self.min_new_pixels)
+        check_integer(margin=self.margin)
         if self.margin < 0:
             raise InputError(f"margin={self.margin}: expected 0 pixels or more")
         if not isinstance(self.scales, list | tuple) or not self.scales:
             raise InputError(f"scales={self.scales!r}: expected a list of positive numbers")
         for scale in self.scales:
-            expect_positive(scales=scale)
+            check_positive_number(scales=scale)
 
-    def baselines(self) -> Sequence[Baseline]:
+    def list_baselines(self) -> Sequence[BaselineLike]:
         """Those that the map is the mean over."""
         if self.baseline is not None:
-            return several(self.baseline)
+            return parse_baselines(self.baseline)
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """The map (N,H,W), and how far it is from being complete."""
         if x.ndim != 4:
             raise InputError(f"xrai cuts pictures into regions: the input is {tuple(x.shape)}, not (N,C,H,W)")
-        of_skimage("segmentation")  # what is missing is said before anything runs
-        return super().attributed(x, score)
+        import_skimage("segmentation")  # what is missing is said before anything runs
+        return super().compute_score_maps(x, score)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
+    def integrate_path(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+    ) -> PathIntegral:
         """(C,H,W): integrated gradients; and the steps taken."""
-        return straight(runs, sample, start, change, self.steps, None)
+        return integrate_straight_line(evaluator, sample, baseline_tensor, score_change, self.n_steps, None)
 
-    def over_pixels(self, runs: Runs, values: Tensor) -> Tensor:
+    def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
         """(N,C,H,W), integrated gradients -> (N,H,W): their means over regions."""
-        maps = self.over_channels(values)
-        return torch.stack([self.regions(x).spread(one, self.fewest) for x, one in zip(runs.x, maps, strict=True)])
+        maps = self.reduce_channels(values)
+        return torch.stack(
+            [
+                self.compute_segments(x).average_over_segments(one, self.min_new_pixels)
+                for x, one in zip(evaluator.x, maps, strict=True)
+            ]
+        )
 
-    def regions(self, x: Tensor) -> Regions:
+    def compute_segments(self, x: Tensor) -> OverlappingSegments:
         """(C,H,W) -> the segments of all scales."""
-        return regions_of(x, self.scales, self.min_size, self.margin)
+        return segment_image(x, self.scales, self.min_size, self.margin)

@@ -8,119 +8,131 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.baselines import WithBaseline
-from camscope.explainers.core.batching import in_turns
-from camscope.explainers.core.maps import Maps
-from camscope.explainers.core.pixel_base import ManyRuns, Runs
+from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.batching import process_chunks
+from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.pixel_base import MultiPassExplainer, PerturbedEvaluator
 from camscope.targets import Score, full_precision
 
-Masks = Callable[[slice], Tensor]  # some of a method's masks (R,*S): 1 shows the input, 0 the fill
+MaskChunkBuilder = Callable[[slice], Tensor]  # some of a method's masks (R,*S): 1 shows the input, 0 the fill
 
 
-class Found(NamedTuple):
+class PerturbationAttribution(NamedTuple):
     """The map (*S) of one sample, in float64; the standard error of each cell, of a mean; what else is to be said."""
 
-    heat: Tensor
-    error: Tensor | None = None
+    attribution: Tensor
+    standard_error: Tensor | None = None
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Veiled:
+class MaskedInput:
     """One sample of a call, which is shown to the model through masks, and the fills (C,*S) that show where they hide it."""
 
-    runs: Runs
+    evaluator: PerturbedEvaluator
     sample: int
-    fills: Sequence[Tensor]
+    baseline_tensors: Sequence[Tensor]
 
     @property
     def x(self) -> Tensor:
         """(C,*S)"""
-        return self.runs.x[self.sample]
+        return self.evaluator.x[self.sample]
 
     @property
-    def value(self) -> Tensor:
+    def clean_score(self) -> Tensor:
         """(): the score with nothing hidden."""
-        return self.runs.values[self.sample].double()
+        return self.evaluator.clean_scores[self.sample].double()
 
     @property
-    def precision(self) -> float:
+    def machine_epsilon(self) -> float:
         """Of the model's scores: the least step from 1."""
-        return torch.finfo(self.runs.score.dtype).eps
+        return torch.finfo(self.evaluator.score.dtype).eps
 
-    def through(self, masks: Tensor, fill: Tensor) -> Tensor:
+    def apply_masks(self, masks: Tensor, baseline_tensor: Tensor) -> Tensor:
         """(R,*S) -> (R,C,*S): x m + fill (1 - m), the one or the other to the bit where m is 1 or 0."""
-        return torch.lerp(fill, self.x, masks[:, None].to(self.x.dtype))
+        return torch.lerp(baseline_tensor, self.x, masks[:, None].to(self.x.dtype))
 
-    def scores(self, masks: Tensor, *, chance: bool = False) -> Tensor:
+    def score_masks(self, masks: Tensor, *, as_probability: bool = False) -> Tensor:
         """(R,*S) -> (F,R), float64: the score, or the probability, under each fill."""
-        each = [self.runs.scores(self.sample, self.through(masks, fill), chance=chance) for fill in self.fills]
+        each = [
+            self.evaluator.score_variants(self.sample, self.apply_masks(masks, fill), as_probability=as_probability)
+            for fill in self.baseline_tensors
+        ]
         return torch.stack(each).double()
 
-    def all_scores(self, turns: int, masks: Masks, *, chance: bool = False) -> Tensor:
+    def score_all_masks(self, n_masks: int, build_masks: MaskChunkBuilder, *, as_probability: bool = False) -> Tensor:
         """(F,turns), float64: the scores, or probabilities, under so many masks, in passes that fit into memory."""
-        found = torch.empty(len(self.fills), turns, dtype=torch.float64, device=self.x.device)
+        found = torch.empty(len(self.baseline_tensors), n_masks, dtype=torch.float64, device=self.x.device)
 
         def work(part: slice) -> None:
-            found[:, part] = self.scores(masks(part), chance=chance)
+            found[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
 
-        self.runs.in_turns(self.sample, turns, work)
+        self.evaluator.process_chunks(self.sample, n_masks, work)
         return found
 
-    def slopes(self, masks: Tensor, *, chance: bool = False) -> tuple[Tensor, Tensor]:
+    def compute_mask_gradients(self, masks: Tensor, *, as_probability: bool = False) -> tuple[Tensor, Tensor]:
         """(R,*S) -> (R,), (R,*S): the score, or the probability, and its gradient at the masks; means over the fills."""
         values, slopes = (torch.zeros_like(one, dtype=torch.float64) for one in (masks.flatten(1)[:, 0], masks))
 
         def work(part: slice) -> None:
             each = [
-                self.runs.gradients(self.sample, self.through(masks[part], fill), chance=chance) for fill in self.fills
+                self.evaluator.compute_gradients(
+                    self.sample, self.apply_masks(masks[part], fill), as_probability=as_probability
+                )
+                for fill in self.baseline_tensors
             ]
-            for (value, gradient), fill in zip(each, self.fills, strict=True):
+            for (value, gradient), fill in zip(each, self.baseline_tensors, strict=True):
                 values[part] += value
                 slopes[part] += (gradient * (full_precision(self.x) - full_precision(fill))).sum(1)
 
-        in_turns(len(masks), self.runs.at_once(gradients=True), work)
-        return values / len(self.fills), (slopes / len(self.fills)).to(masks.dtype)
+        process_chunks(len(masks), self.evaluator.choose_chunk_size(with_gradients=True), work)
+        return values / len(self.baseline_tensors), (slopes / len(self.baseline_tensors)).to(masks.dtype)
 
 
-class PerturbationExplainer(WithBaseline, ManyRuns):
+class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
     """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `found`.
 
     What is seen where the input is hidden is the `baseline`.
     """
 
     @abstractmethod
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """The map of one sample."""
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
+    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """The map (N,*S), and its standard error where it is a mean over masks."""
-        runs, fills = Runs(self, x, score), self.starts(x)
-        each = [self.found(Veiled(runs, i, [fill[i] for fill in fills])) for i in range(len(x))]
+        runs, fills = PerturbedEvaluator(self, x, score), self.build_baselines(x)
+        each = [
+            self.compute_sample_attribution(MaskedInput(runs, i, [fill[i] for fill in fills])) for i in range(len(x))
+        ]
         kind = torch.promote_types(x.dtype, torch.float32)
-        errors = [one.error for one in each if one.error is not None]
-        return Maps(
-            torch.stack([one.heat for one in each]).to(kind),
-            own=tuple(one.notes for one in each),
-            error=torch.stack(errors).to(kind) if errors else None,
+        errors = [one.standard_error for one in each if one.standard_error is not None]
+        return AttributionMaps(
+            torch.stack([one.attribution for one in each]).to(kind),
+            sample_notes=tuple(one.notes for one in each),
+            standard_error=torch.stack(errors).to(kind) if errors else None,
         )
 
 
-def doubt(mean: Tensor, error: Tensor) -> float:
+def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
     """The largest standard error, as a share of the way from the mean's least cell to its largest."""
-    most, span = float(error.max()), float(mean.max() - mean.min())
+    most, span = float(standard_error.max()), float(mean.max() - mean.min())
     return most / span if span > 0 else float(most > 0)
 
 
-def settling(left: float, until: float | None, early: bool, most: int) -> str:
+def describe_convergence(relative_error: float, tolerance: float | None, stopped_early: bool, max_samples: int) -> str:
     """What a map says of its doubt, and of whether it stopped before `most` were drawn."""
-    words = f"the largest standard error is {left:.2%} of the map's range"
-    if early:
-        return f"{words}: settled to until={until:g} before all {most}"
-    return f"{words}: not settled to until={until:g}" if until is not None and left > until else words
+    words = f"the largest standard error is {relative_error:.2%} of the map's range"
+    if stopped_early:
+        return f"{words}: settled to until={tolerance:g} before all {max_samples}"
+    return (
+        f"{words}: not settled to until={tolerance:g}"
+        if tolerance is not None and relative_error > tolerance
+        else words
+    )
 
 
-def extents(given: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     """One number for every axis of a size: at most that axis's own."""
-    each = [given] * len(size) if isinstance(given, int) else given
+    each = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(own), length) for own, length in zip(each, size, strict=True))

@@ -11,20 +11,28 @@ from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import expect_count, expect_positive
-from camscope.explainers.core.segmentation import parts_of_grid
-from camscope.explainers.perturbation.base import Found, Masks, PerturbationExplainer, Veiled, doubt, extents, settling
+from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.segmentation import label_grid_cells
+from camscope.explainers.perturbation.base import (
+    MaskChunkBuilder,
+    MaskedInput,
+    PerturbationAttribution,
+    PerturbationExplainer,
+    compute_relative_error,
+    describe_convergence,
+    expand_per_axis,
+)
 from camscope.plurals import plural
 
-ROWS = 512  # of L at a time
-GROUPS = 10  # of masks, each left out once for the standard error
-Estimate = Callable[
+KERNEL_ROWS_PER_BLOCK = 512  # of L at a time
+N_JACKKNIFE_GROUPS = 10  # of masks, each left out once for the standard error
+IndexEstimator = Callable[
     [Tensor], tuple[Tensor, Tensor]
 ]  # scores (n,turns) of the first samples -> (count,), and its errors
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class GridSensitivity(PerturbationExplainer):
+class GridSensitivityExplainer(PerturbationExplainer):
     """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
 
     `cells`: along each axis. `samples`: masks, for Sobol pairs of them. A pixel has its cell's number. `until`: stop as
@@ -32,33 +40,39 @@ class GridSensitivity(PerturbationExplainer):
     pairs, however many run at a time.
     """
 
-    what: ClassVar[str]  # is drawn
-    looked: ClassVar[int]  # so many between two looks at the standard error
-    cells: int = 8
-    samples: int = 32
-    until: float | None = None
+    sample_kind: ClassVar[str]  # is drawn
+    samples_per_check: ClassVar[int]  # so many between two looks at the standard error
+    grid_size: int = 8
+    n_samples: int = 32
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(cells=self.cells, samples=self.samples)
-        expect_positive(None, until=self.until)
-        if self.samples < 2:
-            raise InputError(f"samples={self.samples}: expected a whole number, 2 or more, as one sample has no spread")
+        check_positive_integer(cells=self.grid_size, samples=self.n_samples)
+        check_positive_number(None, until=self.tolerance)
+        if self.n_samples < 2:
+            raise InputError(
+                f"samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
+            )
 
     @abstractmethod
-    def design(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[int, Masks, Estimate]:
+    def build_design(
+        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
+    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
         """How many masks a sample has, what makes them, and what their scores say of so many cells.
 
         `labels` (*S) says which pixels a cell has.
         """
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
-        size = veiled.x.shape[1:]
-        counts = extents(self.cells, size)
-        labels = parts_of_grid(size, counts, veiled.x.device)
-        turns, masks, estimate = self.design(veiled, labels, torch.Size(counts).numel())
-        scores = torch.empty(len(veiled.fills), self.samples, turns, dtype=torch.float64, device=labels.device)
+        size = masked_input.x.shape[1:]
+        counts = expand_per_axis(self.grid_size, size)
+        labels = label_grid_cells(size, counts, masked_input.x.device)
+        turns, masks, estimate = self.build_design(masked_input, labels, torch.Size(counts).numel())
+        scores = torch.empty(
+            len(masked_input.baseline_tensors), self.n_samples, turns, dtype=torch.float64, device=labels.device
+        )
         drawn = 0
 
         def estimated() -> tuple[Tensor, Tensor]:
@@ -67,21 +81,23 @@ class GridSensitivity(PerturbationExplainer):
 
         def work(part: slice) -> bool:
             nonlocal drawn
-            scores.view(len(scores), -1)[:, part] = veiled.scores(masks(part))
-            while drawn < (more := min(drawn + self.looked, self.samples)) and more * turns <= part.stop:
+            scores.view(len(scores), -1)[:, part] = masked_input.score_masks(masks(part))
+            while drawn < (more := min(drawn + self.samples_per_check, self.n_samples)) and more * turns <= part.stop:
                 drawn = more
-                if self.until is not None and doubt(*estimated()) <= self.until:
+                if self.tolerance is not None and compute_relative_error(*estimated()) <= self.tolerance:
                     return True
             return False
 
-        veiled.runs.in_turns(veiled.sample, self.samples * turns, work)
+        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples * turns, work)
         heat, error = estimated()
-        words = settling(doubt(heat, error), self.until, drawn < self.samples, self.samples)
-        return Found(heat[labels], error[labels], (f"{drawn} {self.what}; {words}",))
+        words = describe_convergence(
+            compute_relative_error(heat, error), self.tolerance, drawn < self.n_samples, self.n_samples
+        )
+        return PerturbationAttribution(heat[labels], error[labels], (f"{drawn} {self.sample_kind}; {words}",))
 
 
 @register
-class Sobol(GridSensitivity):
+class Sobol(GridSensitivityExplainer):
     """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
 
     A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
@@ -92,42 +108,48 @@ class Sobol(GridSensitivity):
 
     name, paper = "sobol", "arXiv:2111.04138"
     slow: ClassVar[bool] = True
-    forwards: ClassVar[str] = "1 + samples x (cells**2 + 1)"
-    what: ClassVar[str] = "pairs of masks"
-    looked: ClassVar[int] = 8
+    forward_passes: ClassVar[str] = "1 + samples x (cells**2 + 1)"
+    sample_kind: ClassVar[str] = "pairs of masks"
+    samples_per_check: ClassVar[int] = 8
 
-    def design(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[int, Masks, Estimate]:
+    def build_design(
+        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
+    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
         """See `GridSensitivity`."""
-        points = self.points(2 * count, labels)
-        first, second = points[:, :count], points[:, count:]
+        points = self.draw_sobol_points(2 * n_cells, cell_labels)
+        first, second = points[:, :n_cells], points[:, n_cells:]
 
         def masks(part: slice) -> Tensor:
-            turns = torch.arange(part.start, part.stop, device=labels.device)
-            design, changed = turns // (count + 1), turns % (count + 1)
+            turns = torch.arange(part.start, part.stop, device=cell_labels.device)
+            design, changed = turns // (n_cells + 1), turns % (n_cells + 1)
             cells = first[design]
             rows = changed.nonzero()[:, 0]
             own = changed[rows] - 1
             cells[rows, own] = second[design[rows], own]
-            return cells[:, labels.flatten()].view(len(cells), *labels.shape)
+            return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
-        return count + 1, masks, lambda scores: total_indices(scores[:, 0], scores[:, 1:], veiled.precision)
+        return (
+            n_cells + 1,
+            masks,
+            lambda scores: compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon),
+        )
 
-    def points(self, dimensions: int, like: Tensor) -> Tensor:
+    def draw_sobol_points(self, n_dimensions: int, template: Tensor) -> Tensor:
         """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
         most = SobolEngine.MAXDIM
-        if dimensions > most:
+        if n_dimensions > most:
             raise InputError(
-                f"cells={self.cells}: a Sobol sequence has {plural(most, 'dimension')}, {dimensions} are needed"
+                f"cells={self.grid_size}: a Sobol sequence has {plural(most, 'dimension')}, {n_dimensions} are needed"
             )
-        engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
+        engine = SobolEngine(n_dimensions, scramble=True, seed=self.seed % 2**63)
         # PyTorch works out the first point in the default type, which may be too coarse for it
         engine._first_point = (engine.quasi.double() / 2**engine.MAXBIT).view(1, -1)
-        drawn: Tensor = engine.draw(self.samples, dtype=torch.float64)
-        return drawn.to(like.device)
+        drawn: Tensor = engine.draw(self.n_samples, dtype=torch.float64)
+        return drawn.to(template.device)
 
 
 @register
-class HSIC(GridSensitivity):
+class HSIC(GridSensitivityExplainer):
     """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
 
     Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two
@@ -138,62 +160,66 @@ class HSIC(GridSensitivity):
 
     name, paper = "hsic", "arXiv:2206.06219"
     slow: ClassVar[bool] = True
-    forwards: ClassVar[str] = "1 + samples"
-    what: ClassVar[str] = "masks"
-    looked: ClassVar[int] = 64
-    samples: int = 512
+    forward_passes: ClassVar[str] = "1 + samples"
+    sample_kind: ClassVar[str] = "masks"
+    samples_per_check: ClassVar[int] = 64
+    n_samples: int = 512
 
-    def design(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[int, Masks, Estimate]:
+    def build_design(
+        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
+    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
         """See `GridSensitivity`."""
-        drawn = torch.rand(self.samples, count, generator=self.drawing(), dtype=torch.float32, device="cpu")
-        shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
-        flat, precision = labels.flatten(), veiled.precision
+        drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
+        shown = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
+        flat, precision = cell_labels.flatten(), masked_input.machine_epsilon
 
         def masks(part: slice) -> Tensor:
-            return shown[part][:, flat].view(-1, *labels.shape)
+            return shown[part][:, flat].view(-1, *cell_labels.shape)
 
-        return 1, masks, lambda scores: left_out(shown[: len(scores)], scores[:, 0], precision)
+        return 1, masks, lambda scores: compute_hsic_with_error(shown[: len(scores)], scores[:, 0], precision)
 
 
-def total_indices(scores: Tensor, changed: Tensor, precision: float = 0.0) -> tuple[Tensor, Tensor]:
+def compute_total_sobol_indices(
+    scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """(n,), (n,d) -> (d,) twice: Jansen's Σ_j (a_j - c_ji)² / 2 n V[a], and its standard error, that of a ratio of means.
 
     It is linearised, for draws that know nothing of one another.
     """
-    if are_one(scores, precision):
-        return torch.zeros_like(changed[0]), torch.zeros_like(changed[0])
-    parts, variance = (scores[:, None] - changed).square() / 2, scores.var()
+    if are_equal_within_rounding(scores, machine_epsilon):
+        return torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0])
+    parts, variance = (scores[:, None] - changed_scores).square() / 2, scores.var()
     indices = parts.mean(0) / variance
     apart = parts - indices * (scores - scores.mean()).square()[:, None]
     return indices, apart.std(0) / variance / len(parts) ** 0.5
 
 
-def dependence(shown: Tensor, scores: Tensor, precision: float = 0.0) -> Tensor:
+def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
     """(n,d) bool, (n,) -> (d,): HSIC of each column and the scores.
 
     K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form of
     the centred s, for which a part of L at a time will do.
     """
-    signs = shown.to(scores.dtype) * 2 - 1
+    signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
-    if are_one(scores, precision):
+    if are_equal_within_rounding(scores, machine_epsilon):
         return total
-    for rows in torch.arange(len(scores), device=scores.device).split(ROWS):
+    for rows in torch.arange(len(scores), device=scores.device).split(KERNEL_ROWS_PER_BLOCK):
         kernel = (-0.5 * ((scores[rows, None] - scores) / scores.std()).square()).exp()
         total += (signs[rows] * (kernel @ signs)).sum(0)
     return (total / (2 * (len(scores) - 1) ** 2)).clamp(min=0)
 
 
-def left_out(shown: Tensor, scores: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> tuple[Tensor, Tensor]:
     """(n,d) bool, (n,) -> (d,) twice: HSIC of all masks, and its standard error by leaving out a tenth of them in turn."""
-    whole, groups = dependence(shown, scores, precision), min(GROUPS, len(scores) // 2)
+    whole, groups = compute_hsic(visible, scores, machine_epsilon), min(N_JACKKNIFE_GROUPS, len(scores) // 2)
     if groups < 2:
         return whole, whole
     number = torch.arange(len(scores), device=scores.device) % groups
-    parts = [dependence(shown[number != one], scores[number != one], precision) for one in range(groups)]
+    parts = [compute_hsic(visible[number != one], scores[number != one], machine_epsilon) for one in range(groups)]
     return whole, (torch.stack(parts).var(0, correction=0) * (groups - 1)).sqrt()
 
 
-def are_one(scores: Tensor, precision: float) -> bool:
+def are_equal_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
     """Whether scores differ by no more than a model's rounding makes them: `precision` is that of one operation."""
-    return float(scores.max() - scores.min()) <= 4 * precision * float(scores.abs().max())
+    return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

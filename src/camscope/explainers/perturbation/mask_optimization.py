@@ -13,19 +13,24 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.baselines import Baseline
-from camscope.explainers.core.evaluation_context import expect_count, expect_number, expect_positive
+from camscope.explainers.core.baselines import BaselineLike
+from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
 from camscope.explainers.core.optim import Adam
-from camscope.explainers.core.resampling import enlarged
-from camscope.explainers.perturbation.base import Found, PerturbationExplainer, Veiled, extents
+from camscope.explainers.core.resampling import enlarge_to_input
+from camscope.explainers.perturbation.base import (
+    MaskedInput,
+    PerturbationAttribution,
+    PerturbationExplainer,
+    expand_per_axis,
+)
 from camscope.plurals import plural
 
-RADIUS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
-TEMPERATURE = 1 / 20  # of the smooth maximum
-WEIGHT = 300.0  # of the area's constraint at first
-RISE_OF_WEIGHT = 16.0  # so many times that in the end
+KERNEL_SIGMA_CELLS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
+SMOOTH_MAXIMUM_TEMPERATURE = 1 / 20  # of the smooth maximum
+INITIAL_AREA_WEIGHT = 300.0  # of the area's constraint at first
+AREA_WEIGHT_GROWTH = 16.0  # so many times that in the end
 MOMENTUM = 0.9
-HALF = 0.5  # of every cell is shown at first
+INITIAL_MASK_VALUE = 0.5  # of every cell is shown at first
 
 
 @register
@@ -43,81 +48,83 @@ class ExtremalPerturbation(PerturbationExplainer):
 
     name, paper = "extremalperturbation", "arXiv:1910.08485"
     slow: ClassVar[bool] = True
-    forwards: ClassVar[str] = "1 + steps x len(areas)"
-    backwards: ClassVar[str] = "steps x len(areas)"
-    baseline: Baseline | Sequence[Baseline] = "blur"
+    forward_passes: ClassVar[str] = "1 + steps x len(areas)"
+    backward_passes: ClassVar[str] = "steps x len(areas)"
+    baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     areas: Sequence[float] = (0.05, 0.1, 0.2, 0.4)
-    steps: int = 200
-    cells: int = 32
+    n_steps: int = 200
+    grid_size: int = 32
     learning_rate: float = 0.04
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps, cells=self.cells)
-        expect_positive(learning_rate=self.learning_rate)
+        check_positive_integer(steps=self.n_steps, cells=self.grid_size)
+        check_positive_number(learning_rate=self.learning_rate)
         given = self.areas if isinstance(self.areas, list | tuple) else ()
         if not given or not all(isinstance(one, float | int) and 0 < one < 1 for one in given):
             raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
-        size = veiled.x.shape[1:]
-        kind = torch.promote_types(veiled.x.dtype, torch.float32)
-        shape = len(self.areas), *extents(self.cells, size)
-        coarse = torch.full(shape, HALF, dtype=kind, device=veiled.x.device)
+        size = masked_input.x.shape[1:]
+        kind = torch.promote_types(masked_input.x.dtype, torch.float32)
+        shape = len(self.areas), *expand_per_axis(self.grid_size, size)
+        coarse = torch.full(shape, INITIAL_MASK_VALUE, dtype=kind, device=masked_input.x.device)
         speed = torch.zeros_like(coarse)
-        with veiled.runs.counted(veiled.sample, self.steps) as advance:
-            for step in range(self.steps):
-                weight = WEIGHT * RISE_OF_WEIGHT ** (step / self.steps) if step else 0.0
-                speed = speed.lerp(self.slope(veiled, coarse, weight), 1 - MOMENTUM)
+        with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
+            for step in range(self.n_steps):
+                weight = INITIAL_AREA_WEIGHT * AREA_WEIGHT_GROWTH ** (step / self.n_steps) if step else 0.0
+                speed = speed.lerp(self.compute_objective_gradient(masked_input, coarse, weight), 1 - MOMENTUM)
                 coarse = (coarse + self.learning_rate * speed).clamp(0, 1)
                 advance(1)
-        masks = self.masks(veiled, coarse)
+        masks = self.build_masks(masked_input, coarse)
         covered = ", ".join(f"{float(one):.1%}" for one in masks.flatten(1).mean(1))
-        return Found(masks.double().mean(0), notes=(f"masks of areas {covered} after {plural(self.steps, 'step')}",))
+        return PerturbationAttribution(
+            masks.double().mean(0), notes=(f"masks of areas {covered} after {plural(self.n_steps, 'step')}",)
+        )
 
-    def slope(self, veiled: Veiled, coarse: Tensor, weight: float) -> Tensor:
+    def compute_objective_gradient(self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float) -> Tensor:
         """(A,*s): the gradient of what is maximised, a mask an area."""
         with torch.enable_grad():
-            leaf = coarse.detach().requires_grad_()
-            masks = self.masks(veiled, leaf)
+            leaf = coarse_masks.detach().requires_grad_()
+            masks = self.build_masks(masked_input, leaf)
             ordered = masks.flatten(1).sort(1).values
-            misfit = (ordered - self.reference(ordered)).square().mean(1).sum()
-        slopes = veiled.slopes(masks.detach())[1]
+            misfit = (ordered - self.build_area_reference(ordered)).square().mean(1).sum()
+        slopes = masked_input.compute_mask_gradients(masks.detach())[1]
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad((masks * slopes).sum() - weight * misfit, leaf)
+            (gradient,) = torch.autograd.grad((masks * slopes).sum() - area_weight * misfit, leaf)
         return gradient
 
-    def masks(self, veiled: Veiled, coarse: Tensor) -> Tensor:
+    def build_masks(self, masked_input: MaskedInput, coarse_masks: Tensor) -> Tensor:
         """(A,*s) -> (A,*S)"""
-        return enlarged(smooth_maximum(coarse), veiled.runs.x)
+        return enlarge_to_input(apply_smooth_maximum(coarse_masks), masked_input.evaluator.x)
 
-    def reference(self, ordered: Tensor) -> Tensor:
+    def build_area_reference(self, sorted_values: Tensor) -> Tensor:
         """(A,pixels): r_a, in ascending order."""
-        pixels = ordered.shape[1]
-        zeros = torch.tensor([[int(pixels * (1 - area))] for area in self.areas], device=ordered.device)
-        return (torch.arange(pixels, device=ordered.device) >= zeros).to(ordered)
+        pixels = sorted_values.shape[1]
+        zeros = torch.tensor([[int(pixels * (1 - area))] for area in self.areas], device=sorted_values.device)
+        return (torch.arange(pixels, device=sorted_values.device) >= zeros).to(sorted_values)
 
 
-def smooth_maximum(coarse: Tensor) -> Tensor:
+def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
     """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbours u of each cell, v_u = k(their distance) m'_u.
 
     Over the border m' goes on as it is there. With zeros beyond, corners would have the largest values of an even m', as
     they have fewer neighbours to be mixed with, and the area's constraint would make them the mask.
     """
-    reach, rank = RADIUS + 1, coarse.ndim - 1
-    values = F.pad(coarse[:, None], (reach, reach) * rank, mode="replicate")[:, 0]
+    reach, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
+    values = F.pad(coarse_masks[:, None], (reach, reach) * rank, mode="replicate")[:, 0]
     for axis in range(rank):
         values = values.unfold(axis + 1, 2 * reach + 1, 1)
-    steps = torch.arange(-reach, reach + 1, dtype=coarse.dtype, device=coarse.device)
-    distance = torch.stack(torch.meshgrid(*[steps] * rank, indexing="ij")).square().sum(0).sqrt() / RADIUS
+    steps = torch.arange(-reach, reach + 1, dtype=coarse_masks.dtype, device=coarse_masks.device)
+    distance = torch.stack(torch.meshgrid(*[steps] * rank, indexing="ij")).square().sum(0).sqrt() / KERNEL_SIGMA_CELLS
     kernel = (-2 * (distance - 0.5).clamp(min=0).square()).exp()
     pulled = (values * kernel).flatten(rank + 1)
-    return (pulled * (pulled / TEMPERATURE).softmax(-1)).sum(-1)
+    return (pulled * (pulled / SMOOTH_MAXIMUM_TEMPERATURE).softmax(-1)).sum(-1)
 
 
-DISCS, ENOUGH = 10, 0.99  # the last disc is the whole input, which has to be enough
-BEND = 3  # β, the power of the mask's differences
+N_DISCS, MIN_SHARE_OF_DROP = 10, 0.99  # the last disc is the whole input, which has to be enough
+SMOOTHNESS_EXPONENT = 3  # β, the power of the mask's differences
 
 
 @register
@@ -133,58 +140,62 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     name, paper = "meaningfulperturbation", "arXiv:1704.03296"
     slow: ClassVar[bool] = True
-    forwards: ClassVar[str] = "12 + steps"
-    backwards: ClassVar[str] = "steps"
-    baseline: Baseline | Sequence[Baseline] = "blur"
-    steps: int = 300
-    cells: int = 28
+    forward_passes: ClassVar[str] = "12 + steps"
+    backward_passes: ClassVar[str] = "steps"
+    baseline: BaselineLike | Sequence[BaselineLike] = "blur"
+    n_steps: int = 300
+    grid_size: int = 28
     learning_rate: float = 0.1
     size_weight: float = 1e-4
     smooth_weight: float = 1e-2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(steps=self.steps, cells=self.cells)
-        expect_positive(learning_rate=self.learning_rate)
-        expect_number(size_weight=self.size_weight, smooth_weight=self.smooth_weight, low=0)
+        check_positive_integer(steps=self.n_steps, cells=self.grid_size)
+        check_positive_number(learning_rate=self.learning_rate)
+        check_number(size_weight=self.size_weight, smooth_weight=self.smooth_weight, low=0)
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
-        coarse = self.first(veiled)
+        coarse = self.select_initial_mask(masked_input)
         adam = Adam(self.learning_rate)
-        with veiled.runs.counted(veiled.sample, self.steps) as advance:
-            for _ in range(self.steps):
-                gradient, left = self.slope(veiled, coarse)
-                coarse = (coarse + adam.move(gradient)).clamp(0, 1)
+        with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
+            for _ in range(self.n_steps):
+                gradient, left = self.compute_objective_gradient(masked_input, coarse)
+                coarse = (coarse + adam.compute_update(gradient)).clamp(0, 1)
                 advance(1)
-        note = f"deleted {1 - float(coarse.mean()):.1%} in {plural(self.steps, 'step')}; {left:.3g} was left before the last"
-        return Found((1 - enlarged(coarse, veiled.runs.x)[0]).double(), notes=(note,))
+        note = f"deleted {1 - float(coarse.mean()):.1%} in {plural(self.n_steps, 'step')}; {left:.3g} was left before the last"
+        return PerturbationAttribution(
+            (1 - enlarge_to_input(coarse, masked_input.evaluator.x)[0]).double(), notes=(note,)
+        )
 
-    def first(self, veiled: Veiled) -> Tensor:
+    def select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
         """(1,*s): a disc is hidden."""
-        discs = outside_of_discs(extents(self.cells, veiled.x.shape[1:]), veiled.x)
-        left = veiled.all_scores(len(discs), lambda part: enlarged(discs[part], veiled.runs.x), chance=True).mean(0)
-        enough = left[0] - left >= ENOUGH * (left[0] - left[-1])
+        discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
+        left = masked_input.score_all_masks(
+            len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
+        ).mean(0)
+        enough = left[0] - left >= MIN_SHARE_OF_DROP * (left[0] - left[-1])
         enough[-1] = True
         return discs[enough.nonzero()[:1, 0]]
 
-    def slope(self, veiled: Veiled, coarse: Tensor) -> tuple[Tensor, float]:
+    def compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
         """(1,*s): the gradient of what is minimised, and the probability there."""
         with torch.enable_grad():
-            leaf = coarse.detach().requires_grad_()
-            mask = enlarged(leaf, veiled.runs.x)
-        values, slope = veiled.slopes(mask.detach(), chance=True)
+            leaf = coarse_mask.detach().requires_grad_()
+            mask = enlarge_to_input(leaf, masked_input.evaluator.x)
+        values, slope = masked_input.compute_mask_gradients(mask.detach(), as_probability=True)
         with torch.enable_grad():
-            rough = sum((leaf.diff(dim=axis).abs() ** BEND).sum() for axis in range(1, leaf.ndim))
+            rough = sum((leaf.diff(dim=axis).abs() ** SMOOTHNESS_EXPONENT).sum() for axis in range(1, leaf.ndim))
             told = self.size_weight * (1 - leaf).sum() + self.smooth_weight * rough
             (gradient,) = torch.autograd.grad((mask * slope).sum() + told, leaf)
         return gradient, float(values)
 
 
-def outside_of_discs(size: Sequence[int], like: Tensor) -> Tensor:
+def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
     """(11,*s): 0 within discs round the centre, the first one empty and the last one the whole, 1 outside."""
-    kind = torch.promote_types(like.dtype, torch.float32)
-    axes = [(torch.arange(cells, dtype=kind, device=like.device) * 2 + 1) / cells - 1 for cells in size]
+    kind = torch.promote_types(template.dtype, torch.float32)
+    axes = [(torch.arange(cells, dtype=kind, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()
-    radii = torch.arange(DISCS + 1, dtype=kind, device=like.device) / DISCS
+    radii = torch.arange(N_DISCS + 1, dtype=kind, device=template.device) / N_DISCS
     return (distance > radii.view(-1, *[1] * len(size))).to(kind)

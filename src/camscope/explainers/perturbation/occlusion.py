@@ -18,15 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import copies_within_memory, in_turns
-from camscope.explainers.core.evaluation_context import expect_count, expect_positive
-from camscope.explainers.core.segmentation import COMPACTNESS, Segments, expect_segments, labels_of
-from camscope.explainers.perturbation.base import Found, PerturbationExplainer, Veiled, extents
-from camscope.hooks.function_mode import has_own
-from camscope.hooks.incremental_forward import Account, Patched, windows
+from camscope.explainers.core.batching import count_copies_in_memory, process_chunks
+from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.segmentation import SLIC_COMPACTNESS, SegmentsLike, check_segments, resolve_segment_labels
+from camscope.explainers.perturbation.base import (
+    MaskedInput,
+    PerturbationAttribution,
+    PerturbationExplainer,
+    expand_per_axis,
+)
+from camscope.hooks.function_mode import has_instance_forward
+from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.plurals import plural
 
-SHARE = 7  # the usual window is so large a part of an axis: 32 of 224
+DEFAULT_WINDOW_DIVISOR = 7  # the usual window is so large a part of an axis: 32 of 224
 
 
 @register
@@ -40,42 +45,46 @@ class Occlusion(PerturbationExplainer):
     """
 
     name, paper = "occlusion", "arXiv:1311.2901"
-    forwards: ClassVar[str] = "1 + windows"
+    forward_passes: ClassVar[str] = "1 + windows"
     window: int | Sequence[int] | None = None
     stride: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("window", "stride"):
-            expect_counts(None, **{name: getattr(self, name)})
+            check_positive_integers(None, **{name: getattr(self, name)})
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
-        covers = self.covers(veiled.x.shape[1:])
+        covers = self.compute_window_coverage(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
-        scores, spared = scores_under(veiled, corners.to(veiled.x.device), size)
-        lost = (veiled.value - scores.mean(0)).view([len(cover) for cover in covers])
+        scores, spared = score_windows(masked_input, corners.to(masked_input.x.device), size)
+        lost = (masked_input.clean_score - scores.mean(0)).view([len(cover) for cover in covers])
         words = f"{plural(len(corners), 'window')} of {' x '.join(map(str, size))} pixels"
         more = (
             [f"{spared:.0%} of the multiplications are of what no window reaches, and were left out"] if spared else []
         )
-        return Found(mean_over(lost, [cover.to(lost.device) for cover in covers]), notes=(words, *more))
+        return PerturbationAttribution(
+            average_over_windows(lost, [cover.to(lost.device) for cover in covers]), notes=(words, *more)
+        )
 
-    def covers(self, size: Sequence[int]) -> list[Tensor]:
+    def compute_window_coverage(self, size: Sequence[int]) -> list[Tensor]:
         """Along each axis (windows, pixels), bool: which pixels each window covers."""
         try:
-            windows = extents([-(-length // SHARE) for length in size] if self.window is None else self.window, size)
-            strides = extents([-(-own // 2) for own in windows] if self.stride is None else self.stride, size)
+            windows = expand_per_axis(
+                [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size] if self.window is None else self.window, size
+            )
+            strides = expand_per_axis([-(-own // 2) for own in windows] if self.stride is None else self.stride, size)
         except ValueError as error:
             raise InputError(
                 f"window={self.window!r}, stride={self.stride!r}: expected one number, or one for each of the input's "
                 f"{plural(len(size), 'axis')}"
             ) from error
-        return [_cover(*axis) for axis in zip(size, windows, strides, strict=True)]
+        return [_cover_axis(*axis) for axis in zip(size, windows, strides, strict=True)]
 
 
-def _cover(length: int, window: int, stride: int) -> Tensor:
+def _cover_axis(length: int, window: int, stride: int) -> Tensor:
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
         raise InputError(f"stride={stride}: a window of {window} leaves gaps; pass a stride of {window} at most")
@@ -83,33 +92,36 @@ def _cover(length: int, window: int, stride: int) -> Tensor:
     return (pixels >= first) & (pixels < first + window)
 
 
-def mean_over(values: Tensor, covers: Sequence[Tensor]) -> Tensor:
+def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
     """(one a window along each axis) -> (*S): over the windows that cover a pixel, axis by axis."""
-    for axis, cover in enumerate(covers):
+    for axis, cover in enumerate(coverage):
         share = cover.to(values.dtype) / cover.sum(0)
         values = (values.movedim(axis, -1) @ share).movedim(-1, axis)
     return values
 
 
-def expect_counts(*also: object, **settings: object) -> None:
+def check_positive_integers(*allowed: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `also`."""
     for name, value in settings.items():
         if isinstance(value, list | tuple) and value:
             for one in value:
-                expect_count(**{name: one})
+                check_positive_integer(**{name: one})
         else:
-            expect_count(*also, **{name: value})
+            check_positive_integer(*allowed, **{name: value})
 
 
 aten = torch.ops.aten
-PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
-WORTHWHILE = 0.2  # of a pass's operations, and so many of them: what is spared must pay for cutting and pasting
-LARGE = 10**7
-ROUNDING, COARSE = 64, 4  # so many of a number's own, in half precision: two ways to the same sums
-TRIED = 2  # windows, by both ways
+MATMUL_ROW_ARGUMENT = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
+MIN_SAVED_SHARE = 0.2  # of a pass's operations, and so many of them: what is spared must pay for cutting and pasting
+MIN_MULTIPLICATIONS = 10**7
+FULL_PRECISION_ROUNDING_STEPS, HALF_PRECISION_ROUNDING_STEPS = (
+    64,
+    4,
+)  # so many of a number's own, in half precision: two ways to the same sums
+N_TRIAL_WINDOWS = 2  # windows, by both ways
 
 
-class Operations(TorchDispatchMode):
+class MultiplicationCounter(TorchDispatchMode):
     """Inside the `with`, counts the multiplications of convolutions, matrix products and attention."""
 
     def __init__(self) -> None:
@@ -121,14 +133,14 @@ class Operations(TorchDispatchMode):
         result, kind = func(*args, **(kwargs or {})), func.overloadpacket
         if kind is aten.convolution:
             self.count += result.numel() * args[1][0].numel()
-        elif kind in PRODUCTS:
-            self.count += result.numel() * args[PRODUCTS[kind]].shape[-1]
+        elif kind in MATMUL_ROW_ARGUMENT:
+            self.count += result.numel() * args[MATMUL_ROW_ARGUMENT[kind]].shape[-1]
         elif kind is aten._scaled_dot_product_flash_attention_for_cpu:
             self.count += 2 * args[0].numel() * args[1].shape[-2]
         return result
 
 
-def scores_under(veiled: Veiled, corners: Tensor, size: Sequence[int]) -> tuple[Tensor, float]:
+def score_windows(masked_input: MaskedInput, corners: Tensor, size: Sequence[int]) -> tuple[Tensor, float]:
     """(W,axes) -> (F,W), float64: the score with each window filled, and the share of the multiplications left out.
 
     Passes are whole, unless the scores of the middle window and of the first are the same by a pass that works out only
@@ -137,115 +149,129 @@ def scores_under(veiled: Veiled, corners: Tensor, size: Sequence[int]) -> tuple[
     middle, count = len(corners) // 2, len(corners)
     order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
     places = corners[order]
-    found = torch.empty(len(veiled.fills), count, dtype=torch.float64, device=veiled.x.device)
-    with veiled.runs.counted(veiled.sample, count) as advance:
+    found = torch.empty(len(masked_input.baseline_tensors), count, dtype=torch.float64, device=masked_input.x.device)
+    with masked_input.evaluator.track_sample_steps(masked_input.sample, count) as advance:
 
         def first(part: slice) -> None:
-            found[:, part] = _whole(veiled, places[part], size)
+            found[:, part] = _score_full_passes(masked_input, places[part], size)
             advance(part.stop - part.start)
 
-        with Operations() as counted:
-            in_turns(min(TRIED, count), veiled.runs.at_once(), first)
-        plan = _tried(veiled, places[:TRIED], size, found[:, :TRIED], counted.count)
+        with MultiplicationCounter() as counted:
+            process_chunks(min(N_TRIAL_WINDOWS, count), masked_input.evaluator.choose_chunk_size(), first)
+        plan = _plan_from_trial(masked_input, places[:N_TRIAL_WINDOWS], size, found[:, :N_TRIAL_WINDOWS], counted.count)
 
         def work(part: slice) -> None:
-            own = slice(part.start + TRIED, part.stop + TRIED)
+            own = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
             # the last pass is a whole one: what a model keeps of it on itself is a plain tensor
-            found[:, own] = plan.scores(veiled, places[own], size, last=own.stop == count)
+            found[:, own] = plan.score_chunk(masked_input, places[own], size, is_last=own.stop == count)
             advance(part.stop - part.start)
 
-        in_turns(max(0, count - TRIED), plan.at_once, work)
-    return found[:, order.argsort()], plan.left_out
+        process_chunks(max(0, count - N_TRIAL_WINDOWS), plan.chunk_size, work)
+    return found[:, order.argsort()], plan.saved_share
 
 
 @dataclass
-class Plan:
+class WindowPlan:
     """How passes are made: whole, or working out what windows reach, of which a first pass told what it spares.
 
     `operations`: multiplications of a row's whole pass. `spared`, `clean`: see `Account`, of one row.
     """
 
-    at_once: int
-    operations: float
-    spared: float = 0.0
-    clean: float = 0.0
-    account: Account = field(default_factory=Account)
-    rows: int = 0
+    chunk_size: int
+    multiplications_per_row: float
+    saved_multiplications: float = 0.0
+    clean_multiplications: float = 0.0
+    cost_tracker: CostTracker = field(default_factory=CostTracker)
+    n_rows: int = 0
 
-    def scores(self, veiled: Veiled, corners: Tensor, size: Sequence[int], *, last: bool) -> Tensor:
+    def score_chunk(self, masked_input: MaskedInput, corners: Tensor, size: Sequence[int], *, is_last: bool) -> Tensor:
         """(R,axes) -> (F,R)"""
-        self.rows += len(corners) * len(veiled.fills)
-        if last and self.spared and len(corners) > 1:
-            before = self.scores(veiled, corners[:-1], size, last=False)
-            self.rows -= (len(corners) - 1) * len(veiled.fills)
-            return torch.cat([before, _whole(veiled, corners[-1:], size)], 1)
-        if last or not self.pays(len(corners)):
-            return _whole(veiled, corners, size)
+        self.n_rows += len(corners) * len(masked_input.baseline_tensors)
+        if is_last and self.saved_multiplications and len(corners) > 1:
+            before = self.score_chunk(masked_input, corners[:-1], size, is_last=False)
+            self.n_rows -= (len(corners) - 1) * len(masked_input.baseline_tensors)
+            return torch.cat([before, _score_full_passes(masked_input, corners[-1:], size)], 1)
+        if is_last or not self.is_worthwhile(len(corners)):
+            return _score_full_passes(masked_input, corners, size)
         try:
-            return _patched(veiled, corners, size, self.account)
+            return _score_window_passes(masked_input, corners, size, self.cost_tracker)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the model's own error will come again of whole tensors
-            self.spared = 0.0
-            return _whole(veiled, corners, size)
+            self.saved_multiplications = 0.0
+            return _score_full_passes(masked_input, corners, size)
 
-    def pays(self, rows: int) -> bool:
+    def is_worthwhile(self, n_rows: int) -> bool:
         """Whether a pass of so many rows spares a good part of them, the clean one that goes with it counted."""
-        return rows * self.spared - self.clean > WORTHWHILE * rows * self.operations
+        return (
+            n_rows * self.saved_multiplications - self.clean_multiplications
+            > MIN_SAVED_SHARE * n_rows * self.multiplications_per_row
+        )
 
     @property
-    def left_out(self) -> float:
+    def saved_share(self) -> float:
         """The share of all multiplications that was not made."""
-        return max(0, self.account.spared - self.account.clean) / max(1.0, self.rows * self.operations)
+        return max(0, self.cost_tracker.saved_multiplications - self.cost_tracker.clean_multiplications) / max(
+            1.0, self.n_rows * self.multiplications_per_row
+        )
 
 
-def _tried(veiled: Veiled, corners: Tensor, size: Sequence[int], scores: Tensor, operations: int) -> Plan:
+def _plan_from_trial(
+    masked_input: MaskedInput, corners: Tensor, size: Sequence[int], scores: Tensor, n_multiplications: int
+) -> WindowPlan:
     """How to go on behind windows (R,axes) whose scores (F,R) are those of whole passes of so many multiplications."""
-    rows, tool = len(corners) * len(veiled.fills), veiled.runs.tool
-    plan = Plan(veiled.runs.at_once(), operations / rows, rows=rows)
-    plain = not _has_any_global_hook() and all(map(_is_plain, veiled.runs.score.model.modules()))
-    alone = len(corners) < TRIED or (tool.batch_size or TRIED) < TRIED
-    if veiled.x.device.type != "cpu" or not plain or alone or plan.operations < LARGE:
+    rows, tool = len(corners) * len(masked_input.baseline_tensors), masked_input.evaluator.explainer
+    plan = WindowPlan(masked_input.evaluator.choose_chunk_size(), n_multiplications / rows, n_rows=rows)
+    plain = not _has_any_global_hook() and all(map(_has_no_hooks, masked_input.evaluator.score.model.modules()))
+    alone = len(corners) < N_TRIAL_WINDOWS or (tool.batch_size or N_TRIAL_WINDOWS) < N_TRIAL_WINDOWS
+    if masked_input.x.device.type != "cpu" or not plain or alone or plan.multiplications_per_row < MIN_MULTIPLICATIONS:
         return plan
-    account = Account(least=WORTHWHILE * operations / len(veiled.fills))
+    account = CostTracker(
+        min_saved_multiplications=MIN_SAVED_SHARE * n_multiplications / len(masked_input.baseline_tensors)
+    )
     try:
-        found = _patched(veiled, corners, size, account)
+        found = _score_window_passes(masked_input, corners, size, account)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # not worthwhile, or whatever the model raises of tensors that are none
         return plan
-    precision = veiled.precision
-    rounding = (ROUNDING if precision < 1e-5 else COARSE) * precision
+    precision = masked_input.machine_epsilon
+    rounding = (FULL_PRECISION_ROUNDING_STEPS if precision < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * precision
     if bool(((found - scores).abs() <= rounding * (1 + scores.abs())).all()):
-        plan.spared, plan.clean = account.spared / rows, account.clean / len(veiled.fills)
+        plan.saved_multiplications, plan.clean_multiplications = (
+            account.saved_multiplications / rows,
+            account.clean_multiplications / len(masked_input.baseline_tensors),
+        )
         if tool.batch_size is None:
-            plan.at_once = max(plan.at_once, copies_within_memory(account.widest, veiled.x.device))
+            plan.chunk_size = max(plan.chunk_size, count_copies_in_memory(account.max_row_bytes, masked_input.x.device))
     return plan
 
 
-def _whole(veiled: Veiled, corners: Tensor, size: Sequence[int]) -> Tensor:
+def _score_full_passes(masked_input: MaskedInput, corners: Tensor, size: Sequence[int]) -> Tensor:
     """(R,axes) -> (F,R)"""
     hidden = torch.ones((), dtype=torch.bool, device=corners.device)
-    for axis, length in enumerate(veiled.x.shape[1:]):
+    for axis, length in enumerate(masked_input.x.shape[1:]):
         place = torch.arange(length, device=corners.device) - corners[:, axis, None]
         shape = [len(corners), *(length if i == axis else 1 for i in range(len(size)))]
         hidden = hidden & ((place >= 0) & (place < size[axis])).view(shape)
-    return veiled.scores(~hidden)
+    return masked_input.score_masks(~hidden)
 
 
-def _patched(veiled: Veiled, corners: Tensor, size: Sequence[int], account: Account) -> Tensor:
+def _score_window_passes(
+    masked_input: MaskedInput, corners: Tensor, size: Sequence[int], cost_tracker: CostTracker
+) -> Tensor:
     """(R,axes) -> (F,R): of passes that work out what the windows reach."""
     scores = []
-    for fill in veiled.fills:
-        versions = Patched(veiled.x[None], windows(fill, corners, size), corners, account)
-        scores.append(veiled.runs.scores(veiled.sample, versions))
+    for fill in masked_input.baseline_tensors:
+        versions = WindowTensor(masked_input.x[None], cut_windows(fill, corners, size), corners, cost_tracker)
+        scores.append(masked_input.evaluator.score_variants(masked_input.sample, versions))
     return torch.stack(scores).double()
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _has_no_hooks(module: nn.Module) -> bool:
     """Whether nobody but PyTorch sees what a module is given."""
     heard = module._forward_hooks or module._forward_pre_hooks
-    return not (heard or has_own(module) or isinstance(module, torch.jit.ScriptModule))
+    return not (heard or has_instance_forward(module) or isinstance(module, torch.jit.ScriptModule))
 
 
 @register
@@ -257,22 +283,24 @@ class SegmentAblation(PerturbationExplainer):
     """
 
     name, paper = "segmentablation", "arXiv:1311.2901"
-    forwards: ClassVar[str] = "1 + parts"
-    segments: Segments = 50
-    compactness: float = COMPACTNESS
+    forward_passes: ClassVar[str] = "1 + parts"
+    segments: SegmentsLike = 50
+    compactness: float = SLIC_COMPACTNESS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_segments(segments=self.segments)
-        expect_positive(compactness=self.compactness)
+        check_segments(segments=self.segments)
+        check_positive_number(compactness=self.compactness)
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
-        numbers, labels = self.labels(veiled.x).unique(return_inverse=True)
+        numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
-        lost = veiled.value - veiled.all_scores(len(numbers), lambda part: labels != every[part]).mean(0)
-        return Found(lost[labels], notes=(plural(len(numbers), "segment"),))
+        lost = masked_input.clean_score - masked_input.score_all_masks(
+            len(numbers), lambda part: labels != every[part]
+        ).mean(0)
+        return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
-    def labels(self, x: Tensor) -> Tensor:
+    def compute_segment_labels(self, x: Tensor) -> Tensor:
         """(C,*S) -> (*S): the number of each pixel's segment."""
-        return labels_of(self.segments, x, self.compactness)
+        return resolve_segment_labels(self.segments, x, self.compactness)

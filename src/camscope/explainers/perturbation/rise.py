@@ -13,45 +13,55 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import expect_count, expect_positive
-from camscope.explainers.perturbation.base import Found, Masks, PerturbationExplainer, Veiled, doubt, extents, settling
+from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.perturbation.base import (
+    MaskChunkBuilder,
+    MaskedInput,
+    PerturbationAttribution,
+    PerturbationExplainer,
+    compute_relative_error,
+    describe_convergence,
+    expand_per_axis,
+)
 from camscope.plurals import plural
 
-CHECKED = 64  # masks between two looks at the standard error, whatever the size of a pass
-AT_ONCE = 2**22  # numbers of the masks that are added to the mean at once, in float64
+MASKS_PER_CHECK = 64  # masks between two looks at the standard error, whatever the size of a pass
+MAX_NUMBERS_PER_BLOCK = 2**22  # numbers of the masks that are added to the mean at once, in float64
 
 
 @dataclass
-class Running:
+class RunningMean:
     """The mean of maps (*S) and its standard error, in float64, of blocks of maps that need not be kept (Chan et al. 1979)."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
-    squares: Tensor = field(
+    squared_deviations: Tensor = field(
         default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
     )  # of distances from the mean
 
-    def add(self, weights: Tensor, masks: Tensor) -> None:
+    def add_maps(self, weights: Tensor, masks: Tensor) -> None:
         """(R,), (R,*S): R more maps, each a mask times its weight."""
         rows, own = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / own
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - own * mean.square()
         away, together = mean - self.mean.to(mean), self.count + own
         self.mean = self.mean.to(mean) + away * (own / together)
-        self.squares = self.squares.to(mean) + squares.clamp(min=0) + away.square() * (self.count * own / together)
+        self.squared_deviations = (
+            self.squared_deviations.to(mean) + squares.clamp(min=0) + away.square() * (self.count * own / together)
+        )
         self.count = together
 
     @property
-    def error(self) -> Tensor:
+    def standard_error(self) -> Tensor:
         """(*S): the standard error of the mean; of fewer than two maps it is as large as the mean."""
         if self.count < 2:
             return self.mean.abs()
-        return (self.squares / (self.count - 1) / self.count).sqrt()
+        return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
 
     @property
-    def doubt(self) -> float:
+    def relative_error(self) -> float:
         """See `doubt`."""
-        return doubt(self.mean, self.error)
+        return compute_relative_error(self.mean, self.standard_error)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,50 +76,58 @@ class SampledExplainer(PerturbationExplainer):
     at after every 64 masks, however many of them run at a time.
     """
 
-    samples: int = 4000
-    until: float | None = None
+    n_samples: int = 4000
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(samples=self.samples)
-        expect_positive(None, until=self.until)
+        check_positive_integer(samples=self.n_samples)
+        check_positive_number(None, until=self.tolerance)
 
     @abstractmethod
-    def masks(self, veiled: Veiled) -> Masks:
+    def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
         """What makes the masks of some turns: the same ones each time, so that none is kept."""
 
     @abstractmethod
-    def weights(self, masks: Tensor) -> Tensor:
+    def compute_mask_weights(self, masks: Tensor) -> Tensor:
         """(R,*S) -> (R,*S): what they weigh, 0 on the average."""
 
-    def found(self, veiled: Veiled) -> Found:
+    def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Each mask's probability is kept; the mask is made again where whole blocks of them are added up.
 
         In this way the order of all sums is the same for any number of masks in a pass.
         """
-        masks, running, level = self.masks(veiled), Running(), 0.0
-        values = torch.empty(self.samples, dtype=torch.float64, device=veiled.x.device)
-        block = CHECKED
-        while block > 1 and block * veiled.x[0].numel() > AT_ONCE:
+        masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
+        values = torch.empty(self.n_samples, dtype=torch.float64, device=masked_input.x.device)
+        block = MASKS_PER_CHECK
+        while block > 1 and block * masked_input.x[0].numel() > MAX_NUMBERS_PER_BLOCK:
             block //= 2
 
         def work(part: slice) -> bool:
             nonlocal level
-            values[part] = veiled.scores(masks(part), chance=True).mean(0)
-            while (last := min(running.count + block, self.samples)) <= part.stop and running.count < last:
+            values[part] = masked_input.score_masks(masks(part), as_probability=True).mean(0)
+            while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
                 added = slice(running.count, last)
                 level = level if running.count else float(values[added].mean())
-                running.add(values[added] - level, self.weights(masks(added)))
-                if self.until is not None and last % CHECKED == 0 and running.doubt <= self.until:
+                running.add_maps(values[added] - level, self.compute_mask_weights(masks(added)))
+                if (
+                    self.tolerance is not None
+                    and last % MASKS_PER_CHECK == 0
+                    and running.relative_error <= self.tolerance
+                ):
                     return True
             return False
 
-        veiled.runs.in_turns(veiled.sample, self.samples, work)
-        words = settling(running.doubt, self.until, running.count < self.samples, self.samples)
-        return Found(running.mean, running.error, (f"{plural(running.count, 'mask')}; {words}",))
+        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, work)
+        words = describe_convergence(
+            running.relative_error, self.tolerance, running.count < self.n_samples, self.n_samples
+        )
+        return PerturbationAttribution(
+            running.mean, running.standard_error, (f"{plural(running.count, 'mask')}; {words}",)
+        )
 
 
-MAX_MASKS = 2**32  # bytes of the grids of all masks
+MAX_MASK_BYTES = 2**32  # bytes of the grids of all masks
 
 
 @register
@@ -126,38 +144,38 @@ class RISE(SampledExplainer):
 
     name, paper = "rise", "arXiv:1806.07421"
     slow: ClassVar[bool] = True
-    forwards: ClassVar[str] = "1 + samples"
-    cells: int = 7
-    keep: float = 0.5
+    forward_passes: ClassVar[str] = "1 + samples"
+    grid_size: int = 7
+    keep_probability: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(cells=self.cells)
-        expect_positive(keep=self.keep)
-        if self.keep > 1:
-            raise InputError(f"keep={self.keep!r}: expected a probability, above 0 and at most 1")
+        check_positive_integer(cells=self.grid_size)
+        check_positive_number(keep=self.keep_probability)
+        if self.keep_probability > 1:
+            raise InputError(f"keep={self.keep_probability!r}: expected a probability, above 0 and at most 1")
 
-    def weights(self, masks: Tensor) -> Tensor:
+    def compute_mask_weights(self, masks: Tensor) -> Tensor:
         """M / keep - 1"""
-        return masks / self.keep - 1
+        return masks / self.keep_probability - 1
 
-    def masks(self, veiled: Veiled) -> Masks:
+    def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
         """Everything random is drawn at once, on the CPU: a few numbers a mask."""
-        size, device = veiled.x.shape[1:], veiled.x.device
-        counts = extents(self.cells, size)
+        size, device = masked_input.x.shape[1:], masked_input.x.device
+        counts = expand_per_axis(self.grid_size, size)
         grid = [count + 1 for count in counts]
         numbers = torch.Size(grid).numel()
-        if (size_of_masks := 4 * self.samples * (numbers + len(size))) > MAX_MASKS:
+        if (size_of_masks := 4 * self.n_samples * (numbers + len(size))) > MAX_MASK_BYTES:
             raise InputError(
-                f"cells={self.cells}, samples={self.samples}: the masks alone would take "
-                f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASKS:,} are taken; pass fewer"
+                f"cells={self.grid_size}, samples={self.n_samples}: the masks alone would take "
+                f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
             )
         drawn = torch.rand(
-            self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32, device="cpu"
+            self.n_samples, numbers + len(size), generator=self.generator(), dtype=torch.float32, device="cpu"
         ).to(device)
-        kind = torch.promote_types(veiled.x.dtype, torch.float32)
-        shown, shifts = (drawn[:, :numbers] < self.keep).view(-1, *grid).to(kind), drawn[:, numbers:]
-        return lambda part: spread(shown[part], shifts[part], size, counts)
+        kind = torch.promote_types(masked_input.x.dtype, torch.float32)
+        shown, shifts = (drawn[:, :numbers] < self.keep_probability).view(-1, *grid).to(kind), drawn[:, numbers:]
+        return lambda part: enlarge_shifted_grids(shown[part], shifts[part], size, counts)
 
 
 @register
@@ -170,13 +188,13 @@ class DRISE(RISE):
     """
 
     name, paper = "drise", "arXiv:2006.03204"
-    samples: int = 5000
-    cells: int = 16
+    n_samples: int = 5000
+    grid_size: int = 16
 
 
-def spread(grids: Tensor, shifts: Tensor, size: Sequence[int], cells: Sequence[int]) -> Tensor:
+def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
     """(R,*s), one more than `cells` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
-    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+    for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True)):
         pixels = -(-length // count)
         first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
         places = (torch.arange(length, device=grids.device).to(grids) + first + 0.5) / pixels - 0.5

@@ -18,45 +18,45 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from camscope.errors import CamscopeError, ImageError, is_out_of_memory, memory_reason
+from camscope.errors import CamscopeError, ImageError, describe_out_of_memory, is_out_of_memory
 
 Source = str | Path | bytes
-KEY = Path(".config", "camscope", "key")  # below the home folder
+KEY_FILE = Path(".config", "camscope", "key")  # below the home folder
 
 
-def scan_name(source: Source | Sequence[Source]) -> str:
+def pseudonymize_source(source: Source | Sequence[Source]) -> str:
     """`scan-` and 8 hex digits: HMAC-SHA256 of the absolute path under the local key; of bytes, and several, of them all.
 
     The same on every call with the same key, so whoever has the files finds the one that a message means; whoever has
     neither the key nor the files learns nothing from it.
     """
     parts = [source] if isinstance(source, str | Path | bytes) else list(source)
-    digest = hmac.new(local_key(), digestmod=hashlib.sha256)
+    digest = hmac.new(load_pseudonym_key(), digestmod=hashlib.sha256)
     for part in parts:
         data = part if isinstance(part, bytes) else os.fsencode(os.path.abspath(part))  # noqa: PTH100 - of what is not there too
         digest.update(len(data).to_bytes(8, "big") + data)
     return f"scan-{digest.hexdigest()[:8]}"
 
 
-def local_key() -> bytes:
+def load_pseudonym_key() -> bytes:
     """CAMSCOPE_KEY where it is set, else ~/.config/camscope/key, made on first use; else one for this process alone."""
     if given := os.environ.get("CAMSCOPE_KEY"):
         return os.fsencode(given)
     try:
-        return _kept(Path.home() / KEY)
+        return _load_or_create_key(Path.home() / KEY_FILE)
     except (OSError, RuntimeError):  # no home, or one that cannot be written
-        return _of_this_process()
+        return _get_process_key()
 
 
-def _kept(path: Path) -> bytes:
-    if key := _read(path):
+def _load_or_create_key(path: Path) -> bytes:
+    if key := _read_key(path):
         return key
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with os.fdopen(os.open(sibling, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_hex(32).encode())
-        if path.exists() and not _read(path):  # empty: nobody's key
+        if path.exists() and not _read_key(path):  # empty: nobody's key
             sibling.replace(path)
         else:
             path.hardlink_to(sibling)  # of several processes that do this at once, one succeeds
@@ -64,27 +64,27 @@ def _kept(path: Path) -> bytes:
         pass  # another process was first: its key is read below
     finally:
         sibling.unlink(missing_ok=True)
-    return _read(path) or _of_this_process()
+    return _read_key(path) or _get_process_key()
 
 
-def _read(path: Path) -> bytes:
+def _read_key(path: Path) -> bytes:
     return path.read_bytes().strip() if path.is_file() else b""
 
 
 @functools.cache
-def _of_this_process() -> bytes:
+def _get_process_key() -> bytes:
     return secrets.token_bytes(32)
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def redact_errors(name: str) -> Iterator[None]:
     """Whatever a reader raises, as one error that names the scan and the kind of failure.
 
     Its own text may quote a patient's name or a path: it is dropped, and so is the error itself. A library speaks to no
     console or log meanwhile.
     """
     try:
-        with silent():
+        with suppress_library_output():
             yield
     except CamscopeError:
         raise
@@ -92,15 +92,15 @@ def told(name: str) -> Iterator[None]:
         raise ImageError(f"{name}: there is no such file") from None
     except OSError as error:
         if not error.errno:  # a decoder's, not the system's
-            raise _damaged(name, error) from None
+            raise _build_damage_error(name, error) from None
         raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
     except Exception as error:
         if is_out_of_memory(error):
-            raise ImageError(f"{name}: {memory_reason(error)} while reading it") from None
-        raise _damaged(name, error) from None
+            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading it") from None
+        raise _build_damage_error(name, error) from None
 
 
-def unquoted(error: BaseException) -> str:
+def redact_error_message(error: BaseException) -> str:
     """What camscope says itself of an error, without the words of the foreign one that it quotes: they may be a patient's."""
     text, cause = str(error), error.__cause__
     while cause is not None:
@@ -110,17 +110,17 @@ def unquoted(error: BaseException) -> str:
     return text
 
 
-def _damaged(name: str, error: Exception) -> ImageError:
+def _build_damage_error(name: str, error: Exception) -> ImageError:
     return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")
 
 
 # a warning counts as that of the module it points to, which may be the one that called the library
-MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
-LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
-PILLOW = "PIL"  # tells each tag of a file, and only to whoever debugs
+SILENCED_MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
+SILENCED_LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
+PILLOW_LOGGER = "PIL"  # tells each tag of a file, and only to whoever debugs
 
 
-class _Ignored(threading.local):
+class _ThreadLocalPatterns(threading.local):
     """What this thread ignores: a pattern of a warning filter that matches nothing in any other thread."""
 
     def __init__(self) -> None:
@@ -131,57 +131,62 @@ class _Ignored(threading.local):
         return any(re.match(pattern, text) for pattern in self.patterns)
 
 
-_modules, _messages = _Ignored(), _Ignored()
-_FILTERS: tuple[Any, ...] = (("ignore", None, Warning, _modules, 0), ("ignore", _messages, Warning, None, 0))
-_lock = threading.Lock()
-_users = 0
-_state = ExitStack()
-_hushed: set[str] = set()
+_ignored_modules, _ignored_messages = _ThreadLocalPatterns(), _ThreadLocalPatterns()
+_WARNING_FILTERS: tuple[Any, ...] = (
+    ("ignore", None, Warning, _ignored_modules, 0),
+    ("ignore", _ignored_messages, Warning, None, 0),
+)
+_silence_lock = threading.Lock()
+_n_active_scopes = 0
+_restore_stack = ExitStack()
+_loggers_to_restore: set[str] = set()
 
 
 @contextmanager
-def ignoring(module: str | None = None, message: str | None = None) -> Iterator[None]:
+def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
     """No warnings from modules, or with messages, that begin like a pattern, in this thread.
 
     `warnings.catch_warnings` would make Python forget, at each use, which warnings it has shown, and would change what
     other threads hear. The two filters here are put in place once, and say nothing outside of the `with`.
     """
-    with _lock:
-        for one in (one for one in _FILTERS if one not in warnings.filters):
+    with _silence_lock:
+        for one in (one for one in _WARNING_FILTERS if one not in warnings.filters):
             warnings.filters.insert(0, one)  # type: ignore[attr-defined]  # it is a list
-    before = _modules.patterns, _messages.patterns
-    _modules.patterns += () if module is None else (module,)
-    _messages.patterns += () if message is None else (message,)
+    before = _ignored_modules.patterns, _ignored_messages.patterns
+    _ignored_modules.patterns += () if module_pattern is None else (module_pattern,)
+    _ignored_messages.patterns += () if message_pattern is None else (message_pattern,)
     try:
         yield
     finally:
-        _modules.patterns, _messages.patterns = before
+        _ignored_modules.patterns, _ignored_messages.patterns = before
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def suppress_library_output() -> Iterator[None]:
     """Their warnings and log lines off: what they warn of is an error here, a flag, or harmless. Logs: in all threads."""
-    global _users
-    with _lock:
-        _users += 1
-        for name in LOGGERS:  # of libraries that are there: a level costs more to change than a photograph to open
-            if name not in _hushed and name.partition(".")[0] in sys.modules:
-                _hush(name)
-        if PILLOW not in _hushed and logging.getLogger(PILLOW).isEnabledFor(logging.DEBUG):
-            _hush(PILLOW)
+    global _n_active_scopes
+    with _silence_lock:
+        _n_active_scopes += 1
+        for (
+            name
+        ) in SILENCED_LOGGERS:  # of libraries that are there: a level costs more to change than a photograph to open
+            if name not in _loggers_to_restore and name.partition(".")[0] in sys.modules:
+                _silence_logger(name)
+        if PILLOW_LOGGER not in _loggers_to_restore and logging.getLogger(PILLOW_LOGGER).isEnabledFor(logging.DEBUG):
+            _silence_logger(PILLOW_LOGGER)
     try:
-        with ignoring(module=MODULES):
+        with ignore_warnings(module=SILENCED_MODULES):
             yield
     finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                _state.close()
-                _hushed.clear()
+        with _silence_lock:
+            _n_active_scopes -= 1
+            if not _n_active_scopes:
+                _restore_stack.close()
+                _loggers_to_restore.clear()
 
 
-def _hush(name: str) -> None:
-    logger = logging.getLogger(name)
-    _state.callback(logger.setLevel, logger.level)
+def _silence_logger(logger_name: str) -> None:
+    logger = logging.getLogger(logger_name)
+    _restore_stack.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.CRITICAL + 1)
-    _hushed.add(name)
+    _loggers_to_restore.add(logger_name)

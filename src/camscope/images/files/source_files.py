@@ -19,18 +19,18 @@ from typing import BinaryIO, cast, overload
 
 from camscope.errors import ImageError
 from camscope.plurals import plural
-from camscope.safe_files import open_regular
+from camscope.safe_files import open_regular_file
 
-MAX_BYTES = 2**32  # of one file
+MAX_FILE_BYTES = 2**32  # of one file
 
 
 @overload
-def selected(source: str | Path) -> tuple[Path, int | None]: ...
+def split_selector(source: str | Path) -> tuple[Path, int | None]: ...
 @overload
-def selected(source: bytes) -> tuple[bytes, None]: ...
+def split_selector(source: bytes) -> tuple[bytes, None]: ...
 @overload
-def selected(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
-def selected(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
+def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
+def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
     """`file#3` -> the file and 3, counted from 0; a file that is called so is meant as it is."""
     if isinstance(source, bytes):
         return source, None
@@ -41,15 +41,15 @@ def selected(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
     return Path(found[1]), int(found[2])
 
 
-def agreed(selector: int | None, argument: int | None, what: str, name: str) -> int | None:
+def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
     """The one of `file#3` and `frame=3` that was given; two that differ are a mistake."""
     if selector is not None and argument is not None and selector != argument:
-        raise ImageError(f"{name}: #{selector} and {what}={argument} are not the same; give one of them")
+        raise ImageError(f"{name}: #{selector} and {argument_name}={argument} are not the same; give one of them")
     return argument if selector is None else selector
 
 
 @contextmanager
-def opened(source: Path | bytes, name: str, limit: int = MAX_BYTES) -> Iterator[BinaryIO]:
+def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
     """A regular file of a sane size, or bytes."""
     if isinstance(source, bytes):
         if not source:
@@ -61,26 +61,26 @@ def opened(source: Path | bytes, name: str, limit: int = MAX_BYTES) -> Iterator[
         raise ImageError(f"{name}: it is {'a folder' if source.is_dir() else 'not a regular file'}")
     if not status.st_size:
         raise ImageError(f"{name}: the file is empty")
-    if status.st_size > limit:
-        raise ImageError(f"{name}: a file of {plural(status.st_size, 'byte')}; the limit is {limit}")
-    with open_regular(source) as file:
+    if status.st_size > max_bytes:
+        raise ImageError(f"{name}: a file of {plural(status.st_size, 'byte')}; the limit is {max_bytes}")
+    with open_regular_file(source) as file:
         yield file
 
 
-def paths_of(source: Path | bytes) -> tuple[Path, ...]:
+def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
     """What `Scan.sources` keeps."""
     return () if isinstance(source, bytes) else (source,)
 
 
-GZIP = b"\x1f\x8b"
-MAX_SKIP = 2**33  # bytes before the volume that is wanted
-MAX_REST = 2**26  # bytes after it that are unpacked for the checksum
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_SKIPPED_BYTES = 2**33  # bytes before the volume that is wanted
+MAX_TRAILING_BYTES = 2**26  # bytes after it that are unpacked for the checksum
 
 
 @contextmanager
-def unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
+def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
     """The file itself, or what is in it, unpacked no further than it is read."""
-    packed = file.read(2) == GZIP
+    packed = file.read(2) == GZIP_MAGIC
     file.seek(0)
     if not packed:
         yield file
@@ -89,60 +89,66 @@ def unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, stream)
 
 
-def passed(stream: BinaryIO, skip: int, name: str) -> None:
+def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
     """On by so many bytes; a packed file cannot be entered in its middle."""
-    if skip > MAX_SKIP:
-        raise ImageError(f"{name}: its voxels begin {plural(skip, 'byte')} into the file; the limit is {MAX_SKIP}")
-    while skip > 0:
-        if not (read := len(stream.read(min(skip, 1 << 20)))):
+    if n_bytes > MAX_SKIPPED_BYTES:
+        raise ImageError(
+            f"{name}: its voxels begin {plural(n_bytes, 'byte')} into the file; the limit is {MAX_SKIPPED_BYTES}"
+        )
+    while n_bytes > 0:
+        if not (read := len(stream.read(min(n_bytes, 1 << 20)))):
             raise ImageError(f"{name}: the file ends before its voxels")
-        skip -= read
+        n_bytes -= read
 
 
-def to_the_end(stream: BinaryIO) -> None:
+def read_trailing_bytes(stream: BinaryIO) -> None:
     """Of a packed file, so that its checksum is compared; not of one in which much more follows."""
-    left = MAX_REST
+    left = MAX_TRAILING_BYTES
     while left > 0 and (read := len(stream.read(min(left, 1 << 20)))):
         left -= read
 
 
-def exactly(stream: BinaryIO, size: int, name: str) -> bytes:
+def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
     """So many bytes, read piece by piece: room is made for what there is, not for what a header says."""
-    pieces, left = [], size
+    pieces, left = [], n_bytes
     while left > 0 and (piece := stream.read(min(left, 1 << 24))):
         pieces.append(piece)
         left -= len(piece)
     if left:
         raise ImageError(
-            f"{name}: {plural(size - left, 'byte')} where the header says {size}: the file is cut off or its header lies"
+            f"{name}: {plural(n_bytes - left, 'byte')} where the header says {n_bytes}: the file is cut off or its header lies"
         )
     return b"".join(pieces)
 
 
-PICTURES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
-MEDICAL = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
+PHOTO_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
-def images_of(given: str, *, deep: bool) -> Iterator[str]:
+def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
     """A file as named, also one that is not there; the images of a folder, of all below it if `deep`; those of a pattern.
 
     Folders and patterns leave out what is hidden and what has no image's suffix, and the overlays of runs among them: they
     would be the next run's images. Links to folders are followed, and each folder is searched once, however many links lead
     to it. In the order of the disk.
     """
-    if os.path.isdir(given):  # noqa: PTH112 - of a million names none becomes a Path
-        for folder in folders_below(given) if deep else [given]:
+    if os.path.isdir(path_or_pattern):  # noqa: PTH112 - of a million names none becomes a Path
+        for folder in walk_folders(path_or_pattern) if recursive else [path_or_pattern]:
             with os.scandir(folder) as entries:
-                yield from (entry.path for entry in entries if _is_image(entry.name) and entry.is_file())
-    elif os.path.lexists(given) or not glob.has_magic(given):
-        yield given
+                yield from (entry.path for entry in entries if _is_image_name(entry.name) and entry.is_file())
+    elif os.path.lexists(path_or_pattern) or not glob.has_magic(path_or_pattern):
+        yield path_or_pattern
     else:
-        yield from (path for path in _matches(given) if _is_image(os.path.basename(path)) and _is_meant(path))  # noqa: PTH119 - as above
+        yield from (
+            path
+            for path in _expand_pattern(path_or_pattern)
+            if _is_image_name(os.path.basename(path)) and _is_input_file(path)
+        )  # noqa: PTH119 - as above
 
 
-def folders_below(folder: str) -> Iterator[str]:
+def walk_folders(folder: str) -> Iterator[str]:
     """A folder and all below it but hidden ones and the overlays of runs, each once: by its own path before any link's."""
-    found, links = {_identity(folder)}, [folder]
+    found, links = {_get_folder_id(folder)}, [folder]
     while links:
         level, linked = links, []
         for start in level:
@@ -154,17 +160,17 @@ def folders_below(folder: str) -> Iterator[str]:
                     inner = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
                 linked += [entry.path for entry in inner if _is_link(entry)]
                 for path in (entry.path for entry in inner if not _is_link(entry)):
-                    if (real := _identity(path)) not in found and not _of_a_run(path):
+                    if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
                         found.add(real)
                         waiting.append(path)
         links = []
         for path in sorted(linked):
-            if (real := _identity(path)) not in found and not _of_a_run(path):
+            if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
                 found.add(real)
                 links.append(path)
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _get_folder_id(folder: str) -> tuple[int, int]:
     """What a folder is told from others by, behind all links."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino
@@ -174,9 +180,9 @@ def _is_link(entry: "os.DirEntry[str]") -> bool:
     return entry.is_symlink() or (sys.version_info >= (3, 12) and entry.is_junction())
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _expand_pattern(pattern: str) -> Iterator[str]:
     """The paths of a pattern. Under `**` each folder is searched once, where glob follows a link to a folder above for ever."""
-    before, wild, after = _split(pattern)
+    before, wild, after = _split_at_double_star(pattern)
     if not wild:
         yield from glob.iglob(pattern)  # noqa: PTH207 - Path.glob takes no absolute pattern
         return
@@ -184,36 +190,36 @@ def _matches(pattern: str) -> Iterator[str]:
     for base in glob.iglob(before) if before else [""]:  # noqa: PTH207 - as above
         if not os.path.isdir(base or os.curdir):  # noqa: PTH112 - as above
             continue
-        for folder in folders_below(base or os.curdir):
+        for folder in walk_folders(base or os.curdir):
             here = os.path.relpath(folder, os.curdir) if not base else folder
             rest = os.path.join(glob.escape("" if here == os.curdir else here), after or "*")  # noqa: PTH118 - as above
-            for path in _matches(rest):
+            for path in _expand_pattern(rest):
                 if path not in found:
                     found.add(path)
                     yield path
 
 
-def _split(pattern: str) -> tuple[str, bool, str]:
+def _split_at_double_star(pattern: str) -> tuple[str, bool, str]:
     """`a/**/b.png` -> `a/` and `b.png`: what stands before and behind the first `**`, if there is one."""
     match = re.search(r"(?:^|(?<=[/\\]))\*\*(?:[/\\]+|$)" if os.sep == "\\" else r"(?:^|(?<=/))\*\*(?:/+|$)", pattern)
     return (pattern, False, "") if match is None else (pattern[: match.start()], True, pattern[match.end() :])
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith((*PICTURES, *MEDICAL)) and not name.startswith(".")
+def _is_image_name(name: str) -> bool:
+    return name.lower().endswith((*PHOTO_SUFFIXES, *SCAN_SUFFIXES)) and not name.startswith(".")
 
 
-def _is_meant(path: str) -> bool:
-    return os.path.isfile(path) and not _of_a_run(os.path.dirname(path))  # noqa: PTH113, PTH120 - as above
+def _is_input_file(path: str) -> bool:
+    return os.path.isfile(path) and not _is_overlay_folder(os.path.dirname(path))  # noqa: PTH113, PTH120 - as above
 
 
-def _of_a_run(folder: str) -> bool:
+def _is_overlay_folder(folder: str) -> bool:
     """Whether the overlays of a run lie there: they are in folders that are numbers."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
 
 
-def is_medical(name: str) -> bool:
+def is_scan_name(name: str) -> bool:
     """Whether a name is that of a medical image, or of a part of one, as `scan.dcm#3`."""
-    return re.sub(r"#\d+$", "", name).lower().endswith(MEDICAL)
+    return re.sub(r"#\d+$", "", name).lower().endswith(SCAN_SUFFIXES)

@@ -14,28 +14,28 @@ from camscope.errors import ImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COMPRESSION, TABLES = 259, 347  # numbers of TIFF's fields
-PLACES = ((273, 279), (324, 325))  # offsets and byte counts of strips, and of tiles
-JPEG, DEFLATE = 7, (8, 32946)
-SLACK = 2**20  # pixels by which a tile may be larger than the image
-START, END = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
+COMPRESSION_TAG, JPEG_TABLES_TAG = 259, 347  # numbers of TIFF's fields
+OFFSET_AND_COUNT_TAGS = ((273, 279), (324, 325))  # offsets and byte counts of strips, and of tiles
+JPEG_COMPRESSION, DEFLATE_COMPRESSIONS = 7, (8, 32946)
+EXTRA_TILE_PIXELS = 2**20  # pixels by which a tile may be larger than the image
+JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
 
 
-def check_strips(image: "Image", name: str) -> None:
+def check_tiff_strips(image: "Image", name: str) -> None:
     """ImageError where a strip or tile of an open TIFF's current page is damaged; other formats pass."""
     tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
     if tags is None or file is None:
         return
-    kind = tags.get(COMPRESSION)
-    if kind != JPEG and kind not in DEFLATE:
+    kind = tags.get(COMPRESSION_TAG)
+    if kind != JPEG_COMPRESSION and kind not in DEFLATE_COMPRESSIONS:
         return
     at = file.tell()
     try:
         whole = all(
-            _is_whole_jpeg(data, tags.get(TABLES, b""), SLACK + image.width * image.height)
-            if kind == JPEG
-            else _is_whole_deflate(data)
-            for data in _strips(file, tags)
+            _is_complete_jpeg(data, tags.get(JPEG_TABLES_TAG, b""), EXTRA_TILE_PIXELS + image.width * image.height)
+            if kind == JPEG_COMPRESSION
+            else _is_complete_deflate(data)
+            for data in _read_strips(file, tags)
         )
     finally:
         file.seek(at)
@@ -43,33 +43,33 @@ def check_strips(image: "Image", name: str) -> None:
         raise ImageError(f"{name}: it is damaged: a strip of the TIFF is cut off or was changed")
 
 
-def _strips(file: Any, tags: Any) -> Iterator[bytes]:
-    for offsets, counts in PLACES:
+def _read_strips(file: Any, tags: Any) -> Iterator[bytes]:
+    for offsets, counts in OFFSET_AND_COUNT_TAGS:
         for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False):
             if count > 0:  # a strip without bytes is one that was never written
                 file.seek(offset)
                 yield file.read(count)
 
 
-def _is_whole_jpeg(data: bytes, tables: bytes, most: int) -> bool:
+def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
     """Whether it can be decoded to the end, to no more than `most` pixels."""
     from PIL import Image, UnidentifiedImageError
 
-    if tables.startswith(START):
-        data = tables.removesuffix(END) + data.removeprefix(START)
+    if tables.startswith(JPEG_START_MARKER):
+        data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as strip:
-            if strip.width * strip.height > most:
+            if strip.width * strip.height > max_pixels:
                 return False
             strip.load()
     except UnidentifiedImageError:
-        return data.startswith(START)  # a kind of JPEG that libtiff may know
+        return data.startswith(JPEG_START_MARKER)  # a kind of JPEG that libtiff may know
     except OSError:
         return False
     return True
 
 
-def _is_whole_deflate(data: bytes) -> bool:
+def _is_complete_deflate(data: bytes) -> bool:
     inflater = zlib.decompressobj()
     try:
         while not inflater.eof and data:

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from camscope.errors import ImageError, MissingExtraError
-from camscope.images.files.source_files import MAX_BYTES, opened
+from camscope.images.files.source_files import MAX_FILE_BYTES, open_source
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
     from pydicom.tag import BaseTag
 
-LONG = 4096  # bytes of an element that a header is read without
-MAX_INFLATED = 2**31  # of a deflated file
-DEFLATED = "1.2.840.10008.1.2.1.99"
+MAX_HEADER_ELEMENT_BYTES = 4096  # bytes of an element that a header is read without
+MAX_INFLATED_BYTES = 2**31  # of a deflated file
+DEFLATED_SYNTAX_UID = "1.2.840.10008.1.2.1.99"
 # the first element's group, little or big endian, of a file that lacks the standard's 132 bytes
-BARE = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
+BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 
-def pydicom_there() -> None:
+def require_pydicom() -> None:
     """Imports it, before a library is silenced: its import sets its own log level."""
     try:
         importlib.import_module("pydicom")
@@ -28,21 +28,23 @@ def pydicom_there() -> None:
         raise MissingExtraError("pydicom", "medical") from None
 
 
-def has_dicom_mark(head: bytes) -> bool:
+def has_dicom_signature(head: bytes) -> bool:
     """Whether the first 132 bytes are a DICOM file's."""
     return head[128:132] == b"DICM"
 
 
-def load(source: Path | bytes, name: str, *, pixels: bool = True) -> "tuple[Dataset, tuple[str, ...]]":
+def load_dicom_dataset(
+    source: Path | bytes, name: str, *, with_pixels: bool = True
+) -> "tuple[Dataset, tuple[str, ...]]":
     """The data set, and what is odd about it; without `pixels` long elements are left in the file. Call it inside `told`."""
-    with opened(source, name) as file:
+    with open_source(source, name) as file:
         head = file.read(132)
         file.seek(0)
-        if has_dicom_mark(head):
-            return _parsed(file, name, pixels), ()
-        if head[:2] not in BARE:
+        if has_dicom_signature(head):
+            return _parse_dataset(file, name, with_pixels), ()
+        if head[:2] not in BARE_FILE_PREFIXES:
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
-        dataset, odd = _parsed(file, name, pixels), "no DICOM preamble: the transfer syntax is a guess"
+        dataset, odd = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
         if not len(dataset):
             raise ImageError(
                 f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and no element could be read"
@@ -50,42 +52,42 @@ def load(source: Path | bytes, name: str, *, pixels: bool = True) -> "tuple[Data
         return dataset, (odd,)
 
 
-def _parsed(file: BinaryIO, name: str, pixels: bool) -> "Dataset":
+def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
     from pydicom import dcmread
 
-    if pixels:  # from memory: asked for more bytes than there are, a file would make room for them first
-        file = io.BytesIO(file.read(MAX_BYTES))
-    dataset = _inflated(file, name)
+    if with_pixels:  # from memory: asked for more bytes than there are, a file would make room for them first
+        file = io.BytesIO(file.read(MAX_FILE_BYTES))
+    dataset = _read_deflated_dataset(file, name)
     if dataset is None:
         file.seek(0)
-        dataset = dcmread(file, force=True, defer_size=None if pixels else LONG)
-    _with_syntax(dataset)
+        dataset = dcmread(file, force=True, defer_size=None if with_pixels else MAX_HEADER_ELEMENT_BYTES)
+    _set_missing_syntax(dataset)
     return dataset
 
 
-def _inflated(file: BinaryIO, name: str) -> "Dataset | None":
+def _read_deflated_dataset(file: BinaryIO, name: str) -> "Dataset | None":
     """The data set of a deflated file; None for any other. pydicom itself would inflate without a limit."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset, read_preamble
 
     read_preamble(file, force=True)
-    meta = read_dataset(file, False, True, stop_when=_after_the_meta_group)
-    if str(meta.get("TransferSyntaxUID", "")) != DEFLATED:
+    meta = read_dataset(file, False, True, stop_when=_is_after_meta_group)
+    if str(meta.get("TransferSyntaxUID", "")) != DEFLATED_SYNTAX_UID:
         return None
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    data = inflater.decompress(file.read(MAX_BYTES), MAX_INFLATED)
+    data = inflater.decompress(file.read(MAX_FILE_BYTES), MAX_INFLATED_BYTES)
     if inflater.unconsumed_tail:
-        raise ImageError(f"{name}: it inflates to more than {MAX_INFLATED} bytes")
+        raise ImageError(f"{name}: it inflates to more than {MAX_INFLATED_BYTES} bytes")
     dataset = read_dataset(io.BytesIO(data), False, True)
     dataset.file_meta = FileMetaDataset(meta)
     return dataset
 
 
-def _after_the_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
+def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
     return tag >> 16 != 2
 
 
-def _with_syntax(dataset: "Dataset") -> None:
+def _set_missing_syntax(dataset: "Dataset") -> None:
     """A file that does not say how it is encoded is encoded as it could be read."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian

@@ -7,152 +7,180 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.images.scans.dicom_tags import first_numbers, numbers
+from camscope.images.scans.dicom_tags import read_first_numbers, read_numbers
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 Floats = NDArray[np.float64]
-MEASURES = "PixelMeasuresSequence"
-TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts to the left and to the back
-ALIKE = 1e-3  # of two directions: a thousandth, half a pixel over 500
-EVEN = 0.02  # by how much of the usual distance two slices may lie elsewhere
+PIXEL_MEASURES_SEQUENCE = "PixelMeasuresSequence"
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts to the left and to the back
+DIRECTION_TOLERANCE = 1e-3  # of two directions: a thousandth, half a pixel over 500
+MAX_SPACING_DEVIATION = 0.02  # by how much of the usual distance two slices may lie elsewhere
 
 
 @dataclass(frozen=True, eq=False)
-class Plane:
+class SlicePlane:
     """One slice: the centre of its first pixel, the directions of growing columns and rows, mm between rows and columns."""
 
     position: Floats
-    across: Floats
-    down: Floats
+    row_cosines: Floats
+    column_cosines: Floats
     spacing: tuple[float, float]
     thickness: float | None
 
     @property
     def normal(self) -> Floats:
         """The direction that it is looked at along."""
-        return np.cross(self.across, self.down)
+        return np.cross(self.row_cosines, self.column_cosines)
 
     @property
-    def view(self) -> str:
+    def nearest_view(self) -> str:
         """The nearest of the three usual ones."""
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
-    def world(self, step: Floats | None = None) -> Floats:
+    def build_affine(self, slice_step: Floats | None = None) -> Floats:
         """(4,4) of array indices (d,row,column); `step`: what one more d adds, by itself the thickness, or 1 mm."""
         matrix = np.eye(4)
-        matrix[:3, 0] = self.normal * (self.thickness or 1.0) if step is None else step
-        matrix[:3, 1], matrix[:3, 2] = self.down * self.spacing[0], self.across * self.spacing[1]
+        matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
+        matrix[:3, 1], matrix[:3, 2] = self.column_cosines * self.spacing[0], self.row_cosines * self.spacing[1]
         matrix[:3, 3] = self.position
-        return np.asarray(TO_RAS @ matrix)
+        return np.asarray(LPS_TO_RAS @ matrix)
 
-    def is_parallel(self, other: "Plane") -> bool:
+    def is_parallel(self, other: "SlicePlane") -> bool:
         """Whether rows and columns point the same way, at the same distances."""
-        mine, others = (np.concatenate([plane.across, plane.down]) for plane in (self, other))
-        return bool(np.allclose(mine, others, atol=ALIKE) and np.allclose(self.spacing, other.spacing, rtol=ALIKE))
+        mine, others = (np.concatenate([plane.row_cosines, plane.column_cosines]) for plane in (self, other))
+        return bool(
+            np.allclose(mine, others, atol=DIRECTION_TOLERANCE)
+            and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE)
+        )
 
 
-def plane_of(groups: "list[Dataset]") -> tuple[Plane | None, tuple[str, ...]]:
+def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
     """The plane of one frame, and what is odd; None where the file does not say where it lies."""
-    position = first_numbers(groups, "PlanePositionSequence", "ImagePositionPatient", 3)
-    directions = first_numbers(groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
-    spacing = first_numbers(groups, MEASURES, "PixelSpacing", 2)
-    if position is None or directions is None or spacing is None or not _sane(position, spacing):
+    position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
+    directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
+    spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
+    if position is None or directions is None or spacing is None or not _is_plausible(position, spacing):
         return None, ()
     across, down = np.array(directions[:3]), np.array(directions[3:])
     lengths = float(np.linalg.norm(across)), float(np.linalg.norm(down))
-    if not np.allclose(lengths, 1, atol=10 * ALIKE) or abs(across @ down) > 10 * ALIKE:
+    if not np.allclose(lengths, 1, atol=10 * DIRECTION_TOLERANCE) or abs(across @ down) > 10 * DIRECTION_TOLERANCE:
         return None, ("no place: the orientation is not two perpendicular directions",)
-    between = [first_numbers(groups, MEASURES, key, 1) for key in ("SpacingBetweenSlices", "SliceThickness")]
+    between = [
+        read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, key, 1)
+        for key in ("SpacingBetweenSlices", "SliceThickness")
+    ]
     thickness = next((abs(found[0]) for found in between if found and 0 < abs(found[0]) < 1e4), None)
-    return Plane(np.array(position), across / lengths[0], down / lengths[1], (spacing[0], spacing[1]), thickness), ()
+    return SlicePlane(
+        np.array(position), across / lengths[0], down / lengths[1], (spacing[0], spacing[1]), thickness
+    ), ()
 
 
-def pixel_of(groups: "list[Dataset]") -> tuple[float, float] | None:
+def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
     """Mm between rows and columns, of an image without a place: at the patient, else at the detector."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
-        if (found := first_numbers(groups, MEASURES, keyword, 2)) and _sane((), found):
+        if (found := read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)) and _is_plausible(
+            (), found
+        ):
             return found[0], found[1]
     return None
 
 
-def _sane(position: Sequence[float], spacing: Sequence[float]) -> bool:
+def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
     """Millimetres of something on this planet."""
     return all(abs(value) < 1e6 for value in position) and all(1e-6 < value < 1e4 for value in spacing)
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class SliceStack:
     """Slices in order: `order` of those given, `world` (4,4), `flags`; `same`: pairs at one place, then there is no stack."""
 
     order: list[int]
-    world: Floats
+    affine: Floats
     flags: tuple[str, ...]
-    same: list[tuple[int, int]]
+    coincident_pairs: list[tuple[int, int]]
 
 
-def stacked(planes: Sequence[Plane]) -> Stack:
+def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
     """Parallel planes, sorted by their position along the normal. Distances that differ are flagged, in mm."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
     order = np.argsort(along, kind="stable").tolist()
     if len(planes) == 1:
-        return Stack(order, first.world(), (), [])
+        return SliceStack(order, first.build_affine(), (), [])
     positions, steps = positions[order], np.diff(along[order])
     usual = float(np.median(steps))
     tight = max(1e-3 * usual, 1e-4)
     same = [(order[at], order[at + 1]) for at in np.flatnonzero(steps < tight).tolist()]
-    gaps = np.flatnonzero(abs(steps - usual) > max(EVEN * usual, 0.01)).tolist()
-    start, end = _longest_run(gaps, len(planes))
+    gaps = np.flatnonzero(abs(steps - usual) > max(MAX_SPACING_DEVIATION * usual, 0.01)).tolist()
+    start, end = _find_longest_run(gaps, len(planes))
     step = (positions[end] - positions[start]) / (end - start) if end > start else first.normal * usual
     origin = replace(planes[order[0]], position=positions[start] - start * step)
-    told = [*_gaps(gaps, steps, usual), *_odd(first, step, usual, positions[start : end + 1])]
+    told = [
+        *_describe_gaps(gaps, steps, usual),
+        *_describe_irregularities(first, step, usual, positions[start : end + 1]),
+    ]
     if gaps:
         told.append(f"world coordinates hold for slices {start} to {end}")
-    return Stack(order, origin.world(step), tuple(told), same)
+    return SliceStack(order, origin.world(step), tuple(told), same)
 
 
-def _longest_run(gaps: list[int], count: int) -> tuple[int, int]:
+def _find_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:
     """The first and last of the most slices in a row without a gap."""
-    ends = [*gaps, count - 1]
+    ends = [*gaps, n_slices - 1]
     starts = [0, *(gap + 1 for gap in gaps)]
     return max(zip(starts, ends, strict=True), key=lambda run: run[1] - run[0])
 
 
-def _gaps(gaps: list[int], steps: Floats, usual: float) -> list[str]:
+def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) -> list[str]:
     told = [
-        f"a gap of {steps[at]:.4g} mm after slice {at}; usual {usual:.4g}"
-        if steps[at] > usual
-        else f"slices {at} and {at + 1} only {steps[at]:.4g} mm apart; usual {usual:.4g}"
+        f"a gap of {distances[at]:.4g} mm after slice {at}; usual {usual_distance:.4g}"
+        if distances[at] > usual_distance
+        else f"slices {at} and {at + 1} only {distances[at]:.4g} mm apart; usual {usual_distance:.4g}"
         for at in gaps[:3]
     ]
     if len(gaps) > 3:
-        told.append(f"not the usual {usual:.4g} mm either: {plural(len(gaps) - 3, 'more distance')} between slices")
+        told.append(
+            f"not the usual {usual_distance:.4g} mm either: {plural(len(gaps) - 3, 'more distance')} between slices"
+        )
     return told
 
 
-def _odd(first: Plane, step: Floats, usual: float, positions: Floats) -> list[str]:
+def _describe_irregularities(
+    first_plane: SlicePlane, slice_step: Floats, usual_distance: float, positions: Floats
+) -> list[str]:
     told = []
-    shear = float(np.degrees(np.arccos(np.clip(step @ first.normal / max(float(np.linalg.norm(step)), 1e-12), -1, 1))))
+    shear = float(
+        np.degrees(
+            np.arccos(np.clip(slice_step @ first_plane.normal / max(float(np.linalg.norm(slice_step)), 1e-12), -1, 1))
+        )
+    )
     if shear > 0.5:
         told.append(f"slices sheared by {shear:.1f} degrees (a tilted gantry); the world matrix has it")
     sideways = positions - positions[0]
-    sideways = sideways - np.outer(sideways @ first.normal, step / max(float(step @ first.normal), 1e-12))
-    if (off := float(np.linalg.norm(sideways, axis=1).max())) > min(first.spacing):
+    sideways = sideways - np.outer(
+        sideways @ first_plane.normal, slice_step / max(float(slice_step @ first_plane.normal), 1e-12)
+    )
+    if (off := float(np.linalg.norm(sideways, axis=1).max())) > min(first_plane.spacing):
         told.append(f"slices lie up to {off:.4g} mm beside their line")
-    if first.thickness and usual > 2 * first.thickness:
-        told.append(f"slices are {usual:.4g} mm apart; the header says {first.thickness:.4g}")
+    if first_plane.thickness and usual_distance > 2 * first_plane.thickness:
+        told.append(f"slices are {usual_distance:.4g} mm apart; the header says {first_plane.thickness:.4g}")
     return told
 
 
-def offsets_of(dataset: "Dataset", frames: int, plane: Plane) -> list[Plane] | None:
+def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
     """The planes of a dose grid's frames, from their offsets along the normal; None where there are none."""
-    offsets = numbers(dataset, "GridFrameOffsetVector", frames)
-    if offsets is None or frames < 2:
+    offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
+    if offsets is None or n_frames < 2:
         return None
     # the first is 0, or the first frame's own coordinate: either way they count from it
-    moved: list[Any] = [plane.position + plane.normal * (offset - offsets[0]) for offset in offsets]
-    return [Plane(place, plane.across, plane.down, plane.spacing, plane.thickness) for place in moved]
+    moved: list[Any] = [first_plane.position + first_plane.normal * (offset - offsets[0]) for offset in offsets]
+    return [
+        SlicePlane(
+            place, first_plane.row_cosines, first_plane.column_cosines, first_plane.spacing, first_plane.thickness
+        )
+        for place in moved
+    ]

@@ -14,86 +14,86 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import CamscopeError, ImageError, is_transient
-from camscope.images.files.redaction import scan_name, told
-from camscope.images.files.source_files import agreed, selected
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.source_files import resolve_selector, split_selector
 from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_file import has_dicom_mark, load, pydicom_there
-from camscope.images.scans.dicom_geometry import Plane, plane_of, stacked
-from camscope.images.scans.dicom_pixels import Layout, layout_of
-from camscope.images.scans.dicom_tags import MODALITIES, burned_in, functional_groups, word
-from camscope.images.scans.dicom_values import Picture, joined, picture_of
-from camscope.images.scans.scan import BURNED_IN, Scan, check_size
+from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes
+from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
+from camscope.images.scans.dicom_tags import MODALITIES, has_burned_in_text, read_code, read_functional_groups
+from camscope.images.scans.dicom_values import DecodedFrames, decode_dicom_pixels, join_decoded_frames
+from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
-from camscope.safe_files import open_regular
+from camscope.safe_files import open_regular_file
 
-MAX_FILES = 20_000
-TOO_MANY = f"more than {MAX_FILES} files; pass a list of those of one series"
+MAX_SERIES_FILES = 20_000
+TOO_MANY_FILES_TEXT = f"more than {MAX_SERIES_FILES} files; pass a list of those of one series"
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class SliceHeader:
     """One file's header: what it belongs to, and where it lies."""
 
     path: Path
-    series: str
-    instance: str
+    series_uid: str
+    instance_uid: str
     modality: str
-    layout: Layout
-    plane: Plane | None
-    burned_in: bool | None
+    layout: PixelLayout
+    plane: SlicePlane | None
+    has_burned_in_text: bool | None
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def group_key(self) -> tuple[Any, ...]:
         """What the files of one volume have in common, beside their orientation."""
         return (
             self.layout.rows,
             self.layout.columns,
-            self.layout.frames,
-            self.layout.samples,
+            self.layout.n_frames,
+            self.layout.samples_per_pixel,
             self.modality,
-            self.series,
+            self.series_uid,
         )
 
     @property
-    def rank(self) -> tuple[Any, ...]:
+    def sort_key(self) -> tuple[Any, ...]:
         """An order that owes nothing to names of files and numbers of instances."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
-        return self.kind, len(place), place, self.instance
+        return self.group_key, len(place), place, self.instance_uid
 
     def __str__(self) -> str:
-        frames = f"{self.layout.frames} x " if self.layout.frames > 1 else ""
+        frames = f"{self.layout.n_frames} x " if self.layout.n_frames > 1 else ""
         words = [
             f"{frames}{self.layout.rows} x {self.layout.columns}",
             self.modality,
-            self.plane.view if self.plane else "",
+            self.plane.nearest_view if self.plane else "",
         ]
         return " ".join(filter(None, words))
 
 
-def files_of(given: Path | list[Path], name: str) -> list[Path]:
+def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     """The files of a folder, not of folders in it; a list as it is."""
-    if isinstance(given, list):
-        return given
-    if not given.is_dir():
-        raise ImageError(f"{name}: {'it is a file, not a folder' if given.exists() else 'there is no such folder'}")
-    with os.scandir(given) as entries:
+    if isinstance(source, list):
+        return source
+    if not source.is_dir():
+        raise ImageError(f"{name}: {'it is a file, not a folder' if source.exists() else 'there is no such folder'}")
+    with os.scandir(source) as entries:
         found = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-    if len(found) > MAX_FILES:
-        raise ImageError(f"{name}: {TOO_MANY}")
+    if len(found) > MAX_SERIES_FILES:
+        raise ImageError(f"{name}: {TOO_MANY_FILES_TEXT}")
     return found
 
 
-def headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, ...]]:
+def read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """The images among the files, and flags that count the rest."""
     slices, others, damaged = [], 0, 0
     for path in files:
         try:
-            with told(name):
-                slices.append(_slice(path, name))
+            with redact_errors(name):
+                slices.append(_read_slice_header(path, name))
         except CamscopeError as error:
             if is_transient(error):  # a volume without this slice would be another volume
                 raise
-            if _is_dicom(path):
+            if _is_dicom_file(path):
                 damaged += 1
             else:
                 others += 1
@@ -103,28 +103,30 @@ def headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, .
     return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
 
 
-def _is_dicom(path: Path) -> bool:
+def _is_dicom_file(path: Path) -> bool:
     try:
-        with open_regular(path) as file:
-            return has_dicom_mark(file.read(132))
+        with open_regular_file(path) as file:
+            return has_dicom_signature(file.read(132))
     except OSError:
         return False
 
 
-def _slice(path: Path, name: str) -> Slice:
-    dataset, _ = load(path, name, pixels=False)
-    layout = layout_of(dataset, name)
-    plane, _ = plane_of(functional_groups(dataset, [0])[0])
+def _read_slice_header(path: Path, name: str) -> SliceHeader:
+    dataset, _ = load_dicom_dataset(path, name, with_pixels=False)
+    layout = read_pixel_layout(dataset, name)
+    plane, _ = read_plane(read_functional_groups(dataset, [0])[0])
     series, instance = (str(dataset.get(key, "")) for key in ("SeriesInstanceUID", "SOPInstanceUID"))
-    return Slice(path, series, instance, word(dataset, "Modality", MODALITIES), layout, plane, burned_in(dataset))
+    return SliceHeader(
+        path, series, instance, read_code(dataset, "Modality", MODALITIES), layout, plane, has_burned_in_text(dataset)
+    )
 
 
-def grouped(slices: Sequence[Slice]) -> list[list[Slice]]:
+def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
     """Slices of one series, shape and orientation; the largest group first."""
-    kinds: dict[tuple[Any, ...], list[list[Slice]]] = {}
-    for one in sorted(slices, key=lambda one: one.rank):
-        groups = kinds.setdefault(one.kind, [])
-        group = next((group for group in groups if _is_along(group[0].plane, one.plane)), None)
+    kinds: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
+    for one in sorted(slices, key=lambda one: one.sort_key):
+        groups = kinds.setdefault(one.group_key, [])
+        group = next((group for group in groups if _has_same_orientation(group[0].plane, one.plane)), None)
         if group is None:
             groups.append([one])
         else:
@@ -132,20 +134,20 @@ def grouped(slices: Sequence[Slice]) -> list[list[Slice]]:
     return sorted((group for groups in kinds.values() for group in groups), key=lambda group: -len(group))
 
 
-def _is_along(first: Plane | None, second: Plane | None) -> bool:
+def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -> bool:
     return first.is_parallel(second) if first and second else first is second
 
 
-def chosen(groups: list[list[Slice]], wanted: int | None, name: str) -> list[Slice]:
+def select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
     """The group that is meant; without a choice there has to be one."""
     listed = "; ".join(f"{at}: {plural(len(group), 'slice')} {group[0]}" for at, group in enumerate(groups[:20]))
     listed += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
-    if wanted is not None:
-        if not 0 <= wanted < len(groups):
-            raise ImageError(f"{name}: series {wanted} is out of range; there are {len(groups)} ({listed})")
-        return groups[wanted]
+    if series is not None:
+        if not 0 <= series < len(groups):
+            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} ({listed})")
+        return groups[series]
     if len(groups) > 1:
-        turned = len({group[0].kind for group in groups}) == 1
+        turned = len({group[0].group_key for group in groups}) == 1
         what = f"one series of {plural(len(groups), 'orientation')}" if turned else plural(len(groups), "series")
         raise ImageError(f"{name}: {what} ({listed}); choose one: folder#0 or series=0, or pass a list of its files")
     return groups[0]
@@ -158,76 +160,79 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
     Slices of other orientations and different slices at one place are refused; gaps are flagged, in mm. Files that are no
     DICOM images are left out, and counted in a flag.
     """
-    path, selector = selected(source) if isinstance(source, str | Path) else (sorted(map(Path, source)), None)
-    name = scan_name(path)
-    pydicom_there()
-    with told(name):
-        slices, left_out = headers(files_of(path, name), name)
-        group = chosen(grouped(slices), agreed(selector, series, "series", name), name)
-        scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _volume(group, name)
+    path, selector = split_selector(source) if isinstance(source, str | Path) else (sorted(map(Path, source)), None)
+    name = pseudonymize_source(path)
+    require_pydicom()
+    with redact_errors(name):
+        slices, left_out = read_slice_headers(list_series_files(path, name), name)
+        group = select_series(group_slices(slices), resolve_selector(selector, series, "series", name), name)
+        scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _read_volume(group, name)
         scan = replace(scan, flags=(*scan.flags, *left_out))
-        return scan if window is None else scan.windowed(window)
+        return scan if window is None else scan.apply_window(window)
 
 
-def _volume(group: list[Slice], name: str) -> Scan:
-    group, copies = _without_copies(group)
+def _read_volume(group: list[SliceHeader], name: str) -> Scan:
+    group, copies = _drop_duplicates(group)
     first = group[0]
     planes = [one.plane for one in group if one.plane]
     if len(planes) < len(group):
         raise ImageError(
             f"{name}: {plural(len(group), 'file that does', 'files that do')} not say where they lie; read each by itself"
         )
-    if first.layout.frames > 1:
+    if first.layout.n_frames > 1:
         raise ImageError(
-            f"{name}: {plural(len(group), 'file')} of {plural(first.layout.frames, 'frame')} each; read each by itself"
+            f"{name}: {plural(len(group), 'file')} of {plural(first.layout.n_frames, 'frame')} each; read each by itself"
         )
-    stack = stacked(planes)
-    if stack.same:
-        count = len({at for pair in stack.same for at in pair})
+    stack = stack_planes(planes)
+    if stack.coincident_pairs:
+        count = len({at for pair in stack.coincident_pairs for at in pair})
         reason = "several times, echoes or phases? Pass a list of the files of one"
         raise ImageError(f"{name}: slices that lie where another does: {count} of {len(group)} ({reason})")
     group = [group[at] for at in stack.order]
-    picture = _pixels(group, name)
+    picture = _read_slice_pixels(group, name)
     # None, not said, is worse than False, and True worse than both
-    burned = max((one.burned_in for one in group), key=lambda said: (said is True, said is None))
+    burned = max((one.has_burned_in_text for one in group), key=lambda said: (said is True, said is None))
     return Scan(
-        picture.frames,
+        picture.values,
         name,
-        world=stack.world,
-        colour=picture.colour,
+        affine=stack.affine,
+        is_color=picture.is_color,
         unit=picture.unit,
         modality=first.modality,
-        steps=(*picture.steps("slice"), f"order: {plural(len(group), 'slice')} by their places along the normal"),
-        flags=(*stack.flags, *copies, *picture.flags(), *BURNED_IN[burned]),
+        steps=(
+            *picture.describe_steps("slice"),
+            f"order: {plural(len(group), 'slice')} by their places along the normal",
+        ),
+        flags=(*stack.flags, *copies, *picture.list_flags(), *BURNED_IN_FLAGS[burned]),
         sources=tuple(one.path for one in group),
-        frames=(0,) * len(group),
-        burned_in=burned,
+        frame_indices=(0,) * len(group),
+        has_burned_in_text=burned,
     )
 
 
-def _without_copies(group: list[Slice]) -> tuple[list[Slice], tuple[str, ...]]:
+def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Files of the same bytes count once."""
-    instances = Counter(one.instance for one in group)
-    kept: dict[str, Slice] = {}
+    instances = Counter(one.instance_uid for one in group)
+    kept: dict[str, SliceHeader] = {}
     for at, one in enumerate(group):
-        twice = one.instance and instances[one.instance] > 1
+        twice = one.instance_uid and instances[one.instance_uid] > 1
         key = hashlib.sha256(one.path.read_bytes()).hexdigest() if twice else f"{at}"
         kept.setdefault(key, one)
     copies = len(group) - len(kept)
     return list(kept.values()), (f"left out: {plural(copies, 'copy')} of slices",) * bool(copies)
 
 
-def _pixels(group: Sequence[Slice], name: str) -> Picture:
+def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames:
     layout = group[0].layout
-    shape = (len(group), layout.rows, layout.columns, *([3] if layout.colour else []))
-    check_size(shape, name)
-    values = np.empty(shape, np.uint8 if layout.colour else np.float32)
+    shape = (len(group), layout.rows, layout.columns, *([3] if layout.is_color else []))
+    check_voxel_count(shape, name)
+    values = np.empty(shape, np.uint8 if layout.is_color else np.float32)
     pictures = []
     for at, one in enumerate(group):
-        dataset, _ = load(one.path, name)
-        picture = picture_of(dataset, layout_of(dataset, name), [0], name)
-        if picture.frames.shape[1:] != shape[1:]:
+        dataset, _ = load_dicom_dataset(one.path, name)
+        picture = decode_dicom_pixels(dataset, read_pixel_layout(dataset, name), [0], name)
+        if picture.values.shape[1:] != shape[1:]:
             raise ImageError(f"{name}: slice {at} has changed while it was read")
-        values[at] = picture.frames[0]
-        pictures.append(replace(picture, frames=picture.frames[:0]))
-    return joined(pictures, values)
+        values[at] = picture.values[0]
+        pictures.append(replace(picture, frames=picture.values[:0]))
+    return join_decoded_frames(pictures, values)

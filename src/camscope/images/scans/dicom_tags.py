@@ -47,15 +47,39 @@ MODALITIES |= {
     "OPV",
     "TG",
 }
-UNITS = {"HU", "OD", "MGML", "Z_EFF", "ED", "EDW", "HU_MOD", "PCT", "BQML", "CNTS", "GML", "SUV", "PROPCNTS", "CM2ML"}
-UNITS |= {"GY"}
-PHOTOMETRIC = {"MONOCHROME1", "MONOCHROME2", "PALETTE COLOR", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_RCT", "YBR_ICT"}
+VALUE_UNITS = {
+    "HU",
+    "OD",
+    "MGML",
+    "Z_EFF",
+    "ED",
+    "EDW",
+    "HU_MOD",
+    "PCT",
+    "BQML",
+    "CNTS",
+    "GML",
+    "SUV",
+    "PROPCNTS",
+    "CM2ML",
+}
+VALUE_UNITS |= {"GY"}
+PHOTOMETRIC_INTERPRETATIONS = {
+    "MONOCHROME1",
+    "MONOCHROME2",
+    "PALETTE COLOR",
+    "RGB",
+    "YBR_FULL",
+    "YBR_FULL_422",
+    "YBR_RCT",
+    "YBR_ICT",
+}
 # kinds of images that often have a name written into their pixels
-WRITTEN_INTO = {"US", "SC", "XC", "ES", "IVUS", "GM"}
-SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+BURNED_IN_MODALITIES = {"US", "SC", "XC", "ES", "IVUS", "GM"}
+SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
-def numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
+def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
     """The finite numbers of an element; None where it is not there, is empty, or has another count of them."""
     try:
         value = dataset.get(keyword)
@@ -73,25 +97,25 @@ def numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple
     return found
 
 
-def number(dataset: "Dataset", keyword: str) -> float | None:
+def read_number(dataset: "Dataset", keyword: str) -> float | None:
     """The one finite number of an element, the first of several."""
-    found = numbers(dataset, keyword)
+    found = read_numbers(dataset, keyword)
     return found[0] if found else None
 
 
-def whole(dataset: "Dataset", keyword: str) -> int | None:
+def read_integer(dataset: "Dataset", keyword: str) -> int | None:
     """The one whole number of an element."""
-    found = number(dataset, keyword)
+    found = read_number(dataset, keyword)
     return int(found) if found is not None and found == int(found) else None
 
 
-def word(dataset: "Dataset", keyword: str, known: set[str]) -> str:
+def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
     """The element's word where it is one of those known, else ''."""
     value = str(dataset.get(keyword, "")).strip().upper()
-    return value if value in known else ""
+    return value if value in allowed else ""
 
 
-def items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
+def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
     """The items of a sequence; none where it is not there, or is none."""
     import pydicom
 
@@ -99,43 +123,47 @@ def items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
     return list(value) if isinstance(value, pydicom.Sequence) else []
 
 
-def functional_groups(dataset: "Dataset", frames: Sequence[int]) -> "list[list[Dataset]]":
+def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
     """Where facts of each frame stand: its own group, the one that all frames share, the header itself."""
-    own = items(dataset, "PerFrameFunctionalGroupsSequence")
-    shared = [*items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
-    return [[*own[frame : frame + 1], *shared] for frame in frames]
+    own = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
+    shared = [*read_sequence_items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
+    return [[*own[frame : frame + 1], *shared] for frame in frame_indices]
 
 
-def places(groups: "list[Dataset]", sequence: str) -> "Iterator[Dataset]":
+def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
     """The items that may hold a fact: those of its macro, then the headers themselves."""
-    for group in groups:
-        yield from items(group, sequence)[:1]
+    for group in functional_groups:
+        yield from read_sequence_items(group, sequence_keyword)[:1]
         yield group
 
 
-def first_numbers(groups: "list[Dataset]", sequence: str, keyword: str, count: int) -> tuple[float, ...] | None:
+def read_first_numbers(
+    functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
+) -> tuple[float, ...] | None:
     """Numbers of a macro, from the first place that has them."""
-    found = (numbers(place, keyword, count) for place in places(groups, sequence))
+    found = (read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword))
     return next((values for values in found if values), None)
 
 
-def words_of(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
+def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
     """Bytes of a table as 16-bit numbers, in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
 
-def burned_in(dataset: "Dataset") -> bool | None:
+def has_burned_in_text(dataset: "Dataset") -> bool | None:
     """Whether text is part of the pixels; None where the file does not say and such images often have it."""
-    if said := word(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+    if said := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return said == "YES"
     kind = str(dataset.get("SOPClassUID", ""))
     screen = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
-    suspicious = word(dataset, "Modality", WRITTEN_INTO) or kind.startswith(SECONDARY_CAPTURE) or screen
+    suspicious = (
+        read_code(dataset, "Modality", BURNED_IN_MODALITIES) or kind.startswith(SECONDARY_CAPTURE_UID) or screen
+    )
     return None if suspicious else False
 
 
-def known_uid(value: Any) -> str:
+def get_uid_name(value: Any) -> str:
     """The standard's name of a UID; '' for one that it does not know, which may name a patient's files."""
     from pydicom.uid import UID
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from camscope.errors import ImageError, MissingExtraError, is_out_of_memory, memory_reason
-from camscope.images.files.redaction import scan_name, told
-from camscope.images.files.source_files import agreed, opened, selected
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_size, not_finite
+from camscope.errors import ImageError, MissingExtraError, describe_out_of_memory, is_out_of_memory
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.source_files import open_source, resolve_selector, split_selector
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
-SUFFIXES = (".nrrd", ".mha", ".mhd")
-BEGINNING = 4096  # bytes in which a header says where it lies
-PLACED = (b"space:", b"space directions:", b"transformmatrix", b"orientation", b"rotation")
-MEASURED = (b"spacings:", b"elementspacing", b"elementsize")
-HEADER = 1 << 16  # bytes in which a header that refers to another file does so
+ITK_SUFFIXES = (".nrrd", ".mha", ".mhd")
+GEOMETRY_HEAD_BYTES = 4096  # bytes in which a header says where it lies
+ORIENTATION_KEYWORDS = (b"space:", b"space directions:", b"transformmatrix", b"orientation", b"rotation")
+SPACING_KEYWORDS = (b"spacings:", b"elementspacing", b"elementsize")
+REFERENCE_HEAD_BYTES = 1 << 16  # bytes in which a header that refers to another file does so
 
 
 def read_itk(source: str | Path, *, volume: int | None = None, window: Any = None) -> Scan:
@@ -27,22 +27,22 @@ def read_itk(source: str | Path, *, volume: int | None = None, window: Any = Non
     `file.nrrd#2` or `volume=2`: that one of a 4-D file, counted from 0. Voxels in another file are read only of an .mhd,
     from one beside it.
     """
-    path, selector = selected(source)
-    name = scan_name(path)
+    path, selector = split_selector(source)
+    name = pseudonymize_source(path)
     try:
         sitk = importlib.import_module("SimpleITK")
     except ImportError:
         raise MissingExtraError("SimpleITK", "itk") from None
-    with told(name):
+    with redact_errors(name):
         _check_header(path, name)
-        scan = _scan(sitk, path, agreed(selector, volume, "volume", name), name)
-        return scan if window is None else scan.windowed(window)
+        scan = _read_itk_scan(sitk, path, resolve_selector(selector, volume, "volume", name), name)
+        return scan if window is None else scan.apply_window(window)
 
 
 def _check_header(path: Path, name: str) -> None:
     """Nothing is read from where a file's own text points, but the voxels beside an .mhd."""
-    with opened(path, name) as file:
-        head = file.read(HEADER)
+    with open_source(path, name) as file:
+        head = file.read(REFERENCE_HEAD_BYTES)
     kind = path.suffix.lower()
     if kind == ".nrrd":
         if not head.startswith(b"NRRD"):
@@ -60,16 +60,16 @@ def _check_header(path: Path, name: str) -> None:
     ):
         raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
     voxels = path if local else path.with_name(beside)
-    with opened(voxels, name):  # which is no pipe: ITK would wait for it
+    with open_source(voxels, name):  # which is no pipe: ITK would wait for it
         pass
     if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: found.start()]):
-        _check_packed(voxels, found.end() if local else 0, name)
+        _check_compressed_voxels(voxels, found.end() if local else 0, name)
 
 
-def _check_packed(path: Path, start: int, name: str) -> None:
+def _check_compressed_voxels(path: Path, start: int, name: str) -> None:
     """The checksum of packed voxels: ITK unpacks as far as it gets, and takes the rest for zeros."""
     inflater, left = zlib.decompressobj(), 8 * MAX_VOXELS
-    with opened(path, name) as file:
+    with open_source(path, name) as file:
         file.seek(start)
         while not inflater.eof and left > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
             left -= len(inflater.decompress(data, 1 << 22))
@@ -77,7 +77,7 @@ def _check_packed(path: Path, start: int, name: str) -> None:
         raise ImageError(f"{name}: its packed voxels are cut off, or more than the limit")
 
 
-def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
+def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -> Scan:
     warned = sitk.ProcessObject.GetGlobalWarningDisplay()
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
@@ -85,19 +85,19 @@ def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
         reader.SetFileName(str(path))
         reader.ReadImageInformation()
         size, parts = reader.GetSize(), reader.GetNumberOfComponents()
-        _check(size, parts, name)
+        _check_dimensions(size, parts, name)
         image = reader.Execute()
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise ImageError(f"{name}: {memory_reason(error)} while reading it") from None
+            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading it") from None
         raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
     finally:
         sitk.ProcessObject.SetGlobalWarningDisplay(warned)
     taken: tuple[str, ...] = ()
     if image.GetDimension() == 4:
-        image, taken = _volume(image, volume, name)
-    elif volume not in (None, 0):
-        raise ImageError(f"{name}: volume {volume} is out of range: the file has 1")
+        image, taken = _select_volume(image, volume_index, name)
+    elif volume_index not in (None, 0):
+        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has 1")
     stored = sitk.GetArrayFromImage(image)
     colour = parts == 3 and stored.dtype == np.uint8
     if (parts > 1 and not colour) or stored.dtype.kind not in "iuf":
@@ -105,39 +105,41 @@ def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
             f"{name}: {plural(parts, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
         )
     values = stored if colour else stored.astype(np.float32)
-    flags = () if colour else not_finite(values)
+    flags = () if colour else flag_non_finite(values)
     steps = (*taken, f"stored: {stored.dtype.name}")
-    placed, measured = _says(path)
-    world = _world(image) if placed else None
+    placed, measured = _find_declared_geometry(path)
+    world = _build_affine(image) if placed else None
     pixel = tuple(image.GetSpacing()[::-1]) if measured and not placed else None
-    return Scan(values, name, world=world, colour=colour, steps=steps, flags=flags, sources=(path,), pixel=pixel)
+    return Scan(
+        values, name, affine=world, is_color=colour, steps=steps, flags=flags, sources=(path,), pixel_spacing=pixel
+    )
 
 
-def _says(path: Path) -> tuple[bool, bool]:
+def _find_declared_geometry(path: Path) -> tuple[bool, bool]:
     """Whether the header says how the axes lie, and how large voxels are: what it leaves out ITK takes for upright and 1 mm."""
     with path.open("rb") as file:
-        head = file.read(BEGINNING).lower()
-    return any(word in head for word in PLACED), any(word in head for word in MEASURED)
+        head = file.read(GEOMETRY_HEAD_BYTES).lower()
+    return any(word in head for word in ORIENTATION_KEYWORDS), any(word in head for word in SPACING_KEYWORDS)
 
 
-def _check(size: tuple[int, ...], parts: int, name: str) -> None:
+def _check_dimensions(size: tuple[int, ...], n_components: int, name: str) -> None:
     if len(size) not in (2, 3, 4):
         raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
-    check_size((*size[::-1], parts), name)
+    check_voxel_count((*size[::-1], n_components), name)
 
 
-def _volume(image: Any, volume: int | None, name: str) -> tuple[Any, tuple[str, ...]]:
+def _select_volume(image: Any, volume_index: int | None, name: str) -> tuple[Any, tuple[str, ...]]:
     count = image.GetSize()[3]
-    if volume is None and count > 1:
+    if volume_index is None and count > 1:
         raise ImageError(
             f"{name}: a 4-D file of {plural(count, 'volume')}; choose one: file#0 .. file#{count - 1}, or volume=0"
         )
-    if not 0 <= (volume or 0) < count:
-        raise ImageError(f"{name}: volume {volume} is out of range: the file has {count} (0..{count - 1})")
-    return image[:, :, :, volume or 0], (f"volume: {volume or 0} of {count}, counted from 0",)
+    if not 0 <= (volume_index or 0) < count:
+        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has {count} (0..{count - 1})")
+    return image[:, :, :, volume_index or 0], (f"volume: {volume_index or 0} of {count}, counted from 0",)
 
 
-def _world(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """(4,4) of numpy's indices (d,row,column) in RAS+; a flat image lies at 0 of the third axis."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()

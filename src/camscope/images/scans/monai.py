@@ -14,10 +14,10 @@ from torch import Tensor
 
 from camscope.errors import ImageError
 from camscope.geometry import Placement
-from camscope.images.files.redaction import scan_name
-from camscope.images.scans.scan import World
+from camscope.images.files.redaction import pseudonymize_source
+from camscope.images.scans.scan import Affine
 
-BENT = (
+NON_AFFINE_TRANSFORMS = (
     "Lambda",
     "Elastic",
     "Distort",
@@ -26,25 +26,25 @@ BENT = (
     "Split",
     "Warp",
 )  # transforms that the affine matrix does not tell of; nor does it of code that is not MONAI's
-LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def of_monai(value: object) -> bool:
+def is_monai_object(value: object) -> bool:
     """Whether it is an object of MONAI's: a transform, or a tensor with meta data."""
     return type(value).__module__.partition(".")[0] == "monai"
 
 
 @dataclass(frozen=True)
-class MonaiTransforms:
+class MonaiPreprocess:
     """A transform, or a `Compose`, that takes a path, or a dictionary with one; the last tensor has meta data."""
 
     transform: Any
 
-    def __call__(self, path: str | Path) -> tuple[Tensor, Placement | None, World | None]:
+    def __call__(self, path: str | Path) -> tuple[Tensor, Placement | None, Affine | None]:
         """(C,*S), where it lies on the image that was loaded, and where that lies in the world."""
-        steps = list(_flat(self.transform))
+        steps = list(_flatten_transforms(self.transform))
         key = next((step.keys[0] for step in steps if getattr(step, "keys", None)), None)
-        name = scan_name(path)
+        name = pseudonymize_source(path)
         try:
             made = self.transform(str(path) if key is None else {key: str(path)})
         except Exception as error:  # whatever a transform raises; its words may name the patient
@@ -55,47 +55,50 @@ class MonaiTransforms:
             raise ImageError(
                 f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )
-        known = all(of_monai(step) and not any(word in type(step).__name__ for word in BENT) for step in steps)
-        placement, world = place_of(made) if known else (None, None)
-        return plain(made), placement, world
+        known = all(
+            is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
+            for step in steps
+        )
+        placement, world = read_tensor_placement(made) if known else (None, None)
+        return strip_metadata(made), placement, world
 
     def __repr__(self) -> str:
-        return f"MonaiTransforms({', '.join(type(step).__name__ for step in _flat(self.transform))})"
+        return f"MonaiTransforms({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
 
 
-def place_of(x: Any) -> tuple[Placement | None, World | None]:
+def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
     """Of a tensor (C,*S) with meta data: where it lies on the image that it was made from, and where that lies in the world.
 
     From the affine matrices before and after; None where one of them is unknown.
     """
-    meta = getattr(x, "meta", {})
+    meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
         return None, None
-    before, after = (np.asarray(one, np.float64) for one in (meta["original_affine"], x.affine))
-    axes = x.ndim - 1
+    before, after = (np.asarray(one, np.float64) for one in (meta["original_affine"], tensor.affine))
+    axes = tensor.ndim - 1
     shape = tuple(int(side) for side in np.asarray(meta["spatial_shape"]).ravel()[:axes])
     if before.shape != (4, 4) or after.shape != (4, 4) or len(shape) != axes:
         return None, None
     way = np.linalg.inv(before) @ after
     linear, offset = way[:axes, :axes], way[:axes, 3]
     matrix = np.column_stack([linear, offset + 0.5 - linear @ np.full(axes, 0.5)])  # from centres to edges
-    world = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS @ before
+    world = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS_TO_RAS @ before
     if axes == 2:  # a picture's axes are the last two of an index
         world = world[:, [2, 0, 1, 3]]
-    return Placement(np.round(matrix, 9), tuple(x.shape[1:]), shape), world
+    return Placement(np.round(matrix, 9), tuple(tensor.shape[1:]), shape), world
 
 
-def plain(x: Tensor) -> Tensor:
+def strip_metadata(tensor: Tensor) -> Tensor:
     """Without its meta data, as the floats that a model takes."""
-    bare: Tensor = x.as_tensor() if hasattr(x, "as_tensor") else x
+    bare: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     return bare if bare.is_floating_point() else bare.to(torch.float32)
 
 
-def _flat(transform: Any) -> Iterator[Any]:
+def _flatten_transforms(transform: Any) -> Iterator[Any]:
     """Each of them, of those that hold others the ones that they hold."""
     inner = getattr(transform, "transforms", None)
     if inner is None:
         yield transform
         return
     for one in inner:
-        yield from _flat(one)
+        yield from _flatten_transforms(one)

@@ -10,28 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError, MissingExtraError
-from camscope.images.files.redaction import scan_name, told
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import (
-    GZIP,
-    agreed,
-    exactly,
-    opened,
-    passed,
-    paths_of,
-    selected,
-    to_the_end,
-    unpacked,
+    GZIP_MAGIC,
+    decompressed_stream,
+    list_source_paths,
+    open_source,
+    read_exactly,
+    read_trailing_bytes,
+    resolve_selector,
+    skip_bytes,
+    split_selector,
 )
-from camscope.images.scans.scan import Scan, check_size, not_finite
+from camscope.images.scans.scan import Scan, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
 Array = NDArray[Any]
-MAX_OFFSET = 2**26  # bytes of header extensions before the voxels
+MAX_VOXEL_OFFSET = 2**26  # bytes of header extensions before the voxels
 # the header's length and magic, and which they mean
-SIZES = {1: 348, 2: 540}
-MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
-PAIRS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
-RGB = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
+HEADER_SIZES = {1: 348, 2: 540}
+SINGLE_FILE_MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
+PAIRED_FILE_MAGICS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
+RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
@@ -40,97 +40,99 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
     `file.nii.gz#2` or `volume=2`: that one of a 4-D file, counted from 0; without it a 4-D file is refused. `world` is
     the sform where its code is set, else the qform, else none: what is left has only a spacing. RGB24 is colour.
     """
-    path, selector = selected(source)
-    name = scan_name(path)
+    path, selector = split_selector(source)
+    name = pseudonymize_source(path)
     try:
         importlib.import_module("nibabel")
     except ImportError:
         raise MissingExtraError("nibabel", "medical") from None
-    with told(name):
-        with opened(path, name) as file, unpacked(file) as stream:
-            scan = _scan(stream, agreed(selector, volume, "volume", name), name, paths_of(path))
-        return scan if window is None else scan.windowed(window)
+    with redact_errors(name):
+        with open_source(path, name) as file, decompressed_stream(file) as stream:
+            scan = _read_nifti_scan(
+                stream, resolve_selector(selector, volume, "volume", name), name, list_source_paths(path)
+            )
+        return scan if window is None else scan.apply_window(window)
 
 
 def is_nifti(head: bytes) -> bool:
     """Whether a file that begins so is a NIfTI, packed or not, of either byte order."""
-    if head.startswith(GZIP):
+    if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)
         except zlib.error:
             return False
-    return _version(head) is not None
+    return _detect_version(head) is not None
 
 
-def _version(head: bytes) -> int | None:
-    for version, (at, magic) in MAGICS.items():
-        if head[at : at + len(magic)] in (magic, PAIRS[version]):
+def _detect_version(head: bytes) -> int | None:
+    for version, (at, magic) in SINGLE_FILE_MAGICS.items():
+        if head[at : at + len(magic)] in (magic, PAIRED_FILE_MAGICS[version]):
             return version
     return None
 
 
-def _scan(stream: BinaryIO, volume: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
-    header, length = _header(stream, name)
-    dtype, colour = _dtype(header, name)
-    shape, volumes = _shape(header, volume, name)
-    check_size((*shape, 3) if colour else shape, name)
+def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+    header, length = _read_header(stream, name)
+    dtype, colour = _parse_dtype(header, name)
+    shape, volumes = _parse_shape(header, volume_index, name)
+    check_voxel_count((*shape, 3) if colour else shape, name)
     count = math.prod(shape)
     offset = max(int(header["vox_offset"]), length)
-    if offset > MAX_OFFSET:
-        raise ImageError(f"{name}: its voxels begin at byte {offset}; the limit is {MAX_OFFSET}")
-    start = offset + (volume or 0) * count * dtype.itemsize
-    passed(stream, start - length, name)
-    data = exactly(stream, count * dtype.itemsize, name)
-    to_the_end(stream)
+    if offset > MAX_VOXEL_OFFSET:
+        raise ImageError(f"{name}: its voxels begin at byte {offset}; the limit is {MAX_VOXEL_OFFSET}")
+    start = offset + (volume_index or 0) * count * dtype.itemsize
+    skip_bytes(stream, start - length, name)
+    data = read_exactly(stream, count * dtype.itemsize, name)
+    read_trailing_bytes(stream)
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
-    scaled, step = (stored, ()) if colour else _scaled(header, stored)
-    values = _colours(scaled) if colour else np.ascontiguousarray(scaled, np.float32)
-    world, pixel, placed, odd = _place(header, len(shape))
-    taken = (f"volume: {volume} of {volumes}, counted from 0",) if volume is not None else ()
+    scaled, step = (stored, ()) if colour else _apply_scaling(header, stored)
+    values = _stack_color_channels(scaled) if colour else np.ascontiguousarray(scaled, np.float32)
+    world, pixel, placed, odd = _parse_geometry(header, len(shape))
+    taken = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
     return Scan(
         values,
         name,
-        world=world,
-        colour=colour,
+        affine=world,
+        is_color=colour,
         steps=(*taken, f"stored: {dtype.name if not colour else 'RGB24'}", *step, placed),
-        flags=(*odd, *(() if colour else not_finite(values))),
+        flags=(*odd, *(() if colour else flag_non_finite(values))),
         sources=sources,
-        pixel=pixel,
-        header={key: int(header[key]) for key in ("sform_code", "qform_code", "xyzt_units", "datatype")},
+        pixel_spacing=pixel,
+        format_codes={key: int(header[key]) for key in ("sform_code", "qform_code", "xyzt_units", "datatype")},
     )
 
 
-def _header(stream: BinaryIO, name: str) -> tuple[Any, int]:
+def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
     """Nibabel's header of the first bytes, and how many they were."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
-    head = exactly(stream, 348, name)
-    version = _version(head)
+    head = read_exactly(stream, 348, name)
+    version = _detect_version(head)
     if version is None:
         raise ImageError(f"{name}: this is not a NIfTI file: its magic is not there")
-    if head[MAGICS[version][0] :].startswith(PAIRS[version]):
+    if head[SINGLE_FILE_MAGICS[version][0] :].startswith(PAIRED_FILE_MAGICS[version]):
         raise ImageError(f"{name}: a NIfTI header whose voxels are in another file; save both as one .nii")
     if version == 2:
-        head += exactly(stream, SIZES[2] - 348, name)
+        head += read_exactly(stream, HEADER_SIZES[2] - 348, name)
     kind: Any = Nifti1Header if version == 1 else Nifti2Header
-    return kind(head, check=False), SIZES[version]
+    return kind(head, check=False), HEADER_SIZES[version]
 
 
-def _dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
+def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
     code = int(header["datatype"])
     try:
         dtype = np.dtype(header.get_data_dtype())
     except Exception:
         raise ImageError(f"{name}: voxels of NIfTI's type {code}, which is not known") from None
     if dtype.fields is not None and code == 128:
-        return RGB, True
+        return RGB_DTYPE, True
     if dtype.fields is not None or dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise ImageError(f"{name}: voxels of NIfTI's type {code} ({dtype.name}); expected real numbers or RGB24")
     return dtype, False
 
 
-def _shape(header: Any, volume: int | None, name: str) -> tuple[tuple[int, ...], int]:
+def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tuple[int, ...], int]:
     """(I,J,K), or (I,J) of a flat file, and how many volumes there are."""
     rank = int(header["dim"][0])
     sides = [int(side) for side in header["dim"][1 : rank + 1]] if 1 <= rank <= 7 else []
@@ -144,16 +146,16 @@ def _shape(header: Any, volume: int | None, name: str) -> tuple[tuple[int, ...],
     if len(further) > 1:
         raise ImageError(f"{name}: {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read")
     volumes = further[0] if further else 1
-    if volumes > 1 and volume is None:
+    if volumes > 1 and volume_index is None:
         raise ImageError(
             f"{name}: a 4-D file of {plural(volumes, 'volume')}; choose one: file#0 .. file#{volumes - 1}, or volume=0"
         )
-    if volume is not None and not 0 <= volume < volumes:
-        raise ImageError(f"{name}: volume {volume} is out of range: the file has {volumes} (0..{volumes - 1})")
+    if volume_index is not None and not 0 <= volume_index < volumes:
+        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has {volumes} (0..{volumes - 1})")
     return shape, volumes
 
 
-def _scaled(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
+def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
     """Slope * stored + intercept; a slope of 0, or one that is no number, means none, as NIfTI has it."""
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if not math.isfinite(slope) or slope == 0:
@@ -164,11 +166,11 @@ def _scaled(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
     return stored * np.float64(slope) + intercept, (f"rescale: slope {slope:.10g}, intercept {intercept:.10g}",)
 
 
-def _colours(stored: Array) -> Array:
+def _stack_color_channels(stored: Array) -> Array:
     return np.stack([stored[channel] for channel in "RGB"], axis=-1)
 
 
-def _place(header: Any, axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
+def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
     """World, spacing where there is none, the step that says which was taken, and what is odd."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
     said = f"sform code {codes['sform']}, qform code {codes['qform']}"
@@ -176,7 +178,7 @@ def _place(header: Any, axes: int) -> tuple[Array | None, tuple[float, ...] | No
         int(header["xyzt_units"]) & 7, (1.0, "")
     )
     said += called
-    spacing = tuple(abs(float(side)) * unit for side in header["pixdim"][1 : axes + 1])
+    spacing = tuple(abs(float(side)) * unit for side in header["pixdim"][1 : n_axes + 1])
     pixel = spacing if all(0 < side < 1e6 for side in spacing) else None
     for kind, code in codes.items():
         if code <= 0:
@@ -188,14 +190,14 @@ def _place(header: Any, axes: int) -> tuple[Array | None, tuple[float, ...] | No
         affine[:3] *= unit
         if np.isfinite(affine).all() and abs(affine).max() < 1e9 and abs(np.linalg.det(affine[:3, :3])) > 1e-12:
             # of a flat file the first index is always 0, and the second and third are its i and j
-            world = affine if axes == 3 else affine[:, [2, 0, 1, 3]]
+            world = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
             return world, pixel, f"place: the {kind} ({said})", ()
         return None, pixel, f"place: none ({said})", (f"no place: the {kind} is no invertible matrix",)
     return None, pixel, f"place: none ({said})", ("no place: neither sform nor qform is set",)
 
 
-def header_of(source: Path | bytes) -> Any:
+def read_nifti_header(source: Path | bytes) -> Any:
     """Nibabel's header of a NIfTI file, as it is there."""
-    name = scan_name(source)
-    with told(name), opened(source, name) as file, unpacked(file) as stream:
-        return _header(stream, name)[0]
+    name = pseudonymize_source(source)
+    with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
+        return _read_header(stream, name)[0]

@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.redaction import scan_name, told
-from camscope.images.files.source_files import agreed, opened, paths_of, selected
-from camscope.images.files.tiff_strips import check_strips
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_size, not_finite
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.source_files import list_source_paths, open_source, resolve_selector, split_selector
+from camscope.images.files.tiff_strips import check_tiff_strips
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Array = NDArray[Any]
-FORMATS = ("PNG", "TIFF")
-GREY = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
+RASTER_FORMATS = ("PNG", "TIFF")
+GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
 def read_raster(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
@@ -28,32 +28,32 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
     """
     from PIL import Image
 
-    path, selector = selected(source)
-    name = scan_name(path)
-    with told(name):
-        frame = agreed(selector, frame, "frame", name)
+    path, selector = split_selector(source)
+    name = pseudonymize_source(path)
+    with redact_errors(name):
+        frame = resolve_selector(selector, frame, "frame", name)
         try:
-            with opened(path, name) as file, Image.open(file, formats=FORMATS) as image:
-                scan = _scan(image, _limit(file), frame, name, paths_of(path))
+            with open_source(path, name) as file, Image.open(file, formats=RASTER_FORMATS) as image:
+                scan = _read_raster_scan(image, _compute_pixel_limit(file), frame, name, list_source_paths(path))
         except Image.DecompressionBombError:
             raise ImageError(
                 f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
             ) from None
-        return scan if window is None else scan.windowed(window)
+        return scan if window is None else scan.apply_window(window)
 
 
-def _limit(file: BinaryIO) -> int:
+def _compute_pixel_limit(file: BinaryIO) -> int:
     """Pixels that a file of this size can hold: no codec packs a grey or colour pixel to less than a thousandth."""
     return min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
 
 
-def _scan(image: "Image", limit: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     pages = int(getattr(image, "n_frames", 1))
     if frame is not None and not 0 <= frame < pages:
         raise ImageError(f"{name}: frame {frame} is out of range: the file has {pages} (0..{pages - 1})")
     wanted = list(range(pages)) if frame is None else [frame]
-    check_size((len(wanted), image.height, image.width), name)
-    arrays = [_page(image, page, limit, name) for page in wanted]
+    check_voxel_count((len(wanted), image.height, image.width), name)
+    arrays = [_read_page(image, page, max_pixels, name) for page in wanted]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
         raise ImageError(
             f"{name}: not all of its {plural(pages, 'page')} are alike; choose one: file#0 .. file#{pages - 1}"
@@ -63,20 +63,20 @@ def _scan(image: "Image", limit: int, frame: int | None, name: str, sources: tup
     stored = (f"stored: {values.dtype.name}",)
     values = values if colour else values.astype(np.float32)
     taken = (f"frame: {frame} of {pages}, counted from 0",) if frame is not None and pages > 1 else ()
-    flags = () if colour else not_finite(values)
-    return Scan(values, name, colour=colour, steps=(*taken, *stored), flags=flags, sources=sources)
+    flags = () if colour else flag_non_finite(values)
+    return Scan(values, name, is_color=colour, steps=(*taken, *stored), flags=flags, sources=sources)
 
 
-def _page(image: "Image", page: int, limit: int, name: str) -> Array:
-    if page or image.tell():
-        image.seek(page)
+def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> Array:
+    if page_index or image.tell():
+        image.seek(page_index)
     # a fax page of single bits may be nearly nothing
-    check_size((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else limit)
+    check_voxel_count((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else max_pixels)
     if image.format == "TIFF":
-        check_strips(image, name)
+        check_tiff_strips(image, name)
     if image.mode == "RGB":
         return np.array(image)
-    if image.mode not in GREY:
+    if image.mode not in GRAY_MODES:
         raise ImageError(f"{name}: pixels of mode {image.mode}; expected grey or RGB")
     array = np.array(image)
     return array.astype(np.uint8) if array.dtype == bool else array

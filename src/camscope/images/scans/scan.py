@@ -17,8 +17,8 @@ from camscope.errors import ImageError, PreprocessError
 from camscope.plurals import plural
 
 Array = NDArray[Any]
-World = NDArray[np.float64]
-BURNED_IN = {
+Affine = NDArray[np.float64]
+BURNED_IN_FLAGS = {
     True: ("burned-in annotation: YES",),
     None: ("burned-in annotation: not said, and such images often have it",),
     False: (),
@@ -44,52 +44,52 @@ class Scan:
 
     values: Array
     name: str
-    world: World | None = None
-    colour: bool = False
+    affine: Affine | None = None
+    is_color: bool = False
     unit: str = ""
     modality: str = ""
     steps: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
-    frames: tuple[int, ...] = ()
-    burned_in: bool | None = False
-    pixel: tuple[float, ...] | None = None
-    header: Mapping[str, int] | None = None
-    limits: tuple[float, float] | None = None
+    frame_indices: tuple[int, ...] = ()
+    has_burned_in_text: bool | None = False
+    pixel_spacing: tuple[float, ...] | None = None
+    format_codes: Mapping[str, int] | None = None
+    display_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
-        kind = np.uint8 if self.colour else np.float32
+        kind = np.uint8 if self.is_color else np.float32
         if axes not in (2, 3) or not self.values.size or self.values.dtype != kind:
             raise ImageError(f"{self.name}: an array of {self.values.dtype} with shape {self.values.shape} is no scan")
-        if self.world is not None:
-            world = np.array(self.world, np.float64)
+        if self.affine is not None:
+            world = np.array(self.affine, np.float64)
             world.setflags(write=False)
             object.__setattr__(self, "world", world)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(H,W) or (D,H,W), without colours."""
-        return self.values.shape[:-1] if self.colour else self.values.shape
+        return self.values.shape[:-1] if self.is_color else self.values.shape
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
         """Millimetres from one voxel to the next along each axis of (H,W) or (D,H,W); None where unknown."""
-        if self.world is None:
-            return self.pixel
-        return tuple(np.linalg.norm(self.world[:3, :3], axis=0).tolist())[-len(self.shape) :]
+        if self.affine is None:
+            return self.pixel_spacing
+        return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
 
     @property
-    def may_be_shown(self) -> bool:
+    def is_safe_to_display(self) -> bool:
         """Whether the picture may lie under an overlay without asking: nothing is known to be written into it."""
-        return self.burned_in is False
+        return self.has_burned_in_text is False
 
-    def windowed(self, window: Any) -> "Scan":
+    def apply_window(self, window: Any) -> "Scan":
         """From 0 to 1 within a window: `Window`, (centre, width) or "40,400"."""
-        window = Window.of(window)
-        if self.colour:
+        window = Window.parse(window)
+        if self.is_color:
             raise PreprocessError(f"{self.name}: a window is for grey values, and this scan is in colour")
-        if self.limits is not None:
+        if self.display_range is not None:
             raise PreprocessError(
                 f"{self.name}: it is behind a window already; {window} would be of its values from 0 to 1"
             )
@@ -98,20 +98,20 @@ class Scan:
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
-        words = [self.name, size, *([self.modality] if self.modality else []), self._range()]
+        words = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
         if self.spacing:
             words.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
         return f"<Scan {', '.join(words)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
 
-    def _range(self) -> str:
-        if self.colour:
+    def _describe_range(self) -> str:
+        if self.is_color:
             return "RGB"
         with np.errstate(all="ignore"):
             finite = self.values[np.isfinite(self.values)]
         return f"{finite.min():g}..{finite.max():g} {self.unit}".strip() if finite.size else "no finite value"
 
 
-def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> None:
+def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_VOXELS) -> None:
     """Refused before anything is made of it: what a header says may be a lie."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
@@ -119,19 +119,19 @@ def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> No
     count = 1
     for side in shape:  # Python's numbers: numpy's would overflow
         count *= int(side)
-    if count > limit:
-        raise ImageError(f"{name}: {size} values are more than the limit of {limit} for such a file")
+    if count > max_voxels:
+        raise ImageError(f"{name}: {size} values are more than the limit of {max_voxels} for such a file")
 
 
-def not_finite(values: Array) -> tuple[str, ...]:
+def flag_non_finite(values: Array) -> tuple[str, ...]:
     """A flag where there are NaN or infinite values."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
     return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()
 
 
 Values = NDArray[np.floating[Any]]
-KINDS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-EXPECTED = 'a Window, a pair (centre, width), (centre, width, kind) or "40,400"'
+WINDOW_KINDS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+EXPECTED_WINDOW = 'a Window, a pair (centre, width), (centre, width, kind) or "40,400"'
 
 
 @dataclass(frozen=True)
@@ -142,74 +142,80 @@ class Window:
     [0.0, 0.5, 1.0]
     """
 
-    centre: float
+    center: float
     width: float
     kind: str = "LINEAR"
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(KINDS)}")
+        if self.kind not in WINDOW_KINDS:
+            raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(WINDOW_KINDS)}")
         least = 1 if self.kind == "LINEAR" else 0
         # a LINEAR width of 1 is a step, and allowed; a width of 0 is nothing
-        if not np.isfinite([self.centre, self.width]).all() or self.width < least or self.width == 0:
+        if not np.isfinite([self.center, self.width]).all() or self.width < least or self.width == 0:
             at_least = "of at least 1" if least else "above 0"
             raise PreprocessError(
-                f"a window of centre {self.centre} and width {self.width}; the width has to be {at_least}"
+                f"a window of centre {self.center} and width {self.width}; the width has to be {at_least}"
             )
 
     @classmethod
-    def of(cls, given: Any) -> Self:
+    def parse(cls, value: Any) -> Self:
         """What was given as a window: one, (centre, width), (centre, width, kind), or the same in words with commas."""
-        if isinstance(given, cls):
-            return given
-        parts = given.split(",") if isinstance(given, str) else given
+        if isinstance(value, cls):
+            return value
+        parts = value.split(",") if isinstance(value, str) else value
         try:
             centre, width, *kind = parts
             centre, width = float(centre), float(width)
         except (TypeError, ValueError):
-            raise PreprocessError(f"the window is {given!r:.80}; expected {EXPECTED}") from None
+            raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}") from None
         if len(kind) > 1:
-            raise PreprocessError(f"the window is {given!r:.80}; expected {EXPECTED}")
+            raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
         return cls(centre, width, *(str(word).strip().upper() for word in kind))
 
     def __call__(self, values: Values, low: float = 0.0, high: float = 1.0) -> Values:
         """Values of any shape -> from `low` to `high`, in their own precision, at least float32."""
-        return FORMULAS[self.kind](values, self.centre, self.width, low, high)
+        return WINDOW_FUNCTIONS[self.kind](values, self.center, self.width, low, high)
 
     def __str__(self) -> str:
-        return f"{self.kind}, centre {self.centre:g}, width {self.width:g}"
+        return f"{self.kind}, centre {self.center:g}, width {self.width:g}"
 
 
-def linear(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+def apply_linear_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
     """((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, cut off at both; w = 1 is a step just above c - 1/2."""
     if width == 1:
-        return np.where(values > centre - 0.5, high, low).astype(_precision(values))
-    return linear_exact(values, centre - 0.5, width - 1, low, high)
+        return np.where(values > center - 0.5, high, low).astype(_choose_float_dtype(values))
+    return apply_linear_exact_window(values, center - 0.5, width - 1, low, high)
 
 
-def linear_exact(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+def apply_linear_exact_window(
+    values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0
+) -> Values:
     """((v - c) / w + 1/2) (high - low) + low, cut off at both."""
-    share = (values.astype(_precision(values)) - centre) / width + 0.5
+    share = (values.astype(_choose_float_dtype(values)) - center) / width + 0.5
     return np.asarray(np.clip(share, 0, 1) * (high - low) + low)
 
 
-def sigmoid(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+def apply_sigmoid_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
     """(high - low) / (1 + exp(-4 (v - c) / w)) + low."""
-    steep = 2 * (values.astype(_precision(values)) - centre) / width
+    steep = 2 * (values.astype(_choose_float_dtype(values)) - center) / width
     return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # the same, and it cannot overflow
 
 
-FORMULAS = {"LINEAR": linear, "LINEAR_EXACT": linear_exact, "SIGMOID": sigmoid}
+WINDOW_FUNCTIONS = {
+    "LINEAR": apply_linear_window,
+    "LINEAR_EXACT": apply_linear_exact_window,
+    "SIGMOID": apply_sigmoid_window,
+}
 
 
-def _precision(values: Values) -> Any:
+def _choose_float_dtype(values: Values) -> Any:
     return np.promote_types(values.dtype, np.float32)
 
 
 Pixels = NDArray[np.uint8]
 
 
-def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
+def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     """A scan of two axes as pixels (H,W,3) uint8 for a model of pictures, and the scan with that step told.
 
     Grey values go through the window, or without one from the least to the largest value that is there.
@@ -219,30 +225,30 @@ def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
             f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of pictures: use "
             f"explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a model of volumes"
         )
-    if scan.colour:
+    if scan.is_color:
         return np.ascontiguousarray(scan.values), scan
-    shown = scan.windowed(window) if window is not None else ranged(scan)
+    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
     grey = np.rint(shown.values * 255).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=2), shown
 
 
-def grey(scan: Scan, window: Any = None) -> Pixels:
+def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
     """(H,W,3) or (D,H,W) uint8: a scan as it is looked at, through a window or from its least to its largest value.
 
     A volume in colour is (D,H,W,3).
     """
     if len(scan.shape) == 2:
-        return pixels_of(scan, window)[0]
-    if scan.colour:
+        return convert_scan_to_rgb(scan, window)[0]
+    if scan.is_color:
         return np.asarray(scan.values, np.uint8)
-    shown = scan.windowed(window) if window is not None else ranged(scan)
+    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
     return np.asarray(np.rint(np.nan_to_num(shown.values, nan=0.0) * 255), np.uint8)
 
 
-def ranged(scan: Scan) -> Scan:
+def rescale_to_display_range(scan: Scan) -> Scan:
     """From 0 to 1 between black and white, or where they are unknown the least and the largest value; NaN is black."""
-    if scan.limits is not None:
-        low, high, steps = *scan.limits, scan.steps
+    if scan.display_range is not None:
+        low, high, steps = *scan.display_range, scan.steps
     else:
         known = scan.values[np.isfinite(scan.values)]
         low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)

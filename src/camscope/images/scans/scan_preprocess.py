@@ -14,12 +14,12 @@ from torch import Tensor
 
 from camscope.errors import ImageError, PreprocessError
 from camscope.geometry import Placement
-from camscope.images.scans.scan import Scan, Window, World
+from camscope.images.scans.scan import Affine, Scan, Window
 from camscope.plurals import plural
 
-Normalise = Literal["range", "zscore"] | tuple[Any, Any] | None
-LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
-MODES = ("linear", "nearest", "area")
+Normalization = Literal["range", "zscore"] | tuple[Any, Any] | None
+LUMINANCE_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
+INTERPOLATION_MODES = ("linear", "nearest", "area")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,50 +46,52 @@ class ScanPreprocess:
     resize: int | tuple[int, ...] | None = None
     crop: int | tuple[int, ...] | None = None
     fill: float = 0.0
-    normalise: Normalise = None
+    normalize: Normalization = None
     channels: int = 1
-    finite: float | None = None
+    non_finite_fill: float | None = None
     interpolation: Literal["linear", "nearest", "area"] = "linear"
 
     def __post_init__(self) -> None:
         if self.window is not None:
-            object.__setattr__(self, "window", Window.of(self.window))
-        if self.interpolation not in MODES:
-            raise PreprocessError(f"interpolation={self.interpolation!r}; expected one of {', '.join(MODES)}")
+            object.__setattr__(self, "window", Window.parse(self.window))
+        if self.interpolation not in INTERPOLATION_MODES:
+            raise PreprocessError(
+                f"interpolation={self.interpolation!r}; expected one of {', '.join(INTERPOLATION_MODES)}"
+            )
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise PreprocessError(f"channels={self.channels!r}; expected a positive whole number")
-        if isinstance(self.normalise, str) and self.normalise not in ("range", "zscore"):
-            raise PreprocessError(f'normalise={self.normalise!r}; expected "range", "zscore", (mean, std) or None')
+        if isinstance(self.normalize, str) and self.normalize not in ("range", "zscore"):
+            raise PreprocessError(f'normalise={self.normalize!r}; expected "range", "zscore", (mean, std) or None')
         for name in ("resize", "crop"):
-            _positive(name, getattr(self, name), int)
-        _positive("spacing", self.spacing, float)
+            _check_positive(name, getattr(self, name), int)
+        _check_positive("spacing", self.spacing, float)
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
         """The model's input and where it lies on the scan."""
-        if self.window is not None and scan.limits is not None:
+        if self.window is not None and scan.display_range is not None:
             raise PreprocessError(
                 f"{scan.name}: it is behind a window already, and the preprocessing has one of its own; leave out one of them"
             )
         place = Placement.identity(scan.shape)
         if self.orientation is not None:
-            scan, place = oriented(scan, self.orientation)
-        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
+            scan, place = reorient_scan(scan, self.orientation)
+        x = torch.from_numpy(np.ascontiguousarray(self._convert_to_channels(scan), np.float32))  # (C,*S)
         steps = scan.spacing
         if self.spacing is not None:
             if steps is None:
                 raise ImageError(f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are")
-            wanted = _each(self.spacing, x.ndim - 1, "spacing")
+            wanted = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
             size = [max(1, round(n * have / want)) for n, have, want in zip(x.shape[1:], steps, wanted, strict=True)]
-            x, place = self._resized(x, size), place.resized(size)
+            x, place = self._resize(x, size), place.resized(size)
         if self.window is not None:
-            window = Window.of(self.window)
+            window = Window.parse(self.window)
             x = torch.from_numpy(window(x.numpy()).astype(np.float32))
         if self.resize is not None:
-            size = [int(n) for n in _each(self.resize, x.ndim - 1, "resize")]
-            x, place = self._resized(x, size), place.resized(size)
+            size = [int(n) for n in _expand_per_axis(self.resize, x.ndim - 1, "resize")]
+            x, place = self._resize(x, size), place.resized(size)
         if self.crop is not None:
-            x, place = self._cropped(x, place)
-        x = self._normalised(x)
+            x, place = self._crop(x, place)
+        x = self._normalize(x)
         return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), place
 
     @property
@@ -98,35 +100,35 @@ class ScanPreprocess:
         size = "" if self.interpolation == "linear" else f" ({self.interpolation})"
         said = {
             "orientation": f"turned to {self.orientation}",
-            "spacing": f"resampled to {_words(self.spacing)} mm{size}",
+            "spacing": f"resampled to {_format_sizes(self.spacing)} mm{size}",
             "window": f"window: {self.window}",
-            "resize": f"resized to {_words(self.resize)}{size}",
-            "crop": f"the middle {_words(self.crop)}, filled with {self.fill:g}",
-            "normalise": f"normalised: {self.normalise}",
-            "finite": f"NaN and infinity replaced by {self.finite}",
+            "resize": f"resized to {_format_sizes(self.resize)}{size}",
+            "crop": f"the middle {_format_sizes(self.crop)}, filled with {self.fill:g}",
+            "normalise": f"normalised: {self.normalize}",
+            "finite": f"NaN and infinity replaced by {self.non_finite_fill}",
         }
         return tuple(words for name, words in said.items() if getattr(self, name) is not None)
 
-    def _values(self, scan: Scan) -> Any:
+    def _convert_to_channels(self, scan: Scan) -> Any:
         """(C,*S)"""
-        if scan.colour:
+        if scan.is_color:
             if self.window is not None:
                 raise ImageError(f"{scan.name}: a window is for grey values, and this scan is in colour")
             if self.channels not in (1, 3):
                 raise ImageError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
-            grey = np.tensordot(LUMINANCE, values, 1)[None]
+            grey = np.tensordot(LUMINANCE_WEIGHTS, values, 1)[None]
             return grey if self.channels == 1 else values
         values = scan.values[None]
         if np.isfinite(values).all():
             return values
-        if self.finite is None:
+        if self.non_finite_fill is None:
             raise ImageError(
                 f"{scan.name} holds NaN or infinity: say with finite= what takes their place, such as finite=0"
             )
-        return np.where(np.isfinite(values), values, np.float32(self.finite))
+        return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
-    def _resized(self, x: Tensor, size: Sequence[int]) -> Tensor:
+    def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
         if list(x.shape[1:]) == list(size):
             return x
         linear = {2: "bilinear", 3: "trilinear"}[x.ndim - 1]
@@ -135,30 +137,30 @@ class ScanPreprocess:
         corners = {"align_corners": False} if mode == linear else {}
         return F.interpolate(x[None], size=list(size), mode=mode, **corners)[0]
 
-    def _cropped(self, x: Tensor, place: Placement) -> tuple[Tensor, Placement]:
-        size = [int(n) for n in _each(self.crop, x.ndim - 1, "crop")]
+    def _crop(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
+        size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
         start = [(have - want) // 2 for have, want in zip(x.shape[1:], size, strict=True)]
         made = x.new_full((len(x), *size), self.fill)
         inside = [slice(max(0, -s), max(0, -s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
         taken = [slice(max(0, s), max(0, s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
         made[(slice(None), *inside)] = x[(slice(None), *taken)]
-        return made, place.cropped(start, size)
+        return made, placement.cropped(start, size)
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        if self.normalise is None:
+    def _normalize(self, x: Tensor) -> Tensor:
+        if self.normalize is None:
             return x
-        if self.normalise == "range":
+        if self.normalize == "range":
             low, high = x.amin(), x.amax()
             return (x - low) / torch.where(high > low, high - low, 1)
-        if self.normalise == "zscore":
+        if self.normalize == "zscore":
             deviation = x.double().std(correction=0)
             return ((x.double() - x.double().mean()) / torch.where(deviation > 0, deviation, 1)).float()
         mean, std = (
             torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1, *[1] * (x.ndim - 1))
-            for value in self.normalise
+            for value in self.normalize
         )
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
-            came = f"normalise={self.normalise}"
+            came = f"normalise={self.normalize}"
             raise PreprocessError(
                 f"{came}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
             )
@@ -166,65 +168,67 @@ class ScanPreprocess:
         return (wide - mean) / std
 
 
-def _positive(name: str, value: Any, kind: type) -> None:
+def _check_positive(name: str, value: Any, number_type: type) -> None:
     numbers = value if isinstance(value, tuple | list) else (value,)
-    good = (isinstance(one, int | (float if kind is float else int)) and not isinstance(one, bool) for one in numbers)
+    good = (
+        isinstance(one, int | (float if number_type is float else int)) and not isinstance(one, bool) for one in numbers
+    )
     if value is not None and not all(ok and one > 0 for ok, one in zip(good, numbers, strict=True)):
         raise PreprocessError(f"{name}={value!r}; expected a positive number, one for each axis, or None")
 
 
-def _words(value: Any) -> str:
+def _format_sizes(value: Any) -> str:
     """`64`, `64 x 64 x 32`"""
     return " x ".join(f"{one:g}" for one in (value if isinstance(value, tuple | list) else (value or 0,)))
 
 
-def _each(value: Any, axes: int, name: str) -> Sequence[float]:
+def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
     """One for each axis."""
-    numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
-    if len(numbers) != axes:
+    numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
+    if len(numbers) != n_axes:
         raise ImageError(
-            f"{name}={value!r}: the scan has {plural(axes, 'axis')}; expected one number for each, or one for all"
+            f"{name}={value!r}: the scan has {plural(n_axes, 'axis')}; expected one number for each, or one for all"
         )
     return numbers
 
 
-SIDES = ("LR", "PA", "IS")  # of millimetres that grow to the right, to the front and up: less, more
+AXIS_SIDES = ("LR", "PA", "IS")  # of millimetres that grow to the right, to the front and up: less, more
 
 
-def letters(world: World) -> str:
+def get_axis_codes(affine: Affine) -> str:
     """(4,4) -> such as "LPS": the side that each array axis leads to, of an oblique volume the nearest.
 
     Each side is taken once: the axis that follows one most closely has it.
     """
-    steps = np.asarray(world[:3, :3], np.float64)
+    steps = np.asarray(affine[:3, :3], np.float64)
     share = steps / np.linalg.norm(steps, axis=0)
     found, rest = [""] * 3, np.abs(share)
     for _ in range(3):
         side, axis = np.unravel_index(int(rest.argmax()), rest.shape)
-        found[axis] = SIDES[side][int(share[side, axis] > 0)]
+        found[axis] = AXIS_SIDES[side][int(share[side, axis] > 0)]
         rest[side, :] = rest[:, axis] = -1
     return "".join(found)
 
 
-def oriented(scan: Scan, wanted: str) -> tuple[Scan, Placement]:
+def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
     """A volume with its axes reordered and flipped so that they lead to the `wanted` sides, and where it lies on the scan."""
-    if len(scan.shape) != 3 or scan.world is None:
+    if len(scan.shape) != 3 or scan.affine is None:
         raise ImageError(
-            f"{scan.name}: orientation={wanted!r} is for volumes that say where they lie; this is "
-            f"{' x '.join(map(str, scan.shape))}{'' if scan.world is not None else ' without a place in the world'}"
+            f"{scan.name}: orientation={axis_codes!r} is for volumes that say where they lie; this is "
+            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without a place in the world'}"
         )
-    have, sides = letters(scan.world), {letter: pair for pair in SIDES for letter in pair}
-    if len(wanted) != 3 or {sides.get(letter) for letter in wanted.upper()} != set(SIDES):
+    have, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
+    if len(axis_codes) != 3 or {sides.get(letter) for letter in axis_codes.upper()} != set(AXIS_SIDES):
         raise PreprocessError(
-            f"orientation={wanted!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
+            f"orientation={axis_codes!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
         )
-    axes = [next(i for i, own in enumerate(have) if own in sides[letter]) for letter in wanted.upper()]
+    axes = [next(i for i, own in enumerate(have) if own in sides[letter]) for letter in axis_codes.upper()]
     values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
     place = Placement.identity(scan.shape).transposed(axes)
-    for new, letter in enumerate(wanted.upper()):
+    for new, letter in enumerate(axis_codes.upper()):
         if have[axes[new]] != letter:
             values, place = np.flip(values, new), place.flipped(new)
     there = np.eye(4)
     there[:3, :3], there[:3, 3] = place.matrix[:, :3], place.to_image(np.full((1, 3), 0.5))[0] - 0.5
-    turned = replace(scan, values=np.ascontiguousarray(values), world=scan.world @ there)
-    return (turned if turned.pixel is None else replace(turned, pixel=None)), place
+    turned = replace(scan, values=np.ascontiguousarray(values), world=scan.affine @ there)
+    return (turned if turned.pixel_spacing is None else replace(turned, pixel=None)), place

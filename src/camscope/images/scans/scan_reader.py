@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
-from camscope.images.files.redaction import scan_name, told
-from camscope.images.files.source_files import MEDICAL, PICTURES, selected
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_file import has_dicom_mark, load, pydicom_there
+from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.dicom_tags import burned_in
-from camscope.images.scans.itk import SUFFIXES as ITK
+from camscope.images.scans.dicom_tags import has_burned_in_text
+from camscope.images.scans.itk import ITK_SUFFIXES as ITK
 from camscope.images.scans.itk import read_itk
 from camscope.images.scans.nifti import is_nifti, read_nifti
 from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Scan
-from camscope.safe_files import open_regular
+from camscope.safe_files import open_regular_file
 
-DICOM, NIFTI, RASTER = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
-ENOUGH = 64  # files of a folder that are looked into
-HEAD = 4096  # bytes
+DICOM_SUFFIXES, NIFTI_SUFFIXES, RASTER_SUFFIXES = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
+MAX_PROBED_FILES = 64  # files of a folder that are looked into
+HEAD_BYTES = 4096  # bytes
 
 
 def is_scan(source: object) -> bool:
@@ -31,16 +31,16 @@ def is_scan(source: object) -> bool:
     PNG and TIFF are photographs, unless a preprocessing takes scans: then `read_scan` reads them too.
     """
     if isinstance(source, bytes):
-        return has_dicom_mark(source[:132]) or is_nifti(source[:HEAD])
+        return has_dicom_signature(source[:132]) or is_nifti(source[:HEAD_BYTES])
     if not isinstance(source, str | Path):
         return False
-    path, _ = selected(source)
-    if path.name.lower().endswith(PICTURES):
+    path, _ = split_selector(source)
+    if path.name.lower().endswith(PHOTO_SUFFIXES):
         return False
     try:
         if path.is_dir():
-            return _has_scans(path)
-        return path.name.lower().endswith(MEDICAL) or (path.is_file() and _begins_as_scan(path))
+            return _contains_dicom(path)
+        return path.name.lower().endswith(SCAN_SUFFIXES) or (path.is_file() and _has_scan_signature(path))
     except (OSError, ValueError):  # no name that a file could have
         return False
 
@@ -53,9 +53,9 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     `window`: takes the values to 0..1; a `Window`, (centre, width) or "40,400".
     """
     if isinstance(source, Scan):
-        return source if window is None else source.windowed(window)
+        return source if window is None else source.apply_window(window)
     if isinstance(source, bytes):
-        return _of_bytes(source, frame, window)
+        return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
         files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
         if not files or not all(isinstance(one, str | Path) for one in files):
@@ -64,65 +64,77 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
                 f"camscope.images.scans.scan.Scan(values, name)"
             )
         return read_series(files, series=frame, window=window)
-    path, _ = selected(source)
+    path, _ = split_selector(source)
     if path.is_dir():
         return read_series(source, series=frame, window=window)
     name = path.name.lower()
     if name.endswith(ITK):
         return read_itk(source, volume=frame, window=window)
-    if name.endswith(NIFTI) or (not name.endswith((*DICOM, *RASTER)) and is_nifti(_head(path))):
+    if name.endswith(NIFTI_SUFFIXES) or (
+        not name.endswith((*DICOM_SUFFIXES, *RASTER_SUFFIXES)) and is_nifti(_read_head(path))
+    ):
         return read_nifti(source, volume=frame, window=window)
-    if name.endswith(RASTER):
+    if name.endswith(RASTER_SUFFIXES):
         return read_raster(source, frame=frame, window=window)
     return read_dicom(source, frame=frame, window=window)
 
 
-def may_be_shown(place: Path) -> bool:
+def is_safe_to_display(source: Path) -> bool:
     """Whether no text is known to be in the picture of what another reader takes: of DICOM by its headers, all else is."""
-    if not is_scan(place) or place.name.lower().endswith((*NIFTI, *ITK)):
+    if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK)):
         return True
-    path, _ = selected(place)
+    path, _ = split_selector(source)
     try:
-        files = list(islice((one for one in path.iterdir() if one.is_file()), ENOUGH)) if path.is_dir() else [path]
+        files = (
+            list(islice((one for one in path.iterdir() if one.is_file()), MAX_PROBED_FILES))
+            if path.is_dir()
+            else [path]
+        )
     except OSError:
         return False
-    name = scan_name(path)
-    return all(_said_clean(file, name) for file in files if has_dicom_mark(_head(file)) or file == path)
+    name = pseudonymize_source(path)
+    return all(
+        _is_dicom_safe_to_display(file, name) for file in files if has_dicom_signature(_read_head(file)) or file == path
+    )
 
 
-def _said_clean(file: Path, name: str) -> bool:
+def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
     try:
-        pydicom_there()
-        with told(name):
-            return burned_in(load(file, name, pixels=False)[0]) is False
+        require_pydicom()
+        with redact_errors(name):
+            return has_burned_in_text(load_dicom_dataset(file, name, with_pixels=False)[0]) is False
     except CamscopeError:  # nobody knows
-        return is_nifti(_head(file))
+        return is_nifti(_read_head(file))
 
 
-def _of_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
-    if has_dicom_mark(data[:132]):
+def _read_scan_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
+    if has_dicom_signature(data[:132]):
         return read_dicom(data, frame=frame, window=window)
-    if is_nifti(data[:HEAD]):
+    if is_nifti(data[:HEAD_BYTES]):
         return read_nifti(data, volume=frame, window=window)
     if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
         return read_raster(data, frame=frame, window=window)
-    raise ImageError(f"{scan_name(data)}: these bytes are no DICOM, NIfTI, PNG or TIFF file")
+    raise ImageError(f"{pseudonymize_source(data)}: these bytes are no DICOM, NIfTI, PNG or TIFF file")
 
 
-def _head(path: Path) -> bytes:
+def _read_head(path: Path) -> bytes:
     """The first bytes of a regular file; none of anything else."""
     try:
-        with open_regular(path) as file:
-            return file.read(HEAD)
+        with open_regular_file(path) as file:
+            return file.read(HEAD_BYTES)
     except (OSError, ValueError):
         return b""
 
 
-def _begins_as_scan(path: Path) -> bool:
-    head = _head(path)
-    return has_dicom_mark(head) or is_nifti(head)
+def _has_scan_signature(path: Path) -> bool:
+    head = _read_head(path)
+    return has_dicom_signature(head) or is_nifti(head)
 
 
-def _has_scans(folder: Path) -> bool:
+def _contains_dicom(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(has_dicom_mark(_head(Path(entry.path))) for entry in islice(entries, ENOUGH) if entry.is_file())
+        return any(
+            has_dicom_signature(_read_head(Path(entry.path)))
+            for entry in islice(entries, MAX_PROBED_FILES)
+            if entry.is_file()
+        )
