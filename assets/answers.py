@@ -65,7 +65,7 @@ def _answer(front: GradCAM, name: str, settings: dict[str, Any], one: Subject, f
             found = replace(tool, **shown, **settings).explain(one.image, one.label)
     except CamscopeError as error:  # a method may refuse a model: the gallery shows that too
         return str(error)
-    found = replace(found, measures={**found.diagnostics, **costs})
+    found = replace(found, diagnostics={**found.diagnostics, **costs})
     if file is not None:
         found.save(file)
     return found

@@ -176,7 +176,7 @@ def scale(folder: Path, images: int = 10_000) -> Told:
     def mapped() -> None:
         used.clear()
         told = partial(_note, used)
-        run_batch(GradCAM(model), folder / "many.csv", folder / "maps", [1], overwrite=True, told=told)
+        run_batch(GradCAM(model), folder / "many.csv", folder / "maps", [1], overwrite=True, on_progress=told)
 
     rounds = [(_timed(lambda: _bare(model, files, images)), _timed(mapped)) for _ in range(ROUNDS)]  # in turns
     metrics = _timed(

@@ -136,7 +136,13 @@ def _ours(model: nn.Module, layer: str, paths: Sequence[Path], folder: Path, dra
 
     tool = GradCAM(model, layer, preprocess=_preprocess())
     outcome = run_batch(
-        tool, list(paths), folder, batch_size=BATCH, overlays="jpg" if drawn else None, overwrite=True, chunk=64
+        tool,
+        list(paths),
+        folder,
+        batch_size=BATCH,
+        overlay_format="jpg" if drawn else None,
+        overwrite=True,
+        chunk_size=64,
     )
     return outcome.n_processed
 

@@ -271,7 +271,9 @@ def _sound_run() -> Path:
     preprocess = Preprocess(resize=(20, 28), mean=(0,) * 3, std=(1,) * 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run_batch(GradCAM(Bright().eval(), "layer", preprocess=preprocess), folder / "images", folder / "run", chunk=3)
+        run_batch(
+            GradCAM(Bright().eval(), "layer", preprocess=preprocess), folder / "images", folder / "run", chunk_size=3
+        )
     return folder / "run"
 
 

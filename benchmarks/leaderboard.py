@@ -146,7 +146,9 @@ class Board:
         """The measured table of some methods on some photographs, whose rows are numbered as in the whole list."""
         print(f"{self.name}: {', '.join(tool.title for tool in tools)}", flush=True)
         begin, chunk = time.process_time(), CHUNK if len(tools) == 1 else 2 * CHUNK
-        made = run_batch(tools, listed(self.folder / file, numbers), place / "run", root="", batch_size=4, chunk=chunk)
+        made = run_batch(
+            tools, listed(self.folder / file, numbers), place / "run", root="", batch_size=4, chunk_size=chunk
+        )
         if made.n_processed and len(tools) == 1:
             spent = (time.process_time() - begin) / made.n_processed
             self.note({**self.known, tools[0].name: (spent, f"{spent:.2f}")})

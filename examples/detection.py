@@ -93,7 +93,7 @@ def train(model: RetinaNet, steps: int = STEPS, seed: int = 0) -> None:
 def asked(model: RetinaNet, x: Tensor, question: Box) -> Iterator[Callable[[], Explanation]]:
     """Three methods of one box: two of a layer, and D-RISE, which only looks at what the detector says."""
     for method in (LayerCAM, GradCAM):
-        yield partial(method(model, "backbone.body.layer4", categories=NAMES).explain, x, question)
+        yield partial(method(model, "backbone.body.layer4", class_names=NAMES).explain, x, question)
     yield partial(DRISE(model, n_samples=MASKS, class_names=NAMES).explain, x, question)
 
 

@@ -61,7 +61,7 @@ def change_an_input() -> tuple[float, float]:
             return x**2
 
     square, x = Square(), torch.tensor(3.0)
-    with edit_layers(square, {"": lambda value: value + 1}, what="input"):
+    with edit_layers(square, {"": lambda value: value + 1}, kind="input"):
         changed = float(square(x))
     return float(square(x)), changed
 

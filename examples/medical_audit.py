@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> None:
         if chosen.quick:
             config = config.model_copy(update={"skip": ("faithfulness", "sanity", "robustness")})
         runs.append(audit.run_audit(config, chosen.output / name / "audit"))
-        auroc = runs[-1].summary.predict.findings[0].auroc
-        print(f"{name:>10}: AUROC {auroc.value:.3f}, report {runs[-1].report}")
+        auroc = runs[-1].summary.predict.performance[0].auroc
+        print(f"{name:>10}: AUROC {auroc.value:.3f}, report {runs[-1].report_path}")
     print()
     for one in find_verdict_changes(*(run.verdicts for run in runs)):
         print(f"{one.claim}\n    clean: {one.first}; confounded: {one.second}")

@@ -89,7 +89,7 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
                 (HiResCAM, Region(label=name, mask=mask)),
             ):
                 try:
-                    one = method(model, categories=CATEGORIES).explain(x, region)
+                    one = method(model, class_names=CATEGORIES).explain(x, region)
                 except TargetError as nowhere:  # the net does not find it: nothing to explain
                     print(f"{seed}  {name}: {nowhere}")
                     row.append(None)

@@ -135,7 +135,7 @@ def check_zip(path: str | os.PathLike[str]) -> None:
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
     """A Parquet file as a table of PyArrow; an InputError, without the words of a cell, for any other file."""
     parquet: Any = import_module("pyarrow.parquet")
-    with read_errors_converted(f"{path}: this is no Parquet table", quoting=False):
+    with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
         check_parquet([path])
         table = parquet.read_table(path, columns=None if columns is None else list(columns))
         table.validate(full=True)  # texts that are not UTF-8, lists that end before they start

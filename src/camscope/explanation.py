@@ -400,7 +400,9 @@ class Explanation:
 
         `max_bytes`: of the arrays of a `.npz` file; one that declares more is an InputError before any of it is read.
         """
-        with read_errors_converted(f"{path} is not an explanation that save() wrote as .npz or .json", own=True):
+        with read_errors_converted(
+            f"{path} is not an explanation that save() wrote as .npz or .json", wrap_camscope_errors=True
+        ):
             if Path(path).suffix.lower() == ".json":
                 facts = read_json(path)
                 kind = np.dtype(facts["dtype"])

@@ -34,7 +34,7 @@ FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
     """Write a file that is there at once; see `writing`."""
-    with open_atomic(path, overwrite=overwrite, sync=sync, size=len(data)) as file:
+    with open_atomic(path, overwrite=overwrite, sync=sync, n_bytes=len(data)) as file:
         file.write(data)
     return Path(path)
 

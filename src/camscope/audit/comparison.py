@@ -309,14 +309,14 @@ def _compute_auroc_difference(
     if made.is_dominated_by_few_groups:
         return made
     low, high, p = compute_t_interval(gap, error, fewest, made.dof)
-    return replace(made, low=low, high=high, p=p)
+    return replace(made, low=low, high=high, p_value=p)
 
 
 def _rank_both(truth: Any, scores: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
     """One of each model's answers; patients have the same numbers in all, whatever the order that the answers put them in."""
     group = index_groups(groups, len(truth))
     made = [rank_scores(truth, answer, None) for answer in scores]
-    return [replace(one, group=group[one.row_index], groups=len(np.unique(group))) for one in made]
+    return [replace(one, group_index=group[one.row_index], n_resampled_groups=len(np.unique(group))) for one in made]
 
 
 def _read_truth_and_log_odds(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:

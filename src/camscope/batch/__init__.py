@@ -11,15 +11,15 @@ from camscope.batch.runner import run_batch
 from camscope.batch.sources import build_manifest
 
 __all__ = [
-    "ExportResult",
-    "DatasetIssue",
+    "BatchOutcome",
+    "BatchRun",
     "DatasetInspection",
+    "DatasetIssue",
+    "ExportResult",
     "Manifest",
     "OutputNames",
-    "BatchOutcome",
     "Query",
-    "BatchRun",
-    "inspect_images",
     "build_manifest",
+    "inspect_images",
     "run_batch",
 ]

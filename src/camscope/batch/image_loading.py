@@ -124,7 +124,7 @@ def _load_image(
             )
             image, seen = (item.image, item.model_input_image) if keep else (None, None)
             pixels = 0 if item.image is None else item.image.size // 3
-            item = replace(item, image=None, seen=None)
+            item = replace(item, image=None, model_input_image=None)
         notes: tuple[str, ...] = ()
         if isinstance(source, bytes):
             with suppress(ImageError):  # a later frame is damaged, which nobody asked for
@@ -201,8 +201,8 @@ def _hash_file(path: Path) -> str:
 
 
 MAX_THREADS = 1024
-ItemT = TypeVar("Given")
-ResultT = TypeVar("Made")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
@@ -279,9 +279,9 @@ def _prepare_scan(source: Any, explainer: Explainer, options: InputOptions) -> M
         item = read_model_input(source, explainer.preprocess, unwrap(explainer.model), CPU_FLOAT32)
     else:
         scan = read_scan(source, window=options.window)
-        shown = replace(scan, burned_in=False) if options.allow_burned_in_text else scan
+        shown = replace(scan, has_burned_in_text=False) if options.allow_burned_in_text else scan
         return prepare_scan(shown, explainer.preprocess, CPU_FLOAT32, with_images=options.keep_image)
-    return item if options.keep_image else replace(item, image=None, seen=None)
+    return item if options.keep_image else replace(item, image=None, model_input_image=None)
 
 
 def require_reducible(explainer: Explainer) -> None:

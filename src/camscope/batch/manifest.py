@@ -160,7 +160,7 @@ def _read_table_file(path: Path) -> "pa.Table":
     if not path.is_file():
         what = describe_file_problem(path) if path.exists() else f"a file of {path.suffix} is named, and is not there"
         raise InputError(f"there is no such manifest: {what}")
-    with read_errors_converted(f"the manifest: this is no {path.suffix[1:].upper()} table", quoting=False):
+    with read_errors_converted(f"the manifest: this is no {path.suffix[1:].upper()} table", quote_original=False):
         return _parse_table_file(path)
 
 
@@ -211,7 +211,9 @@ def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True)
 
     Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
     """
-    with read_errors_converted(f"{source_name}: it cannot be read", quoting=False):  # a column's name may be no UTF-8
+    with read_errors_converted(
+        f"{source_name}: it cannot be read", quote_original=False
+    ):  # a column's name may be no UTF-8
         return _build_manifest_table(table, source_name, strict=strict)
 
 

@@ -204,7 +204,9 @@ class MapCollection:
 
     def explanation(self, row: Mapping[str, Any], image: PixelArray | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
-        with read_errors_converted("a row of the run holds no map", quoting=not self.is_pseudonymized, own=True):
+        with read_errors_converted(
+            "a row of the run holds no map", quote_original=not self.is_pseudonymized, wrap_camscope_errors=True
+        ):
             return check_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:

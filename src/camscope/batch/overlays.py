@@ -72,7 +72,9 @@ class OverlayWriter:
         if image is not None and explanation.placement is not None:
             size = image.shape[: len(explanation.placement.image_size)]
             explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
-        return render.encode_image(replace(explanation, image=image, seen=seen).annotated_image(self.height), suffix)
+        return render.encode_image(
+            replace(explanation, image=image, model_input_image=seen).annotated_image(self.height), suffix
+        )
 
 
 def limit_pixels(image: PixelArray) -> PixelArray:

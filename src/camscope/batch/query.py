@@ -58,7 +58,7 @@ class Query:
         """How many rows `where` holds for, whatever the limit is."""
         if self.where is None:
             return int(dataset.count_rows())
-        with self._execute(dataset, "count(*) AS matching", all_of_them=True) as found:
+        with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as found:
             return int(found.fetchone()[0])
 
     def find_positions(self, dataset: "ds.Dataset") -> RowPositions:
@@ -208,7 +208,9 @@ def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filte
 def translate_part_errors(part_name: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
     """Whatever Arrow raises of a part of a run that is damaged, as one error."""
     return read_errors_converted(
-        f"{part_name} cannot be read, and is made anew once it is removed", quoting=False, own=True
+        f"{part_name} cannot be read, and is made anew once it is removed",
+        quote_original=False,
+        wrap_camscope_errors=True,
     )
 
 

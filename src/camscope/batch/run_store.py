@@ -225,7 +225,9 @@ class RunStore:
             return Counter()
         columns = {"row": pa.int64(), "status": pa.string(), "error": pa.string(), "failure": pa.string()}
         bad = import_arrow("compute").field("status") == FAILED
-        with read_errors_converted("a part cannot be read, and is made anew once it is removed", OutputError, own=True):
+        with read_errors_converted(
+            "a part cannot be read, and is made anew once it is removed", OutputError, wrap_camscope_errors=True
+        ):
             rows = read_rows(open_parts(parts, pa.schema(columns)), list(columns), bad)
         each: dict[int, tuple[str, str | None]] = {}  # one an image, whatever it was asked
         for row, reason, kind in zip(*(rows[name].to_pylist() for name in ("row", "error", "failure")), strict=True):

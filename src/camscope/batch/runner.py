@@ -101,13 +101,13 @@ def run_batch(
     require_valid_num_threads(num_threads)
     manifest = _apply_privacy_profile(build_manifest(source, root), profile, keep_columns, each[0].preprocess)
     worker, store = BatchWorker(each, list(targets), manifest, batch_size, reduced_decoding), RunStore(output)
-    worker = replace(worker, window=_format_window(window), allow_pixels=allow_burned_in_text)
+    worker = replace(worker, window=_format_window(window), allow_burned_in_text=allow_burned_in_text)
     plan, made_with = ChunkPlan(len(manifest), chunk_size, shard), build_run_info(worker, chunk_size)
     if overlay_format is not None:
         pictures = OverlayWriter(
             store.folder, overlay_format, OutputNames.from_run(made_with["made_with"]), overlay_height
         )
-        worker = replace(worker, pictures=pictures)
+        worker = replace(worker, overlay_writer=pictures)
         made_with["made_with"]["overlays"] = {"kind": overlay_format, "height": overlay_height}
     new = store.begin(made_with, overwrite=overwrite)
     try:

@@ -55,9 +55,13 @@ def run(
         warnings.simplefilter("ignore")
         chosen = _select_supported(tools, folder / "images" / f"{seed:06d}.png") if method_names == "all" else tools
         with progress.outcome_progress() as told:
-            run_batch(chosen, manifest, folder / "maps", batch_size=8, chunk=8, overwrite=overwrite, told=told)
+            run_batch(
+                chosen, manifest, folder / "maps", batch_size=8, chunk_size=8, overwrite=overwrite, on_progress=told
+            )
     with evaluation_request.resume_hint(folder), progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
-        found = evaluate(folder / "maps", folder / "measures", "mask", overwrite=overwrite, told=bar.set_progress)
+        found = evaluate(
+            folder / "maps", folder / "measures", "mask", overwrite=overwrite, on_progress=bar.set_progress
+        )
     print_evaluation(found, PRINTED_METRICS, file, overwrite=overwrite)
 
 

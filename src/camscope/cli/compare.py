@@ -143,7 +143,7 @@ def run(
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
     tools = options.build_explainers(kinds, net, named, preprocess, keywords)
-    with base.collect_warnings(quoting=called is None) as remarks:
+    with base.collect_warnings(quote_messages=called is None) as remarks:
         found = _compare_with_progress(tools, path, questions, skip_unsupported=method_names == "all")
     picture = found.figure(
         scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns

@@ -268,10 +268,10 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     _print_differing_verdicts(*made)
     for one in made:
         base.stdout_console().print(
-            base.styled_text(("report  ", "bold"), (base.display_text(one.report), "cyan")), soft_wrap=True
+            base.styled_text(("report  ", "bold"), (base.display_text(one.report_path), "cyan")), soft_wrap=True
         )
         if sys.stdout.isatty():
-            webbrowser.open(one.report.resolve().as_uri())
+            webbrowser.open(one.report_path.resolve().as_uri())
 
 
 def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None:

@@ -133,13 +133,13 @@ def run(
                 names,
                 model=net,
                 preprocess=preprocess,
-                fills=base.split_list(imputation),
-                steps=n_steps,
+                imputations=base.split_list(imputation),
+                n_steps=n_steps,
                 categories=base.split_list(categories or ""),
-                anywhere=allow_outside_root,
-                threads=num_threads,
+                allow_outside_root=allow_outside_root,
+                num_threads=num_threads,
                 overwrite=overwrite,
-                told=bar.set_progress,
+                on_progress=bar.set_progress,
             )
     usual = (
         None if names is not None else [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]

@@ -48,7 +48,7 @@ class ImageExplanationWriter:
         called = self.scans.pseudonym(path)
         files = self.destination.output_files(row, path, self._map_names(), called)
         exported = self._list_export_paths(row, path, called)
-        with base.collect_warnings(quoting=called is None) as remarks:
+        with base.collect_warnings(quote_messages=called is None) as remarks:
             methods, found = self._explain(self.scans.read_image(path), progress_bar.pause_for_methods)
         maps = [self.scans.redact_explanation(one, path) for answers in found for one in answers]
         kept = [

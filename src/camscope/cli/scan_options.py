@@ -102,7 +102,7 @@ class ScanOptions:
         from camscope.images.scans.scan_reader import read_scan
 
         scan = read_scan(path, window=self.window)
-        return replace(scan, burned_in=False) if self.allow_burned_in_text else scan
+        return replace(scan, has_burned_in_text=False) if self.allow_burned_in_text else scan
 
     def is_private(self, path: Path) -> bool:
         """Whether a path may be shown nowhere."""
@@ -120,7 +120,7 @@ class ScanOptions:
 
     def for_images(self, paths: Sequence[Path], *, all_private: bool) -> "ScanOptions":
         """The same for these images: all are private where one is a scan."""
-        return replace(self, every=all_private or any(map(self.is_read_as_scan, paths)))
+        return replace(self, all_private=all_private or any(map(self.is_read_as_scan, paths)))
 
     def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
         """The same for explainers: what enters a model as a scan is one."""
@@ -129,7 +129,9 @@ class ScanOptions:
 
         ways = [tool.preprocess for tool in explainers]
         opens = any(isinstance(way, MonaiPreprocess) for way in ways)
-        return replace(self, every=self.all_private or any(map(accepts_scans, ways)), opens=opens)
+        return replace(
+            self, all_private=self.all_private or any(map(accepts_scans, ways)), preprocess_opens_files=opens
+        )
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """An explanation of a scan without a name of a file."""

@@ -13,10 +13,10 @@ from camscope.evaluation.metric_evaluation import EvaluationResult, evaluate
 
 __all__ = [
     "ComparisonResult",
-    "GroundTruth",
     "EvaluationResult",
+    "GroundTruth",
     "compare_methods",
-    "load_ground_truth",
-    "generate_maps",
     "evaluate",
+    "generate_maps",
+    "load_ground_truth",
 ]

@@ -142,7 +142,7 @@ def compare_methods(
         "steps": n_steps,
     }
     places: dict[str, Any] = {"categories": categories, "anywhere": allow_outside_root}
-    measures = evaluate(made, output, masks, metrics, told=halves[0], **places, **asking, **settings)
+    measures = evaluate(made, output, masks, metrics, on_progress=halves[0], **places, **asking, **settings)
     table = measures.table()
     order = list(DEFAULT_METRICS if metrics is None else metrics)
     check_column(table, group_column)

@@ -25,7 +25,7 @@ from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, par
 from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
 
-IndexedValue = TypeVar("Known")
+IndexedValue = TypeVar("IndexedValue")
 PathParts = tuple[str, ...]
 
 

@@ -54,11 +54,11 @@ def generate_maps(
         manifest,
         output,
         targets,
-        chunk=MAPS_CHUNK_SIZE,
-        threads=num_threads,
+        chunk_size=MAPS_CHUNK_SIZE,
+        num_threads=num_threads,
         overwrite=overwrite,
         retry_failed=True,
-        told=on_progress,
+        on_progress=on_progress,
     )
     if outcome.n_failures == outcome.n_images:
         why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))

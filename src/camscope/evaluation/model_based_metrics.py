@@ -196,7 +196,7 @@ class ModelMetricEvaluator:
         tried = [one for one in self.metrics if one.input_kind != "explainer"]
         if tried:
             with scoring_scope(
-                model, x, questions, categories=names, mode=cases[0].mode, call_settings=cases[0].call_settings
+                model, x, questions, class_names=names, mode=cases[0].mode, call_settings=cases[0].call_settings
             ) as scores:
                 for judged in iter_run_maps(self.replay, cases, x, questions, self.explainers):
                     yield from self._evaluate_maps(tried, scores, judged)

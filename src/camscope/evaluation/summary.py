@@ -146,7 +146,7 @@ def _correct_multiple_comparisons(
     def corrected(line: MethodSummary) -> MethodSummary:
         gaps = (line.difference_to_best, pairs), (line.difference_to_control, over)
         under, above = (None if gap is None else adjust_bonferroni([gap], count)[0] for gap, count in gaps)
-        return replace(line, under_best=under, over_control=above, pairs=pairs)
+        return replace(line, difference_to_best=under, difference_to_control=above, n_comparisons=pairs)
 
     return {name: [corrected(line) for line in own] for name, own in summaries.items()}
 
@@ -224,7 +224,9 @@ def _summarize_metric(
     over = {key: gap(whole[key], whole[controls[0]]) for key in methods if controls and key[0] not in blind}
     alike = next((own for own in equivalent_groups if methods and methods[0][:3] in own), ())
     under = {key: gap(values[key], values[methods[0]]) for key in methods[1:] if key[:3] not in alike}
-    return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
+    return [
+        replace(lines[key], difference_to_control=over.get(key), difference_to_best=under.get(key)) for key in order
+    ]
 
 
 def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:

@@ -53,7 +53,7 @@ from camscope.explainers.perturbation import (
 )
 
 __all__ = [
-    "BaseCAM",
+    "CAM",
     "DRISE",
     "FEM",
     "HSIC",
@@ -70,6 +70,8 @@ __all__ = [
     "AblationCAM",
     "Augmented",
     "BagCAM",
+    "BaseCAM",
+    "BaseWeightedChannels",
     "BlurIG",
     "CenterGaussian",
     "Chefer",
@@ -89,7 +91,6 @@ __all__ = [
     "ExpectedGradients",
     "Explainer",
     "ExtremalPerturbation",
-    "LayerFeatures",
     "FinerCAM",
     "FullGrad",
     "Fused",
@@ -109,6 +110,7 @@ __all__ = [
     "KernelSHAP",
     "LayerCAM",
     "LayerExplainer",
+    "LayerFeatures",
     "LeGrad",
     "MeaningfulPerturbation",
     "Occlusion",
@@ -128,9 +130,7 @@ __all__ = [
     "Sobol",
     "VarGrad",
     "ViTCX",
-    "BaseWeightedChannels",
     "XGradCAM",
-    "CAM",
     "compare",
     "completeness",
     "fuse",

@@ -8,9 +8,9 @@ from camscope.hooks.tap import Tap
 
 __all__ = [
     "LayerCall",
-    "LayerTable",
     "LayerRecord",
     "LayerRow",
+    "LayerTable",
     "Recording",
     "Tap",
     "clip_gradients",

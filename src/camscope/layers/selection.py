@@ -42,23 +42,23 @@ from camscope.pytree import find_main_tensor, has_attention_rows
 
 __all__ = [
     "CHANNELS_FIRST",
-    "CHANNELS_LAST",
     "CHANNELS_FIRST_MODULES",
+    "CHANNELS_LAST",
     "TOKENS",
     "Grid",
     "Layout",
     "LayoutHints",
     "SpatialLayer",
     "choose_layer",
-    "find_layer",
-    "infer_image_token_layout",
     "drop_contradicted_layers",
-    "has_unequal_strides",
-    "infer_layer_layout",
-    "record_layout_hints",
-    "infer_layout",
-    "find_spatial_layers",
     "find_doubt_reason",
+    "find_layer",
+    "find_spatial_layers",
+    "has_unequal_strides",
+    "infer_image_token_layout",
+    "infer_layer_layout",
+    "infer_layout",
+    "record_layout_hints",
 ]
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model")

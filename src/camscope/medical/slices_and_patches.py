@@ -81,7 +81,7 @@ def explain_slices(
             made = _explain_slice_batches(explainer, flat, surest.target, batch_size, progress)
     scores, chances = (np.array([getattr(one, key) for one in made], np.float64) for key in ("score", "probability"))
     volume = _stack_explanations(made, place.transposed(order), order, notes)
-    return SliceExplanations(replace(volume, image=image, world=world), scores, chances, made)
+    return SliceExplanations(replace(volume, image=image, affine=world), scores, chances, made)
 
 
 def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
@@ -103,7 +103,7 @@ def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
     """One slice (H,W) along the first axis of `order`."""
     values = scan.values.transpose(*order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in order[1:])
-    return replace(scan, values=np.ascontiguousarray(values), world=None, pixel=pixel)
+    return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
 
 
 def _explain_slice_batches(
@@ -142,16 +142,16 @@ def _stack_explanations(
         ]
     return replace(
         best,
-        heat=heat,
-        error=None,
+        attribution=heat,
+        standard_error=None,
         input_size=(len(explanations), *first.input_size),
         placement=place,
         status=STATUS_OK if any(one.status == STATUS_OK for one in explanations) else first.status,
         notes=(*dict.fromkeys(note for one in explanations for note in one.notes), *notes),
-        measures={},
+        diagnostics={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        seen=np.stack(seen) if len(seen) == len(explanations) else None,
-        steps=(*best.scan_steps, f"slices along axis {order[0]}"),
+        model_input_image=np.stack(seen) if len(seen) == len(explanations) else None,
+        scan_steps=(*best.scan_steps, f"slices along axis {order[0]}"),
     )
 
 
@@ -204,15 +204,15 @@ def explain_patches(
     settings = {**best.parameters, "patch": f"each of {words}, overlap {overlap:g}"}
     return replace(
         best,
-        heat=(total / count).astype(best.attribution.dtype),
-        error=None,
+        attribution=(total / count).astype(best.attribution.dtype),
+        standard_error=None,
         input_size=whole,
         placement=item.placement,
         status=STATUS_OK if fine else best.status,
         layout=None,
-        measures={},
+        diagnostics={},
         parameters=settings,
-        seen=item.model_input_image,
+        model_input_image=item.model_input_image,
         notes=(
             *notes,
             f"the mean of {plural(len(starts), 'patch')} of {words}; the score is that of the highest",
@@ -237,7 +237,9 @@ def _explain_item_patch(
         if model_input.model_input_image is not None and model_input.model_input_image.shape[: len(shape)] == shape
         else None
     )
-    found = explainer.explain(replace(model_input, x=model_input.x[part], placement=place, seen=seen), target)
+    found = explainer.explain(
+        replace(model_input, x=model_input.x[part], placement=place, model_input_image=seen), target
+    )
     return replace(found, parameters={**found.parameters, "patch": f"{size} from {start} on"})
 
 

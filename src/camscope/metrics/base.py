@@ -16,7 +16,7 @@ from camscope.errors import GeometryError, InputError, UndefinedError
 FloatArray = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
 MetricInput = Literal["map", "mask", "pair", "trial", "again", "explainer"]
-MetricFunction = TypeVar("Function", bound=Callable[..., Any])
+MetricFunction = TypeVar("MetricFunction", bound=Callable[..., Any])
 METRICS: dict[str, "Metric"] = {}
 
 

@@ -83,7 +83,7 @@ class ExplainerProbe:
 
     def with_explainer(self, explainer: Explainer) -> "ExplainerProbe":
         """The same questions, put to another explainer."""
-        return replace(self, tool=explainer)
+        return replace(self, explainer=explainer)
 
 
 def check_single_sample(x: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def scoring_scope(
     check_one_of("precision", precision, None, "bf16")
     check_positive_integer(None, batch_size=batch_size)
     settings = ScoringSettings(mode, precision, class_names, call_settings or {})
-    with evaluation_context(inspect_model(model), settings, x, extra_inputs, copies=True) as asked:
+    with evaluation_context(inspect_model(model), settings, x, extra_inputs, runs_copies=True) as asked:
         scores = ModelScorer(asked, target, batch_size)
         try:
             yield scores

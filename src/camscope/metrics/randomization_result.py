@@ -152,7 +152,9 @@ class RandomizationResult:
     def select_seed(self, seed: int) -> "RandomizationResult":
         """One run by itself; its picture still has the first one's maps."""
         place = self.seeds.index(seed)
-        return replace(self, seeds=(seed,), values={name: one[[place]] for name, one in self.similarities.items()})
+        return replace(
+            self, seeds=(seed,), similarities={name: one[[place]] for name, one in self.similarities.items()}
+        )
 
     @property
     def title(self) -> str:

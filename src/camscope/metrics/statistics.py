@@ -210,7 +210,7 @@ def _adjust_estimate(estimate: Estimate, n_comparisons: int) -> Estimate:
         return estimate
     p, groups = min(1.0, n_comparisons * estimate.p_value), estimate.n_limiting_groups or estimate.n_groups
     if n_comparisons * compute_min_p_value(groups) >= 0.05:
-        return replace(estimate, low=nan, high=nan, p=p)
+        return replace(estimate, low=nan, high=nan, p_value=p)
     freedom = groups - 1 if estimate.dof is None else estimate.dof
     half = (
         (estimate.high - estimate.low)
@@ -218,7 +218,7 @@ def _adjust_estimate(estimate: Estimate, n_comparisons: int) -> Estimate:
         * compute_t_quantile(freedom, 0.025 / n_comparisons)
         / compute_t_quantile(freedom, 0.025)
     )
-    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p=p)
+    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p)
 
 
 def compute_t_quantile(dof: float, tail_probability: float) -> float:

@@ -160,7 +160,7 @@ def _read_torch_file(file: Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
             check_zip(file)
-        with ignore_warnings(message=""):  # torch warns of what it then refuses
+        with ignore_warnings(message_pattern=""):  # torch warns of what it then refuses
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
         raise WeightsError(f"{file} {_describe_read_failure(file, str(error))}") from error

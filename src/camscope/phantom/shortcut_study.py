@@ -336,7 +336,7 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
             f"epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
-    with reproducible_scope(seed, threads=1):
+    with reproducible_scope(seed, num_threads=1):
         net = ShortcutNet(x.ndim - 2)
         descent = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         batches = [

@@ -11,21 +11,21 @@ from camscope.targets.region import Region
 from camscope.targets.score import AllClassScores, Score
 
 __all__ = [
+    "AllClassScores",
     "Box",
     "Class",
     "Classes",
     "Difference",
-    "AllClassScores",
-    "OutputPart",
-    "LogProbability",
-    "TargetLike",
-    "Region",
     "ImageContext",
+    "LogProbability",
+    "OutputPart",
+    "Region",
     "Score",
     "Similarity",
     "Target",
+    "TargetLike",
     "TextSimilarity",
     "class_scores",
-    "image_embedding",
     "full_precision",
+    "image_embedding",
 ]

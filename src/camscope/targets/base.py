@@ -105,7 +105,7 @@ class ClassTarget(Target):
         scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
         found = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
-        return replace(self, classes=torch.tensor(found, device=scores.device))
+        return replace(self, resolved_classes=torch.tensor(found, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
         """(N,): the classes, those of this output where none are fixed."""

@@ -103,17 +103,17 @@ class Box(Target):
             low, high = (before - ends[1], before - ends[0]) if axis in flips else ends
             sides.append((low * size[axis] / before, high * size[axis] / before))
         (top, bottom), (left, right) = sides
-        return replace(self, x0=left, y0=top, x1=right, y1=bottom, size=tuple(size))
+        return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
         """The class, fixed; TargetError where no detection is meant."""
-        known = replace(self, size=tuple(input_size), activation=self._resolve_activation(output))
+        known = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         found = parse_detections(output, known.input_size, known.activation)
         # a list of detections has the classes that were found, no more: how many there are it does not say
         count = len(class_names or ()) if isinstance(output, list | tuple) else found[0].probabilities.shape[1]
         if isinstance(self.label, str) or (self.label is not None and count):
             known = replace(
-                known, of=resolve_class_index(self.label, count or found[0].probabilities.shape[1], class_names)
+                known, label=resolve_class_index(self.label, count or found[0].probabilities.shape[1], class_names)
             )
         best = [known._find_best_match(one) for one in found]
         for sample, (overlap, _, near) in enumerate(best):
@@ -125,7 +125,7 @@ class Box(Target):
         classes = {index for _, index, _ in best}
         if known.label is None and len(classes) > 1:
             raise TargetError(f"the box is of different classes in the samples ({sorted(classes)}): pass of=")
-        return replace(known, of=classes.pop()) if known.label is None else known
+        return replace(known, label=classes.pop()) if known.label is None else known
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""

@@ -40,7 +40,7 @@ class Classes(Target):
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
         """Names as indices."""
-        return replace(self, indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
+        return replace(self, class_indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
 
     def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
         return self._check_distinct([resolve_class_index(one, n_classes, class_names) for one in self.labels])

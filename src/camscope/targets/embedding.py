@@ -54,7 +54,7 @@ class Similarity(Target):
             raise TargetError(
                 f"the references are {', '.join(str(tuple(one.shape)) for one in each)}: expected one length"
             )
-        return replace(self, reference=torch.stack([one.to(each[0].device) for one in each]), count=len(images))
+        return replace(self, reference=torch.stack([one.to(each[0].device) for one in each]), n_references=len(images))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Similarity":
         """The one prototype (D,)."""
@@ -71,7 +71,7 @@ class Similarity(Target):
         each = F.normalize(each, dim=1, eps=0) if self.kind == "cosine" and len(each) > 1 else each
         if not bool(each.isfinite().all()) or not bool(each.mean(0).any()):
             raise TargetError("the reference is zero or not finite: nothing is alike to it")
-        return replace(self, reference=each.mean(0), count=max(self.n_references, len(each)))
+        return replace(self, reference=each.mean(0), n_references=max(self.n_references, len(each)))
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
@@ -128,7 +128,9 @@ class TextSimilarity(Target):
                 f"Text({self.prompt!r}): no text encoder is known; pass encode=, a function text -> embedding (D,), or load "
                 f'the model as load_model("clip:…")'
             )
-        return replace(self, found=tuple(one.resolve(output, input_size, class_names) for one in self.similarities))
+        return replace(
+            self, similarities=tuple(one.resolve(output, input_size, class_names) for one in self.similarities)
+        )
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""

@@ -39,7 +39,7 @@ class OutputPart(Target):
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
         """The inner question there."""
-        return replace(self, score=self.part_score and self.part_score.flipped(flips, size))
+        return replace(self, part_score=self.part_score and self.part_score.flipped(flips, size))
 
     def bind_model(self, model: nn.Module) -> "OutputPart":
         """The inner question, for that model."""
@@ -53,7 +53,7 @@ class OutputPart(Target):
         """The inner question, settled on the part."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
-        return replace(self, score=score)
+        return replace(self, part_score=score)
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""

@@ -70,7 +70,7 @@ class Region(ClassTarget):
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
         """The weights where the view shows them; `scored` brings them to the grid that its output has."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
-        return replace(self, weights=weights)
+        return replace(self, cell_weights=weights)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
         """The class, and weights (N,*s) of the output's cells."""
@@ -80,7 +80,7 @@ class Region(ClassTarget):
             raise TargetError(f"the output has places {grid}, the input {input_size}: pass a function output -> (N,)")
         whole = self.mask is None and self.point is None
         weights = torch.ones_like(maps[:, 0]) if whole else self._compute_cell_weights(maps, input_size)
-        known = ClassTarget.resolve(replace(self, weights=weights), output, input_size, class_names)
+        known = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
         if not whole or known.resolved_classes is None:
             return known
         weights = (maps.argmax(1) == known.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)
@@ -88,7 +88,7 @@ class Region(ClassTarget):
             raise TargetError(
                 f"Region: class {known.label!r} is the answer nowhere in a sample; pass a mask, or a point"
             )
-        return replace(known, weights=weights)
+        return replace(known, cell_weights=weights)
 
     def candidate_scores(self, output: Any) -> Tensor:
         """(N,K)"""

@@ -192,7 +192,7 @@ def compute_level_enrichment(
     made = [_build_level_enrichment(cluster, level, part, own)
             for cluster, part in _drop_complement(parts).items() for level, own in _drop_complement(inside).items()]  # fmt: skip
     corrected = adjust_holm([one.p_value for one in made])
-    found = [replace(one, corrected=p) for one, p in zip(made, corrected, strict=True)]
+    found = [replace(one, corrected_p_value=p) for one, p in zip(made, corrected, strict=True)]
     return tuple(sorted(found, key=lambda one: one.p_value))
 
 

@@ -85,8 +85,8 @@ class Ranking:
     def select_rows(self, row_mask: Mask) -> "Ranking":
         """(M,) of the rows as they came -> the ranking of some; draws are still of all groups."""
         some = row_mask[self.row_index]
-        made = replace(self, truth=self.truth[some], group=self.group_index[some], place=self.rank[some])
-        return _check_two_classes(replace(made, order=self.row_index[some]))
+        made = replace(self, truth=self.truth[some], group_index=self.group_index[some], rank=self.rank[some])
+        return _check_two_classes(replace(made, row_index=self.row_index[some]))
 
     def sum_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(r,N) of the rows in order -> (r,V), (r,V): at each answer the weight of positives and of negatives."""
@@ -241,7 +241,7 @@ def build_auroc_estimate(ranking: Ranking, resampled_aurocs: FloatArray) -> Esti
     ends = compute_auroc_interval(
         point, known, *ranking.n_groups_per_class, n_effective_groups=ranking.n_effective_groups
     )
-    return replace(_build_estimate(ranking, point, *ends), method=NEWCOMBE)
+    return replace(_build_estimate(ranking, point, *ends), interval_method=NEWCOMBE)
 
 
 def compute_auroc_interval(

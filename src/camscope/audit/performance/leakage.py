@@ -176,7 +176,7 @@ def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Ge
 def _rank_levels(level_index: IntArray, scores: FloatArray, group: IntArray) -> list[Ranking]:
     """One of each level, of two the same twice; draws of all are of the same patients."""
     made = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
-    return [replace(one, group=group[one.row_index], groups=int(group.max()) + 1) for one in made]
+    return [replace(one, group_index=group[one.row_index], n_resampled_groups=int(group.max()) + 1) for one in made]
 
 
 def _compute_probe_auroc(probe: _LinearProbe, level_index: IntArray, group: IntArray) -> float:

@@ -127,7 +127,7 @@ class LogOdds(Target):
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """With it known whether the model gives probabilities."""
-        return replace(self, probabilities=are_probabilities(class_scores(output).detach()))
+        return replace(self, outputs_are_probabilities=are_probabilities(class_scores(output).detach()))
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """The question in words."""

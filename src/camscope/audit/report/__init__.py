@@ -6,13 +6,13 @@ from camscope.audit.report.gallery_schema import Gallery, PredictedImage, replac
 from camscope.audit.report.page import read_norms_csv, render_page
 
 __all__ = [
-    "PredictedImage",
     "Gallery",
-    "list_predicted_images",
+    "PredictedImage",
     "build_gallery",
-    "read_norms_csv",
     "extract_numbers",
-    "render_page",
     "find_unsupported_claims",
+    "list_predicted_images",
+    "read_norms_csv",
+    "render_page",
     "replace_images_with_digests",
 ]

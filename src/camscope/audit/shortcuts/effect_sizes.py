@@ -122,12 +122,13 @@ def estimate_insertion_effect(
     def estimate(values: NDArray[np.float64]) -> Estimate:
         if not kinds:
             return estimate_mean(values, groups, n_resamples=n_resamples, seed=seed)
-        return replace(estimate_clustered_mean(values, own, *kinds), roles=tuple(counts.items()))
+        return replace(estimate_clustered_mean(values, own, *kinds), n_groups_by_role=tuple(counts.items()))
 
     made = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
     dominated = made.estimate is not None and made.estimate.is_dominated_by_few_groups
     return replace(
-        made, few=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if dominated else "")
+        made,
+        too_few_reason=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if dominated else ""),
     )
 
 

@@ -63,7 +63,7 @@ class RegionSamples:
 
     def for_finding(self, finding_name: str) -> "RegionSamples":
         """As they are to a finding."""
-        return replace(self, each=[one.for_finding(finding_name) for one in self.samples])
+        return replace(self, samples=[one.for_finding(finding_name) for one in self.samples])
 
     @property
     def region_names(self) -> list[str]:
@@ -133,7 +133,7 @@ def _iter_finding_masks(
         row = _read_manifest_row(context, loaded_image)
         found = _compute_region_mask(
             context, FINDING_REGION, samples, lambda: evidence.load_mask(row, _require_image_size(place)), place
-        )  # noqa: B023 - called at once
+        )
         if found is not None:
             yield name, found
 

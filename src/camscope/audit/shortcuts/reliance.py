@@ -52,7 +52,7 @@ class SupportsEffect(Protocol):
         """What it did."""
 
 
-EffectT = TypeVar("S", bound=SupportsEffect)
+EffectT = TypeVar("EffectT", bound=SupportsEffect)
 
 
 def judge_reliance(

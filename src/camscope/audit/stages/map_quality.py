@@ -216,7 +216,7 @@ def _summarize_final_similarity(
     except UndefinedError:
         return summarize_estimate(None, reason="no map has a number: there is nothing to compare")
     known = int((~np.isnan(last)).any(0).sum())
-    return summarize_estimate(replace(made, n=known, undefined=last.shape[1] - known))
+    return summarize_estimate(replace(made, n_values=known, n_undefined=last.shape[1] - known))
 
 
 IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each takes long
@@ -249,7 +249,7 @@ def _evaluate_finding(
         folder / "maps",
         [finding.class_index],
         batch_size=config.batch_size,
-        chunk=IMAGES_PER_CHUNK,
+        chunk_size=IMAGES_PER_CHUNK,
         window=config.data.window,
     )
     made = evaluate(
@@ -258,10 +258,10 @@ def _evaluate_finding(
         metrics=metrics,
         model=context.model,
         preprocess=context.explainers[0].preprocess,
-        tools=context.explainers,
-        fills=config.imputations,
+        explainers=context.explainers,
+        imputations=config.imputations,
         batch_size=config.perturbed_batch_size,
-        told=context.on_progress,
+        on_progress=context.on_progress,
     )
     return summarize_finding_metrics(context, made, finding)
 
@@ -311,7 +311,7 @@ def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> E
         evidence,
         LOCALIZATION_METRICS,
         strict=False,
-        told=context.on_progress,
+        on_progress=context.on_progress,
     )
 
 

@@ -172,10 +172,10 @@ def explain_images(context: AuditContext) -> ExplainResult:
         build_output_path(context.folder, "maps"),
         [one.class_index for one in context.findings],
         batch_size=config.batch_size,
-        chunk=EXPLAIN_IMAGES_PER_CHUNK,
+        chunk_size=EXPLAIN_IMAGES_PER_CHUNK,
         window=config.data.window,
         retry_failed=True,
-        told=told,
+        on_progress=told,
     )
     if short := [reason for reason in outcome.transient_failure_counts if reason.startswith(OUT_OF_MEMORY)]:
         count = sum(outcome.transient_failure_counts[reason] for reason in short)

@@ -4,4 +4,4 @@ from camscope.batch.inspection.issues import ISSUES, DatasetIssue
 from camscope.batch.inspection.report import DatasetInspection
 from camscope.batch.inspection.run import inspect_images
 
-__all__ = ["ISSUES", "DatasetIssue", "DatasetInspection", "inspect_images"]
+__all__ = ["ISSUES", "DatasetInspection", "DatasetIssue", "inspect_images"]

@@ -55,7 +55,7 @@ def evaluate_candidates(
         model,
         x,
         targets,
-        categories=candidates[0].explainer.class_names,
+        class_names=candidates[0].explainer.class_names,
         call_settings=candidates[0].explainer.call_settings,
     ) as scores:
         for one, heat in zip(candidates, maps, strict=True):

@@ -358,7 +358,7 @@ def _compute_multipliers(
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
     tool = DeepLift(score_module, eps=torch.finfo(x.dtype).tiny)
     try:
-        with ignore_warnings(message="Setting forward, backward hooks"), unsupported_ops:
+        with ignore_warnings(message_pattern="Setting forward, backward hooks"), unsupported_ops:
             found: Tensor = tool.attribute(
                 x.detach().clone()[None].requires_grad_(),
                 baseline_tensor[None],

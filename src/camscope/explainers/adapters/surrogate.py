@@ -127,9 +127,11 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
             sample_notes=tuple(tuple(one.note for one in fitted) for fitted in every),
             diagnostics={
                 name: torch.tensor(
-                    [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64, device="cpu"
+                    [fmean(one.diagnostics[name] for one in fitted) for fitted in every],
+                    dtype=torch.float64,
+                    device="cpu",
                 )
-                for name in every[0][0].measures
+                for name in every[0][0].diagnostics
             },
         )
 

@@ -287,7 +287,7 @@ class TokenAttentionExplainer(Explainer):
                     plain[t].append(tool._build_maps(tokens, value, others))
         count = every[0].probabilities.shape[-1]
         if first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count):
-            plain = [[replace(one, unverified=True) for one in maps] for maps in plain]
+            plain = [[replace(one, layout_unverified=True) for one in maps] for maps in plain]
         return [list(maps) for maps in plain]
 
     def _build_maps(

@@ -56,7 +56,7 @@ ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
 class ScoreReader(Protocol):
     """The number of each row in an output of the model: `Score.read`, or another reading of it."""
 
-    def __call__(self, output: object, n_samples: int, sample_index: Tensor | None = None) -> Tensor:
+    def __call__(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """(R,)"""
 
 
@@ -235,8 +235,8 @@ class PartialForward:
             self.layer,
             rows,
             partial(self._apply_edit, edit),
-            output=self.output_index,
-            call=self.call_index,
+            output_index=self.output_index,
+            call_index=self.call_index,
         ):
             return self.score.forward(x, input_sample_index)
 

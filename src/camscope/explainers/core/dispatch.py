@@ -128,7 +128,7 @@ def _compute_group_results(
             for row in rows
         ]
         return [_join_samples([part[t] for part in parts]) for t in range(len(explainers))]
-    with evaluation_context(model_info, first, x, extra_inputs, copies=copies) as asked:
+    with evaluation_context(model_info, first, x, extra_inputs, runs_copies=copies) as asked:
         scores = [asked.create_score(first.resolve_target(target)) for target in targets]
         several = compute_group_maps(explainers, asked.x, scores, on_pass)
         weights = weights_key(model_info.model)

@@ -55,14 +55,14 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
     """The maps (N,*s) that several became: each note once; a zero gradient or a constant score where all have it."""
     return replace(
         maps[0],
-        heat=attribution,
-        error=None,
+        attribution=attribution,
+        standard_error=None,
         zero_gradient=_all_if_complete([one.zero_gradient for one in maps]),
         constant_score=_all_if_complete([one.constant_score for one in maps]),
         notes=_merge_unique_notes([*(one.notes for one in maps), notes]),
-        own=tuple(map(_merge_unique_notes, zip_longest(*(one.sample_notes for one in maps), fillvalue=()))),
-        unverified=any(one.layout_unverified for one in maps),
-        measures={},  # each was of one map: of what they became it does not hold
+        sample_notes=tuple(map(_merge_unique_notes, zip_longest(*(one.sample_notes for one in maps), fillvalue=()))),
+        layout_unverified=any(one.layout_unverified for one in maps),
+        diagnostics={},  # each was of one map: of what they became it does not hold
     )
 
 
@@ -71,13 +71,13 @@ def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMa
     shared = tuple(note for note in maps[0].notes if all(note in one.notes for one in maps))
     return replace(
         maps[0],
-        heat=torch.cat([one.attribution for one in maps]),
-        error=_concatenate_if_complete([one.standard_error for one in maps]),
+        attribution=torch.cat([one.attribution for one in maps]),
+        standard_error=_concatenate_if_complete([one.standard_error for one in maps]),
         zero_gradient=_concatenate_if_complete([one.zero_gradient for one in maps]),
         constant_score=_concatenate_if_complete([one.constant_score for one in maps]),
         notes=(*shared, *notes),
-        own=tuple(tuple(note for note in one.get_sample_notes(0) if note not in shared) for one in maps),
-        measures={name: torch.cat([one.diagnostics[name] for one in maps]) for name in maps[0].diagnostics},
+        sample_notes=tuple(tuple(note for note in one.get_sample_notes(0) if note not in shared) for one in maps),
+        diagnostics={name: torch.cat([one.diagnostics[name] for one in maps]) for name in maps[0].diagnostics},
     )
 
 

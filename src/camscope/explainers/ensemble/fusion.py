@@ -143,7 +143,9 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     notes = [*first.notes, FUSION_SCALING_NOTE, *(f"{one.layer}: {STATUS_MEANINGS[one.status]}" for one in flagged)]
     layers = " + ".join(str(one.layer) for one in explanations)
     settings = {**first.parameters, "layer": layers, "how": fusion_mode}
-    return replace(first, heat=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings)
+    return replace(
+        first, attribution=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings
+    )
 
 
 def _check_same_target(reference: Explanation, other: Explanation) -> None:

@@ -57,7 +57,7 @@ class Wrapper(Explainer):
         super().__init__(
             first.model,
             preprocess=first.preprocess,
-            categories=first.class_names,
+            class_names=first.class_names,
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
@@ -305,7 +305,7 @@ def _compute_maps_at_scale(
 
 def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
     heat = maps.attribution.flip([axis + 1 for axis in axes])
-    return replace(maps, heat=resize_maps(heat, reference.attribution.shape[1:]))
+    return replace(maps, attribution=resize_maps(heat, reference.attribution.shape[1:]))
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:

@@ -65,7 +65,7 @@ class ExcitationBackprop(LayerExplainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each."""
         tool = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
-        with excitation_backprop_scope(scores[0].model, pixels=self.to_pixels) as winners:
+        with excitation_backprop_scope(scores[0].model, to_pixels=self.to_pixels) as winners:
             made = (
                 tool._compute_input_maps(x, scores)
                 if self.to_pixels

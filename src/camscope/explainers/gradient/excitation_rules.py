@@ -280,7 +280,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
             _, source, versions, share = self._last_linear_call
             if versions == (x._version, source._version):
                 inputs = (x.detach(), *args)
-                known = replace(share, signs=signs)
+                known = replace(share, norm_signs=signs)
                 found: Tensor = RuledFunction.apply(lambda: func(*inputs), known, (source.detach(),), source)
                 return found
         return _apply_rule(func, ScalingRule(), (signs,), (x,), args)

@@ -148,7 +148,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
         nothing = [one.zero_gradient for one in (cam, signal) if one.zero_gradient is not None]
         return replace(
             cam,
-            heat=enlarge_to_input(cam.attribution, x)
+            attribution=enlarge_to_input(cam.attribution, x)
             * signal.attribution,  # no CAM is negative: over the channels before or after is the same
             zero_gradient=nothing[0] | nothing[-1],
             notes=(*layer_notes, *cam.notes, *signal.notes),

@@ -175,7 +175,7 @@ def suppress_library_output() -> Iterator[None]:
         if PILLOW_LOGGER not in _loggers_to_restore and logging.getLogger(PILLOW_LOGGER).isEnabledFor(logging.DEBUG):
             _silence_logger(PILLOW_LOGGER)
     try:
-        with ignore_warnings(module=SILENCED_MODULES):
+        with ignore_warnings(module_pattern=SILENCED_MODULES):
             yield
     finally:
         with _silence_lock:

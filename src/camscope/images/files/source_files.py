@@ -143,7 +143,7 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
             path
             for path in _expand_pattern(path_or_pattern)
             if _is_image_name(os.path.basename(path)) and _is_input_file(path)
-        )  # noqa: PTH119 - as above
+        )
 
 
 def walk_folders(folder: str) -> Iterator[str]:

@@ -234,5 +234,5 @@ def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames
         if picture.values.shape[1:] != shape[1:]:
             raise ImageError(f"{name}: slice {at} has changed while it was read")
         values[at] = picture.values[0]
-        pictures.append(replace(picture, frames=picture.values[:0]))
+        pictures.append(replace(picture, values=picture.values[:0]))
     return join_decoded_frames(pictures, values)

@@ -257,12 +257,12 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
     padded = sum(picture.n_padded_pixels for picture in parts)
     return replace(
         first,
-        frames=values,
-        before=_merge_steps(before),
-        amounts=amounts,
-        after=_merge_steps(after),
-        padded=padded,
-        padding=padding,
+        values=values,
+        steps_before=_merge_steps(before),
+        modality_luts=amounts,
+        steps_after=_merge_steps(after),
+        n_padded_pixels=padded,
+        padding_value=padding,
     )
 
 

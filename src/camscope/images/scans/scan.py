@@ -94,7 +94,7 @@ class Scan:
                 f"{self.name}: it is behind a window already; {window} would be of its values from 0 to 1"
             )
         values = window(self.values).astype(np.float32, copy=False)
-        return replace(self, values=values, unit="", limits=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
+        return replace(self, values=values, unit="", display_range=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
@@ -255,4 +255,4 @@ def rescale_to_display_range(scan: Scan) -> Scan:
         unit = f" {scan.unit}" if scan.unit else ""
         steps = (*scan.steps, f"no window was given: the whole range, {low:g} to {high:g}{unit}")
     values = (np.nan_to_num(scan.values, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)
-    return replace(scan, values=values.astype(np.float32), unit="", limits=(0.0, 1.0), steps=steps)
+    return replace(scan, values=values.astype(np.float32), unit="", display_range=(0.0, 1.0), steps=steps)

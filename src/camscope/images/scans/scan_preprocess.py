@@ -230,5 +230,5 @@ def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
             values, place = np.flip(values, new), place.flipped(new)
     there = np.eye(4)
     there[:3, :3], there[:3, 3] = place.matrix[:, :3], place.to_image(np.full((1, 3), 0.5))[0] - 0.5
-    turned = replace(scan, values=np.ascontiguousarray(values), world=scan.affine @ there)
-    return (turned if turned.pixel_spacing is None else replace(turned, pixel=None)), place
+    turned = replace(scan, values=np.ascontiguousarray(values), affine=scan.affine @ there)
+    return (turned if turned.pixel_spacing is None else replace(turned, pixel_spacing=None)), place
