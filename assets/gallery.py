@@ -23,9 +23,9 @@ def main(
     model: Annotated[str, typer.Option(help="Any classifier of ImageNet, as in camscope explain.")] = "mobilenet_v2",
     pixel_model: Annotated[str, typer.Option(help="The same, for the sheets of the pixel methods.")] = "resnet18",
     weights: Annotated[
-        str | None, typer.Option(help="A checkpoint file of `model`, where none can be fetched.")
+        str | None, typer.Option(help="A checkpoint file of `model_digest`, where none can be fetched.")
     ] = None,
-    layer: Annotated[str | None, typer.Option(help="The layer of `model`.")] = None,
+    layer: Annotated[str | None, typer.Option(help="The layer of `model_digest`.")] = None,
     sheet: Annotated[str, typer.Option(help="cams, pixels, or both.")] = "both",
     methods: Annotated[str, typer.Option(help="Names, or all.")] = "all",
     pictures: Annotated[str, typer.Option(help="Names, or all.")] = "all",

@@ -2,7 +2,7 @@
 
 Nets learn studies in whose corner a token travels with the lesion with probability p. Each is then audited on 300 images of
 its own kind, as whoever trained it would: the token removed under two fills, and inserted; the verdict is that of
-`interventions.reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
+`run_interventions.reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
 --quick: one seed of each, without maps; --json FILE; --write: into results/audit_power.json
 """
 

@@ -42,7 +42,7 @@ BLOCK = 8
 
 
 class Remembering:
-    """A judge that knows what every candidate makes of every image: `values` (candidates,criteria,images), `first` maps."""
+    """A judge that knows what every candidate makes of every image: `objective` (candidates,criteria,images), `patch_start` maps."""
 
     def __init__(self, tools: Sequence[Explainer], pool: Sequence[SelectionSample], known: Mapping[str, Any]) -> None:
         self.tools, self.pool, self.known = list(map(id, tools)), list(map(id, pool)), known
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, pool, region = photographs(name, options.images) if name else phantoms(options.images)
     tools = build_candidates(model, pool[0].item.x[None])
     judge = Remembering(tools, pool, asked(tools, pool, region, options.kept))
-    with patch.object(choosing, "shows_the_image", once(choosing.find_model_independence_reason)):
+    with patch.object(choosing, "find_model_independence_reason", once(choosing.find_model_independence_reason)):
         for masked in (True, False):
             told(tools, pool if masked else blind(judge, pool), judge, options.seeds, "with" if masked else "without")
 
@@ -192,7 +192,7 @@ def drawn(count: int, spread: float, images: int, seeds: int) -> Iterator[tuple[
                 one.metric_values[ROBUSTNESS_METRIC] += [1.0] * len(samples)
                 one.n_images += len(samples)
 
-        with patch.object(choosing, "shows_the_image", lambda *about: ""):
+        with patch.object(choosing, "find_model_independence_reason", lambda *about: ""):
             whole, race = (
                 select_method(tools, pool, region_size=1, seed=seed, evaluate_block=judge, never_drop=kind)
                 for kind in (True, False)

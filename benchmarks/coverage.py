@@ -128,7 +128,7 @@ def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: i
 
 
 def table(values: dict[str, dict[str, Any]]) -> pa.Table:
-    """[metric][method] -> (images,), as `measure` has it; names in capitals are controls."""
+    """[metric][method] -> (images,), as `evaluate` has it; names in capitals are controls."""
     names = ("row", "method", "layer", "parameters", "target", "control", "value", "metric", "fill")
     rows = [
         (row, name.lower(), "l", "p", None, name.isupper(), float(value), metric, None)

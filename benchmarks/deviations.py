@@ -1,6 +1,6 @@
 """Where another toolkit's map is not camscope's: what it does, who is right, and the proof. A row here is a row in the docs.
 
-`choice` makes camscope's map with that toolkit's choice in place of its own (None: there is nothing to reproduce). What
+`selection` makes camscope's map with that toolkit's choice in place of its own (None: there is nothing to reproduce). What
 shows only in a situation of its own has a `situation` of `benchmarks.situations` instead of the usual photographs.
 """
 

@@ -35,7 +35,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """`occlusion, window=32, stride=16`"""
+        """`occlusion, window_size=32, stride=16`"""
         return ", ".join([self.method, *(f"{name}={value}" for name, value in self.settings.items())])
 
 

@@ -1,4 +1,4 @@
-"""`precision="bf16"`: what it takes, and what it does to the maps of real photographs."""
+"""`machine_epsilon="bf16"`: what it takes, and what it does to the maps of real photographs."""
 
 import copy
 from collections.abc import Iterator

@@ -141,7 +141,7 @@ def plain(kind: type[nn.Module] = Plain, *, samples: int = 2) -> tuple[nn.Module
 
 
 def truth(model: Plain, x: Tensor, target: int) -> Tensor:
-    """The HiRes map at `middle`, straight from its definition: activation times gradient, summed over channels."""
+    """The HiRes map at `foreground`, straight from its definition: activation times gradient, summed over channels."""
     A = model.before(x).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(model.after(A)[:, target].sum(), A)
     return (A * gradient).sum(1).detach()

@@ -35,7 +35,7 @@ def test_damaged_files_are_a_result_or_one_error():
 
 
 def test_a_reader_that_fails_is_noticed(monkeypatch):
-    monkeypatch.setattr(fuzz, "read_state", lambda path: 1 / 0)
+    monkeypatch.setattr(fuzz, "read_state_dict", lambda path: 1 / 0)
     assert fuzz.read("checkpoint/w.pt", "none", b"").bad
 
 
@@ -96,7 +96,7 @@ def test_an_error_for_which_no_memory_is_left_is_one_line(monkeypatch, capfd):
     def full(*_):
         raise MemoryError
 
-    monkeypatch.setattr(base, "complain", full)
+    monkeypatch.setattr(base, "print_error", full)
     monkeypatch.setattr(inspect_images, "check_free", full)
     with pytest.raises(SystemExit) as ended:
         app(["inspect-images", "nowhere", "-o", "found.json"])

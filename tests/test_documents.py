@@ -72,7 +72,7 @@ def test_what_a_page_mentions_exists(page):
 
 def test_a_name_that_does_not_exist_is_found():
     table = "| method of `Explanation` | shows |\n|---|---|\n| `overlay()`, `figure()` | nothing |\n"
-    text = "`Explanation.colour` and `explain_everything(x)`\n" + table
+    text = "`Explanation.is_color` and `explain_everything(x)`\n" + table
     assert list(mentioned(text)) == [
         ("Explanation", "colour"),
         ("", "explain_everything"),

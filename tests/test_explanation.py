@@ -155,7 +155,7 @@ def bar_ends(monkeypatch, one, **keywords):
         return np.zeros((height, 4, 3), dtype=np.uint8)
 
     with monkeypatch.context() as patch:
-        patch.setattr(render, "colour_bar", spy)
+        patch.setattr(render, "draw_color_bar", spy)
         one.overlay(bar=True, **keywords)
         figure([one], **{key: value for key, value in keywords.items() if key != "size"})
     return ends[0], ends[1]

@@ -98,7 +98,7 @@ def test_project_is_its_definition(place, grid):
 def test_blocks_do_not_show(monkeypatch, block):
     place = Placement(np.array([[0.8, -0.3, 6.0], [0.4, 0.9, -2.0]]), (28, 26), (30, 44))
     heat = RNG.normal(size=(6, 7))
-    monkeypatch.setattr("camscope.geometry.BLOCK", block)
+    monkeypatch.setattr("camscope.geometry.PIXELS_PER_BLOCK", block)
     assert place.project(heat)[0] == pytest.approx(brute(place, heat)[0], abs=1e-12)
 
 

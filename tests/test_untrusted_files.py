@@ -254,7 +254,7 @@ def behind_urls(images):
 def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
     monkeypatch.setattr(socket.socket, "connect", lambda *words: asked.append(words))
     model = load_model("phantom")
     kept = BatchRun(made)
@@ -281,7 +281,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
 def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
 
     def call(*words):
         before = len(asked)
@@ -310,7 +310,7 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
         facts["made_with"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
-    monkeypatch.setattr(map_collection, "manifest_of", lambda *words: asked.append(words) or build_manifest(*words))
+    monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
     page = BatchRun(made).save_html(tmp_path / "page.html").read_text()
     assert "fetched on request only: pass --fetch" in page
     with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is fetched on request only"):

@@ -1,4 +1,4 @@
-"""`python -m camscope` is `camscope`."""
+"""`python -m camscope` is `camscope_version`."""
 
 from camscope.cli import main
 

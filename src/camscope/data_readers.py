@@ -37,8 +37,8 @@ def read_errors_converted(
 ) -> Iterator[None]:
     """Whatever fails inside, as one error that begins with `message`: readers of damaged files raise anything.
 
-    `quoting`: with the words of the foreign error; without, only its type, for the words may name a patient.
-    `own`: errors of camscope get the message too; without, they name the file themselves.
+    `quote_original`: with the words of the foreign error; without, only its type, for the words may name a patient.
+    `wrap_camscope_errors`: errors of camscope get the message too; without, they name the file themselves.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def read_npz(
 ) -> dict[str, NDArray[Any]]:
     """Those of the named arrays that a .npz file holds; nothing is unpickled.
 
-    The sizes that it declares are added up before anything is unpacked: an InputError above `limit` bytes.
+    The sizes that it declares are added up before anything is unpacked: an InputError above `max_bytes` bytes.
     """
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         there = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}

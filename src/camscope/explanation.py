@@ -53,14 +53,14 @@ class ClassScore:
 class Explanation:
     """Where a model looked for one answer on one image.
 
-    `heat` (h,w): the raw map at the layer's resolution, unscaled, signed where the method is. `target`: class index (None for a
-    callable question), `label` its words, `score` its value, `probability` its softmax, `top` the leading classes.
-    `measures`: what the method found of its own map, by name, such as a path's `completeness_gap`.
-    `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
-    `error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
-    `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
-    Of a scan, `world` (4,4): from the index of a voxel (d,row,column) to millimetres to the right, to the front and up, and
-    `steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
+    `attribution` (h,w): the raw map at the layer's resolution, unscaled, signed where the method is. `target`: class index (None for a
+    callable question), `label` its words, `score` its value, `probability` its softmax, `top_classes` the leading classes.
+    `diagnostics`: what the method found of its own map, by name, such as a path's `completeness_gap`.
+    `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `STATUS_MEANINGS`.
+    `standard_error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
+    `image` (H,W,3): the original's pixels; `model_input_image` (H,W,3): the picture that the model was given.
+    Of a scan, `affine` (4,4): from the index of a voxel (d,row,column) to millimetres to the right, to the front and up, and
+    `scan_steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
     """
 
     attribution: FloatArray
@@ -116,13 +116,13 @@ class Explanation:
 
     @property
     def label_and_score(self) -> str:
-        """`tabby (p=0.93)`."""
+        """`tabby (marker_share=0.93)`."""
         chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
         return f"{self.label} ({chance})"
 
     @property
     def caption(self) -> str:
-        """`tabby (p=0.93) · gradcam · layer4`."""
+        """`tabby (marker_share=0.93) · gradcam · layer4`."""
         return " · ".join(filter(None, (self.label_and_score, self.method, self.layer)))
 
     @property
@@ -174,10 +174,10 @@ class Explanation:
 
         Of a signal a trace, its lines over the map's colours; of a volume the three planes, of a video a strip of its frames.
 
-        `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
+        `contour`: draw outlines at these levels (0..1) instead of colour; `box_threshold`: draw boxes round what reaches this
         level instead of colour; `colormap`: a name in `render.COLORMAPS`, or "auto": the one that suits the map's signs;
         `mask`: (H,W), or names of several such as `{"lungs": lungs, "opacity": opacity}`: their outlines over the map, and
-        below the picture what each name's colour is; `bar`: a colour bar with the raw range at the right; `height`: rows of
+        below the picture what each name's colour is; `colorbar`: a colour bar with the raw range at the right; `height`: rows of
         the picture, for a figure.
         """
         known, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
@@ -282,7 +282,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """(h,w,3) uint8: the slices through voxel `at`, by default the peak's, along each axis; keywords as `volume`."""
+        """(h,w,3) uint8: the slices through voxel `voxel`, by default the peak's, along each axis; keywords as `volume`."""
         return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
 
     def slices(
@@ -324,7 +324,7 @@ class Explanation:
     ) -> Path:
         """Write a way through the slices (`.gif`, `.webp`), `seconds` a round; as `render.animate`, and `volume`.
 
-        `watch(done, count)`: called after each slice, for a bar.
+        `on_progress(done, count)`: called after each slice, for a bar.
         """
         suffix = Path(path).suffix.lower()
         if suffix not in render.ANIMATION_FORMATS:

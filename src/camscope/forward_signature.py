@@ -15,9 +15,9 @@ PIXEL_VALUES = "pixel_values"  # Hugging Face's name of the image, which is not 
 class ForwardSignature:
     """The parameters of a function, in order.
 
-    `positional`: names of those that are taken by position or keyword; `keyword_only`: the others; `required`: those of
+    `positional`: names of those that are taken by position or keyword; `keyword_only`: the others; `required_keywords`: those of
     the latter without a default. `takes_args`, `takes_kwargs`: whether there are `*args` (or nameless positions) and
-    `**kwargs`; `annotation`: that of `**kwargs`.
+    `**kwargs`; `kwargs_annotation`: that of `**kwargs`.
     """
 
     positional: tuple[str, ...] = ()

@@ -148,7 +148,7 @@ class Placement:
         """(h,w) -> values (H,W) and covered (H,W): a map over the original image, at the centre of each pixel.
 
         Linear between the centres of the cells; the outermost cells reach to the border of the input plane. What the
-        input plane does not cover is 0, and False in `covered`. float64 stays float64, all else is float32.
+        input plane does not cover is 0, and False in `coverage_mask`. float64 stays float64, all else is float32.
         """
         attribution = np.asarray(attribution)
         attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)

@@ -59,7 +59,7 @@ class LabelImage:
 class LabelChoice:
     """Which labels of masks count: `categories` by name, `("all",)` for every one; none named: masks have one label each.
 
-    `seen`: the one label that masks without a choice had so far. Masks with different labels are not merged, either.
+    `first_label`: the one label that masks without a choice had so far. Masks with different labels are not merged, either.
     """
 
     categories: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, 
 def choose_categories(
     annotated: Sequence[str], chosen: Sequence[str], source: str, declared: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Those of the `used` categories that count; `declared`: names without an annotation.
+    """Those of the `annotated` categories that count; `declared`: names without an annotation.
 
     CategoryError for several without a choice, for an unknown name, and where no annotation has a chosen one.
     """

@@ -15,7 +15,7 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 
 
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
-    """A noun in the number that its count asks for: `image`, `images`. The arguments are those of `plural`."""
+    """A noun in the number that its count asks for: `image_size`, `n_images`. The arguments are those of `plural`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
 
 

@@ -33,7 +33,7 @@ FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it 
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
-    """Write a file that is there at once; see `writing`."""
+    """Write a file that is there at once; see `open_atomic`."""
     with open_atomic(path, overwrite=overwrite, sync=sync, n_bytes=len(data)) as file:
         file.write(data)
     return Path(path)
@@ -53,7 +53,7 @@ def open_atomic(
 ) -> Iterator[BinaryIO]:
     """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
 
-    `sync`: wait until the disk has it, so that it outlasts a loss of power. `size`: the number of bytes, where it is known
+    `sync`: wait until the disk has it, so that it outlasts a loss of power. `n_bytes`: the number of bytes, where it is known
     in advance. A failure to write is an OutputError with the path and, on a full disk, the bytes needed and free.
     """
     path = Path(path)
@@ -157,7 +157,7 @@ def create_folder_atomically(
 ) -> Iterator[Path]:
     """A folder that is there with all its files or not at all; an empty one in its place is taken.
 
-    `is_own`: also one of whose files it is true, so that a former one is replaced; no other.
+    `is_replaceable`: also one of whose files it is true, so that a former one is replaced; no other.
     """
     path = Path(path)
     there = list(path.iterdir()) if path.is_dir() else []
@@ -194,8 +194,8 @@ def make_folder(path: Path) -> None:
 class FolderLock:
     """A lock on a folder, which the system releases when its process ends, however it ends; it leaves no file behind.
 
-    Processes that share their work hold it together (`share`); one that replaces what the folder holds holds it alone
-    (`take`). Where the system has no such locks (Windows, some network file systems) every request is granted.
+    Processes that share their work hold it together (`acquire_shared`); one that replaces what the folder holds holds it alone
+    (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request is granted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -282,7 +282,7 @@ def slug(text: str) -> str:
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
     """The path of an output in `folder`, through subfolders if there are several names.
 
-    OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer than
+    OutputError where a name holds anything but ASCII letters, digits, `.`, `args` and `-`, begins with `.` or `-`, or is longer than
     240 characters; and where a link leads out of `folder`.
     """
     for name in names:
@@ -311,13 +311,13 @@ def describe_file_problem(path: str | os.PathLike[str]) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
-    """The bytes of a regular file; see `open_regular`."""
+    """The bytes of a regular file; see `open_regular_file`."""
     with open_regular_file(path, max_bytes) as file:
         return file.read()
 
 
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `limit` bytes.
+    """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes.
 
     It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.
     """
@@ -336,7 +336,7 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """OSError for a pipe, a device, a socket, a folder, or a file of more than `limit` bytes; nothing is opened."""
+    """OSError for a pipe, a device, a socket, a folder, or a file of more than `max_bytes` bytes; nothing is opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 

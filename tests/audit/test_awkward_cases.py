@@ -261,7 +261,7 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
     ],
 )
 def test_what_means_nothing_is_refused_before_any_image_is_read(study, tmp_path, monkeypatch, tables, error, words):
-    monkeypatch.setattr(AuditContext, "source", lambda subject, row: pytest.fail("an image was read"))
+    monkeypatch.setattr(AuditContext, "get_image_source", lambda subject, row: pytest.fail("an image was read"))
     config = {**study, **{name: {**study[name], **table} for name, table in tables.items()}}
     with pytest.raises(error, match=words):
         audit.run_audit(config, tmp_path / "audit")

@@ -136,7 +136,7 @@ def test_how_alike_maps_are_is_the_mean_of_their_correlations_under_the_findings
 
 def test_of_maps_only_a_part_is_held_at_a_time(heats, tmp_path, monkeypatch):
     sizes = []
-    monkeypatch.setattr(comparison, "as_dicts", lambda table: sizes.append(len(table)) or table_to_dicts(table))
+    monkeypatch.setattr(comparison, "table_to_dicts", lambda table: sizes.append(len(table)) or table_to_dicts(table))
     two = (audited(tmp_path / name, heat) for name, heat in zip("ab", heats, strict=True))
     (found,) = comparison.compute_cross_model_agreements(*two, {name: n for n, name in enumerate(heats[0])}, seed=0)
     assert found.correlation.n == 12

@@ -278,9 +278,9 @@ class Rows(nn.Sequential):
 def amount(words, tool, channels, size):
     """The number that `1 + samples x K` means: K channels, all alive, 24 cells, L block, and the method's settings.
 
-    `windows` slide over an input of so many pixels until they reach its end; its quarters are four parts.
+    `cut_windows` slide over an input of so many pixels until they reach its end; its quarters are four parts.
     """
-    window = getattr(tool, "window", None) or 1
+    window = getattr(tool, "window_size", None) or 1
     counts = [math.ceil((length - min(window, length)) / math.ceil(window / 2)) + 1 for length in size]
     known = {"K": channels, "cells": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
     return eval(words.replace(" x ", " * "), {**known, **vars(tool)})

@@ -264,10 +264,10 @@ def test_what_ends_half_way_leaves_nothing(run, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("camscope.batch.coco_export.Coco.map", interrupted)
+    monkeypatch.setattr("camscope.batch.coco_export.Coco.add_annotations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "coco")
-    monkeypatch.setattr(CellEscaper, "text", interrupted)
+    monkeypatch.setattr(CellEscaper, "escape", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "csv")
     assert names(tmp_path) == []

@@ -257,7 +257,7 @@ def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(t
 
 
 def test_a_process_whose_run_was_replaced_ends_with_one_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(FolderLock, "_locked", lambda self, kind: True)  # a file system without locks
+    monkeypatch.setattr(FolderLock, "_try_lock", lambda self, kind: True)  # a file system without locks
     first, second = RunStore(tmp_path / "out"), RunStore(tmp_path / "out")
     first.begin(FACTS)
     second.begin(OTHER, overwrite=True)
@@ -419,9 +419,9 @@ def test_double_stars_match_what_glob_matches_where_there_is_no_link(tmp_path, m
 
 def test_large_images_are_decoded_alone_and_overlays_have_a_largest_size(folder, model, tmp_path, monkeypatch):
     Image.new("1", (900, 600), 1).save(folder / "large.png")
-    monkeypatch.setattr(batch_memory, "WAITING", 0)  # none waits: each is read again when it is drawn
+    monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", 0)  # none waits: each is read again when it is drawn
     plain = run_batch(GradCAM(model), folder, tmp_path / "plain")
-    monkeypatch.setattr(batch_pictures, "LARGEST", 60_000)
+    monkeypatch.setattr(batch_pictures, "MAX_OVERLAY_PIXELS", 60_000)
     outcome = run_batch(GradCAM(model), folder, tmp_path / "out", overlays="png")
     assert outcome.n_processed == plain.n_processed == 5
     (overlay,) = (tmp_path / "out" / "overlays").rglob("*large*.png")
@@ -450,7 +450,7 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
 
 
 def test_waiting_images_count_until_they_are_freed(monkeypatch):
-    monkeypatch.setattr(batch_memory, "WAITING", 100)
+    monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", 100)
     budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
     assert budget.try_keep_waiting(image, None)
     assert not budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))

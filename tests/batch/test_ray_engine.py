@@ -300,7 +300,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
 
 
 def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_engine, "TRIES", 1)
+    monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS_PER_CHUNK", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
     with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
         run_batch(tool, folder, tmp_path / "out", chunk=2, engine="ray", workers=1)
@@ -386,7 +386,7 @@ def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
         run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray", address="127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.setitem(sys.modules, "ray.data_digest", None)
     with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):
         run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray")
 
@@ -422,7 +422,7 @@ def test_a_model_on_cuda_needs_a_gpu():
 
 
 def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
-    monkeypatch.setattr(ray_engine, "AHEAD", (2, 100))
+    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 100))
     table = pa.table({"row": list(range(11))})
     pieces = list(
         ray_engine._split_into_deals(
@@ -434,7 +434,7 @@ def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
         [{"chunk": 3, "at": 0, "images": 2, "again": False}],
     ]
     assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
-    monkeypatch.setattr(ray_engine, "AHEAD", (2, 4))
+    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 4))
     assert (
         len(
             list(

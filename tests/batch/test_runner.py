@@ -310,7 +310,7 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
             raise torch.OutOfMemoryError("no room")
         return real(tools, x, *rest, **options)
 
-    monkeypatch.setattr(batch_worker, "run", run)
+    monkeypatch.setattr(batch_worker, "run_methods", run)
     assert run_batch(GradCAM(model), folder, tmp_path / "out").n_failures == 1
     assert len(held) > 2
     assert not any(alive)
@@ -326,7 +326,7 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
         written.append(chunk)
         write(store, chunk, table)
 
-    monkeypatch.setattr(RunStore, "write", until_the_third)
+    monkeypatch.setattr(RunStore, "write_part", until_the_third)
     with pytest.raises(KeyboardInterrupt):
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
     monkeypatch.undo()
@@ -506,7 +506,7 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
             raise PermissionError(13, "Permission denied")
         return read(place)
 
-    monkeypatch.setattr(path_resolver, "bytes_of", refused)
+    monkeypatch.setattr(path_resolver, "read_location_bytes", refused)
     names = [
         "truncated.jpg",
         "nothing.png",

@@ -279,11 +279,11 @@ def test_what_is_measured_is_the_card_where_there_is_one(monkeypatch, there, dev
 def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- cpu -->\nstale\n<!-- /cpu -->\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(cases, "build", lambda name, device, batch: tiny())
-    monkeypatch.setattr(memory, "figures", lambda *_: [])
-    monkeypatch.setattr(import_time, "figures", lambda *_: [])
+    monkeypatch.setattr(cases, "anatomy_random", lambda name, device, batch: tiny())
+    monkeypatch.setattr(memory, "figure_module", lambda *_: [])
+    monkeypatch.setattr(import_time, "figure_module", lambda *_: [])
     monkeypatch.setattr(command, "PAGE", page)
-    monkeypatch.setattr(command, "HERE", tmp_path)
+    monkeypatch.setattr(command, "CPU_FLOAT32", tmp_path)
     for package in ("pytorch_grad_cam", "torchcam", "torchcam.methods", "captum", "captum.attr"):
         monkeypatch.setitem(sys.modules, package, None)
     kept = tmp_path / "figures.json"
@@ -300,6 +300,6 @@ def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     assert text.startswith("before\n<!-- cpu -->")
     assert text.endswith("<!-- /cpu -->\nafter\n")
     assert "stale" not in text
-    assert "| Tiny `features` |" in text
+    assert "| Tiny `iter_features` |" in text
     with pytest.raises(ValueError, match="<!-- cuda -->"):
         report.updated(text, "cuda", "")

@@ -95,7 +95,7 @@ def test_passes_have_the_numbers_of_the_defaults():
     assert passes["rise"] == "1 + 4000"
     assert passes["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
     assert passes["ablationcam"] == METHODS["ablationcam"].forwards
-    assert passes["hsic"] == "1 + 10; `samples=10`, `precision='bf16'`"
+    assert passes["hsic"] == "1 + 10; `samples=10`, `machine_epsilon='bf16'`"
 
 
 def test_a_price_is_measured_or_reckoned_from_the_steps_before_it_was_stopped(monkeypatch):

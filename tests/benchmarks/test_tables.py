@@ -131,7 +131,7 @@ def test_other_toolkits_are_run_for_the_same_method_with_ours_scaled_as_they_sca
 def test_names_of_others_are_names_of_ours():
     for module in (by_captum, by_grad_cam, by_torchcam):
         assert set(module.NAMES) <= set(METHODS)
-        assert set(getattr(module, "SCORED", ())) | set(getattr(module, "ENLARGED", ())) <= set(module.NAMES)
+        assert set(getattr(module, "SCORED", ())) | set(getattr(module, "ENLARGEMENT", ())) <= set(module.NAMES)
     for method, settings in tools.SETTINGS.items():
         assert all(hasattr(METHODS[method], name) for name in settings)
 
@@ -193,7 +193,7 @@ def test_some_tables_measured_anew_leave_the_others(monkeypatch, tmp_path):
     new = [Figure("family", "a", OURS, 9.0)]
     assert [figure.value for figure in report.merged(old, new)] == [3, 9]
     assert [figure.value for figure in report.merged(old, new, rows=True)] == [2, 3, 9]
-    monkeypatch.setattr(command, "HERE", tmp_path)
+    monkeypatch.setattr(command, "CPU_FLOAT32", tmp_path)
     report.to_json(command.stored("cpu"), {"torch": "1", "rounds": 5}, old)
     assert report.from_json(command.stored("cpu")) == ({"torch": "1", "rounds": 5}, old)
     options = command.read_options(["--only", "family"])

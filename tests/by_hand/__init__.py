@@ -1,4 +1,4 @@
-"""Every method's map of one case, worked out by hand: a module a family, each with its `NUMBERS`.
+"""Every method's map of one case, worked out by hand: a module a family, each with its `MAX_METHODS_WITH_NUMBERS`.
 
 Two channels of 2 x 2, A, are the model's input and the layer's output in one; the row of a flat linear head is the
 gradient G; the score is Σ A G + the head's bias, which is random. Class 0 has the same bias, and OTHER as its row.

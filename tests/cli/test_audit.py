@@ -24,7 +24,7 @@ LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, one_thread):
-    """A folder with a study, its net, and the config that `init` writes, made light."""
+    """A folder with a study, its net, and the config that `generate_config` writes, made light."""
     folder = tmp_path_factory.mktemp("study")
     config = write_demo_study(folder, 0.95, n_images=48)
     weights = config.model.weights
@@ -223,8 +223,8 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
         made = write_demo_study(folder, p, n_images=24, seed=seed, overwrite=overwrite)
         return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
 
-    monkeypatch.setattr(demo, "phantom_audit", small)
-    monkeypatch.setattr(demo, "_learnt", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1))
+    monkeypatch.setattr(demo, "write_demo_study", small)
+    monkeypatch.setattr(demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1))
     runner = CliRunner(env={"COLUMNS": "200"})
     told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
     assert told.exit_code == 0, told.output

@@ -110,7 +110,7 @@ def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monk
 def test_on_a_terminal_progress_is_one_bar(monkeypatch):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    monkeypatch.setattr(progress.base, "err", lambda: console)
+    monkeypatch.setattr(progress.base, "stderr_console", lambda: console)
     with progress.outcome_progress() as told:
         for done in (0, 1, 3):
             told(SimpleNamespace(images=done, failures=done // 2, before=5, total=8))

@@ -271,7 +271,7 @@ def test_methods_lists_every_one():
 
 @pytest.mark.parametrize("width", [100, 160])
 def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch):
-    monkeypatch.setattr(base, "WIDE", width)
+    monkeypatch.setattr(base, "MIN_WIDTH_WITHOUT_TERMINAL", width)
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run("methods").stdout.splitlines()
     assert max(map(len, lines)) <= width
@@ -526,7 +526,7 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
 
 def test_a_spinner_shows_brackets_as_they_are(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, markup=False)
-    monkeypatch.setattr(base, "out", lambda: console)
+    monkeypatch.setattr(base, "stdout_console", lambda: console)
     with base.spinner("loading a[/b].py [bold]net"):
         pass
     assert "loading a[/b].py [bold]net" in console.file.getvalue()

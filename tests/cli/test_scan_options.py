@@ -45,7 +45,7 @@ def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_ask
 
 def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(progress.ProgressBar, "beside", beside := Beside(told))
+    monkeypatch.setattr(progress.ProgressBar, "nested_bar", beside := Beside(told))
     run("explain", series(tmp_path / "in", 4), "--series", "--slices", 0, "--format", "gif", "-o", "out")
     assert beside.names == ["drawing slices"]
     assert told[0][0] == 1

@@ -213,7 +213,7 @@ def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_contro
 
 
 def values_of(**metrics):
-    """A table as `measure` has it; methods whose names are in capitals are controls."""
+    """A table as `evaluate` has it; methods whose names are in capitals are controls."""
     rows = [
         {"row": n, "method": name.lower(), "layer": None, "parameters": None, "target": "0", "control": name.isupper(),
          "metric": metric.replace("_", "-"), "value": float(value)}
@@ -499,7 +499,7 @@ def by_hand_of(place, made):
 )
 def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path, monkeypatch, words, code, saying):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "loaded", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     Path("empty").mkdir()
     named = [
         word.format(images=place / "images", masks=place / "masks", out=place / "out", here=__file__) for word in words
@@ -519,12 +519,12 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
             raise KeyboardInterrupt
         return pairs(*args)
 
-    monkeypatch.setattr(agreements, "pairs", interrupted)
+    monkeypatch.setattr(agreements, "iter_map_pairs", interrupted)
     told = error(run(*words, code=base.EXIT_INTERRUPTED))
     assert told == "error: interrupted; what is done is in out: start the same command again, and it goes on"
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(parts) == 2  # the maps, and the metrics
-    monkeypatch.setattr(agreements, "pairs", pairs)
+    monkeypatch.setattr(agreements, "iter_map_pairs", pairs)
     run(*words)
     now = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(now) == 3
@@ -536,7 +536,7 @@ def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch)
 
     monkeypatch.chdir(tmp_path)
     names = ("gradcam", "rollout", "layercam")
-    monkeypatch.setattr(base, "methods_of", lambda words: {name: EVERY[name] for name in names})
+    monkeypatch.setattr(base, "parse_methods", lambda words: {name: EVERY[name] for name in names})
     result = run("compare", place / "images" / "0[0-1].png", "--methods", "all", "-o", "out")
     assert "layercam" in result.stdout
     assert "rollout" not in result.stdout

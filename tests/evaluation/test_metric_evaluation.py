@@ -312,7 +312,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert "gradcam · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("camscope.evaluation.measure", None)  # nothing is measured before
+    monkeypatch.setattr("camscope.evaluation.evaluate", None)  # nothing is measured before
     again = CliRunner().invoke(app, [*words, "--figure", "f.png"])
     assert (again.exit_code, again.stderr) == (1, "error: f.png exists; pass --overwrite, or another --figure\n")
     inside = CliRunner().invoke(app, [*words, "--figure", "f.png/g.png"])

@@ -196,7 +196,7 @@ def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch)
             raise torch.OutOfMemoryError("no more")
         return scoring_scope(model, x, *rest, **settings)
 
-    monkeypatch.setattr(module, "scoring", small)
+    monkeypatch.setattr(module, "scoring_scope", small)
     alone = evaluate(place / "run", tmp_path / "alone", **settings).table()
     order = [(name, "ascending") for name in ("row", "method", "target", "fill")]
     one, other = whole.sort_by(order), alone.sort_by(order)

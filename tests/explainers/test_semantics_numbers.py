@@ -385,7 +385,7 @@ class Repeated(Plain):
 
 
 def repeated_truth(model, x, call):
-    """Activation and total gradient of one call of `again`, by running the rest of the network from there."""
+    """Activation and total gradient of one call of `recompute`, by running the rest of the network from there."""
     y, inputs = model.before(x), []
     for i in range(3):
         y = model.again(y)

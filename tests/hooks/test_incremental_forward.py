@@ -113,9 +113,9 @@ def test_what_is_spared_is_counted():
 
 def both_ways(model, x, monkeypatch, **settings):
     """The explanation with whole passes, and the one that may spare."""
-    monkeypatch.setattr(strategy, "LARGE", 0)
+    monkeypatch.setattr(strategy, "MIN_MULTIPLICATIONS", 0)
     made = Occlusion(model, **settings).explain(x, 1)
-    monkeypatch.setattr(strategy, "WORTHWHILE", 2)
+    monkeypatch.setattr(strategy, "MIN_SAVED_SHARE", 2)
     plain = Occlusion(model, **settings).explain(x, 1)
     assert not any("of the multiplications" in note for note in plain.notes)
     monkeypatch.undo()

@@ -271,7 +271,7 @@ def test_scripted_modules_and_train_mode_run_again():
 
 def test_no_more_is_remembered_than_the_limit(monkeypatch):
     model, x = plain(Stem)
-    monkeypatch.setattr(partial_forward, "LIMIT", 2 * 6 * 64 * 8)  # what the layer itself hands on
+    monkeypatch.setattr(partial_forward, "MAX_CACHED_BYTES", 2 * 6 * 64 * 8)  # what the layer itself hands on
     replayed_twice(model, x)
     assert (runs(model.first), runs(model.middle)) == (2, 1)
 

@@ -59,8 +59,8 @@ def run_audit(
 
     `config`: a Config, its tables as dicts, or the TOML file that `camscope audit init` writes. Killed at any instant and
     started again it goes on where it was, and ends with the same numbers and page; a folder that holds another audit is
-    an OutputError, unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much;
-    `foreseen`: once, with the seconds that each stage will take, about.
+    an OutputError, unless `overwrite`. `on_progress`: called with the stage, how much of it is done, and of how much;
+    `on_estimate`: once, with the seconds that each stage will take, about.
     """
     subject = AuditContext(Config.from_source(config), resolve_output_folder(output))
     telling = on_progress or (lambda stage, done, total: None)
@@ -136,9 +136,9 @@ class AuditRun:
         return read_parquet(self.folder / output_tables.METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
-        """Every changed image: row, id, finding, region, kind, fill, log odds `without` the region and `with_it`.
+        """Every changed image: row, id, finding, region, kind, fill, log odds `unsupported_functions` the region and `log_odds_with`.
 
-        Of an insertion the rows of `donor` and `other`. No row where the stage was skipped.
+        Of an insertion the rows of `donor_row` and `second`. No row where the stage was skipped.
         """
         return interventions.read_interventions(self.folder)
 

@@ -98,7 +98,7 @@ def _load_redacted_config(run: AuditRun, record: ProvenanceRecord) -> Provenance
 
 
 def _flatten_settings(settings: ProvenanceRecord, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting with where it stands, as `sizes.sanity`."""
+    """Each setting with where it stands, as `group_sizes.sanity`."""
     for name, value in settings.items():
         if isinstance(value, dict) and value:
             yield from _flatten_settings(value, f"{prefix}{name}.")

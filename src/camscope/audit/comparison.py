@@ -128,7 +128,7 @@ UncorrectedDifference = tuple[
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A number of both audits, and second - first, paired: interval and `p` corrected over all differences (Bonferroni)."""
+    """A number of both audits, and second - first, paired: interval and `marker_share` corrected over all differences (Bonferroni)."""
 
     name: str
     finding: str
@@ -195,7 +195,7 @@ class AuditComparison:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Answers, maps and interventions of the same images; InputError where more than the model differs: see `expect_alike`."""
+    """Answers, maps and interventions of the same images; InputError where more than the model differs: see `check_comparable`."""
     one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
     notes, findings = check_comparable(one, other), one.summary.resolve.findings
     patients = _read_patient_numbers(one)

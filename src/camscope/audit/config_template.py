@@ -171,7 +171,7 @@ def _format_split(table: Any) -> Iterator[str]:
     cells = [] if name is None else compute.cast(table[name], import_arrow().string()).to_pylist()
     known = list(dict.fromkeys(one for one in cells if one is not None))
     if name is None or not known:
-        yield '# split = ""  # a column, of which only rows of the value `use` are audited'
+        yield '# split = ""  # a column, of which only rows of the value `split_value` are audited'
         yield '# use = "test"'
         return
     yield f"split = {_quote(name)}"
@@ -339,7 +339,7 @@ def match_label_columns(
 ) -> dict[str, str]:
     """Class of the model -> its column of 0 and 1: of those that are asked, by class or column, or of all that there are.
 
-    InputError where there is none; `usual`: what a column with each image's class would be called.
+    InputError where there is none; `label_column_names`: what a column with each image's class would be called.
     """
     columns = {
         _normalize_name(name): name

@@ -24,7 +24,7 @@ def write_demo_study(
 ) -> Config:
     """Draw a study, train a net on it in seconds, write images, masks, manifest and weights; the config of their audit.
 
-    `p`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
+    `marker_probability`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
     """
     manifest = write_study(draw_study(n_images, TEST_SEED + seed, marker_probability), folder, overwrite=overwrite)
     return Config.from_source(

@@ -112,7 +112,7 @@ def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *,
     """The folder is this audit's: a new one, or one of the same config, data, images, weights and version.
 
     What cannot be asked is an error before anything is read. Then, before any stage looks at them, all images are read and
-    their digests noted; `told` of it as of the stage "images".
+    their digests noted; `on_progress` of it as of the stage "images".
     """
     validate_config(context)
     _check_audit_folder(context.folder)
@@ -149,7 +149,7 @@ def _check_same_audit(context: AuditContext, facts: Mapping[str, str], plan: Any
 
 
 def check_images_unchanged(context: AuditContext, previous: Any) -> None:
-    """OutputError where the images are not `then`: there would be answers of old ones beside maps of new ones."""
+    """OutputError where the images are not `previous`: there would be answers of old ones beside maps of new ones."""
     images = digest_images(context)
     if changed := find_changed_images(images, previous if isinstance(previous, dict) else {}):
         raise OutputError(
@@ -315,7 +315,7 @@ def _extrapolate_stage_seconds(
     read_seconds: float,
     images: list[LoadedImage],
 ) -> dict[str, float]:
-    """`once`, `maps`, `read`: seconds an image for an answer, for all its maps, and to read it."""
+    """`prediction_seconds`, `maps_seconds`, `read_seconds`: seconds an image for an answer, for all its maps, and to read it."""
     config, rows = context.config, len(context.rows)
     sizes, findings, tools = config.sample_sizes, len(context.findings), len(context.explainers)
     regions = len(open_region_masks(context)) + len(list_requested_regions(context))

@@ -1,4 +1,4 @@
-"""A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch`."""
+"""A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch_size`."""
 
 from camscope.batch.batch_run import BatchRun
 from camscope.batch.export import ExportResult

@@ -13,7 +13,7 @@ from camscope.safe_files import write_bytes
 
 
 class BatchRun(MapCollection):
-    """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").query("probability < 0.6")`."""
+    """The maps of a run: `for explanation in Run("heatmaps")`, `BatchRun("heatmaps").query("probability < 0.6")`."""
 
     def save_html(
         self,
@@ -25,7 +25,7 @@ class BatchRun(MapCollection):
         image_height: int = 224,
         overwrite: bool = False,
     ) -> Path:
-        """Write a contact sheet of the rows that `query` would give: one file of HTML, pictures of `size` rows in it."""
+        """Write a contact sheet of the rows that `query` would give: one file of HTML, pictures of `image_height` rows in it."""
         if not overwrite and Path(path).exists():
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
         made = build_contact_sheet(self, Query(where, sort, limit), image_height, _cpu_count())
@@ -45,7 +45,7 @@ class BatchRun(MapCollection):
         """Write files of the rows that `query` would give: what was written, and why some rows have no file.
 
         `formats`: "png", "jpg", "webp": overlays of the originals' size; "npz", "json": `Explanation.save`, without pixels;
-        "csv": `rows.csv`, a table for spreadsheets; "coco": `coco.json`, boxes and outlines of what reaches `threshold` times
+        "csv": `n_rows.csv`, a table for spreadsheets; "coco": `open_coco_writer.json`, boxes and outlines of what reaches `threshold` times
         a map's maximum.
         """
         kinds = [formats] if isinstance(formats, str) else list(formats)

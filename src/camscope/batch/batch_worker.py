@@ -66,8 +66,8 @@ class BatchWorker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
     `batch_size`: images in one pass; None: 16, and of images smaller than 224 x 224 as many as have as many pixels, up to 64.
-    `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
-    `pictures`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_pixels`: scans are drawn on
+    `reduced_decoding`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
+    `overlay_writer`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_burned_in_text`: scans are drawn on
     although text may be part of their picture.
     """
 
@@ -127,7 +127,7 @@ class BatchWorker:
         return ImageBatch(images, x.pin_memory() if on_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
-        """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
+        """The rows of a batch: of each image its targets, of each target the methods. `overlay_queue`: their overlays."""
         if batch.x is None:
             return [
                 row

@@ -95,7 +95,7 @@ class CocoWriter:
 def open_coco_writer(
     path: Path, class_names: Sequence[str], info: Mapping[str, Any], *, overwrite: bool
 ) -> Iterator[CocoWriter]:
-    """A COCO file, which is there when all is well at the end. `categories`: their numbers are 1, 2 … in this order."""
+    """A COCO file, which is there when all is well at the end. `class_names`: their numbers are 1, 2 … in this order."""
     with open_atomic(path, overwrite=overwrite) as file, tempfile.TemporaryFile() as images:
         file.write(b'{\n"annotations": [')
         made = CocoWriter(file, images, class_names)

@@ -29,7 +29,7 @@ ResultRow = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImageCard:
-    """A row as it is shown. `picture`, `original`: data URIs; `missing`: why there is no original; `reason`: why no map."""
+    """A row as it is shown. `overlay_uri`, `original_uri`: data URIs; `missing_original_reason`: why there is no original; `failure_reason`: why no map."""
 
     title: str
     image_id: str
@@ -51,7 +51,7 @@ class ImageCard:
 
 
 def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int) -> list[ImageCard]:
-    """The cards of an image's rows, for which it is read once, each map drawn on it in `size` rows."""
+    """The cards of an image's rows, for which it is read once, each map drawn on it in `image_height` rows."""
     if all(row["heat"] is None for row in rows):
         return [_build_failure_card(run, row) for row in rows]
     photo, missing = read_original(run, rows[0])
@@ -187,7 +187,7 @@ def build_contact_sheet(
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> ContactSheet:
-    """The page of the rows that a query means, each map drawn on its original in `size` rows; `told` of so many more.
+    """The page of the rows that a query means, each map drawn on its original in `image_height` rows; `on_progress` of so many more.
 
     InputError where the condition holds for no row.
     """

@@ -66,7 +66,7 @@ class _RowExport:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Where the files go: `formats` of `FORMATS`, into a folder, or one table of a run to exactly `file`."""
+    """Where the files go: `formats` of `FORMATS`, into a folder, or one table of a run to exactly `table_file`."""
 
     run: MapCollection
     folder: Path
@@ -148,7 +148,7 @@ class Exporter:
     def _export_row(
         self, row: ResultRow, stem: str, explanation: Explanation, missing_image_reason: str | None
     ) -> _RowExport:
-        """`unseen`: why there is no original, without which there are no pictures."""
+        """`missing_image_reason`: why there is no original, without which there are no pictures."""
         files = 0
         try:
             for kind in self.formats:

@@ -76,7 +76,7 @@ def load_images(
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads.
+    """The images of some rows, in their order. `read_item`: an image -> the model's input; it runs in many threads.
 
     A thread is given a few at a time: to hand over one costs as much as to open a small file.
     """
@@ -214,9 +214,9 @@ def require_valid_num_threads(num_threads: int | None) -> None:
 def map_in_order(
     function: Callable[[ItemT], ResultT], items: Iterable[ItemT], num_threads: int, *, max_ahead: int | None = None
 ) -> Generator[ResultT, None, None]:
-    """What `work` makes of each, in their order; closed early or failing, it begins nothing more.
+    """What `function` makes of each, in their order; closed early or failing, it begins nothing more.
 
-    `ahead`: how many may be begun beyond the one that is waited for; default: two a thread.
+    `max_ahead`: how many may be begun beyond the one that is waited for; default: two a thread.
     """
     waiting: deque[Future[ResultT]] = deque()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope") as pool:
@@ -238,9 +238,9 @@ MIN_REDUCED_DECODING_FACTOR = 4  # twice leaves the maps' ranks correlated at 0.
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How it is taken in. `reduced`: decoded smaller, see `Worker`; `drawn`: with the picture to draw on.
+    """How it is taken in. `reduced_decoding`: decoded smaller, see `BatchWorker`; `keep_image`: with the picture to draw on.
 
-    `window`, `allow_pixels`: of scans, see `Worker`. `nameless`: a medical image is refused where its file's name does not say
+    `window`, `allow_burned_in_text`: of scans, see `BatchWorker`. `reject_unlabeled_scans`: a medical image is refused where its file's name does not say
     that it is one, for then its row would name it.
     """
 

@@ -51,7 +51,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk that is to be worked on: its part is missing, or the images of some `rows` are to be tried again."""
+    """A chunk that is to be worked on: its part is missing, or the images of some `row_numbers` are to be tried again."""
 
     chunk: int
     row_numbers: tuple[int, ...] | None = None  # numbers of the manifest; None: all of the chunk
@@ -107,7 +107,7 @@ class BatchOutcome:
         max_failures: int | None,
         on_progress: OutcomeCallback | None,
     ) -> None:
-        """Add what became of some images, and tell it; RunError after more failures than `most`."""
+        """Add what became of some images, and tell it; RunError after more failures than `max_failures`."""
         self.add_failures(failures)
         self.n_processed += n_images
         if on_progress is not None:

@@ -67,12 +67,12 @@ class SupportsImageIndex(Protocol):
     """The images of a dataset."""
 
     def __getitem__(self, index: int) -> Any:
-        """A file's bytes, or an image as `explain` takes it."""
+        """A file's bytes, or an image as `explain_images` takes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """`table`: `row` (its number), `id`, `path`, `target` where there is one, and whatever else the manifest holds.
+    """`table`: `sample` (its number), `id`, `path`, `format_target` where there is one, and whatever else the manifest holds.
 
     `root`: what relative paths are relative to, and what none may leave; None: wherever they lead. `images`: of a dataset,
     by row; `dataset`: its name, or what else it can be told from another by.
@@ -141,7 +141,7 @@ class Manifest:
 def build_manifest_from_files(
     source: str | Path | Sequence[str | Path], root: str | Path | None = None, *, strict: bool = True
 ) -> Manifest:
-    """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `manifest_of`."""
+    """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `build_manifest`."""
     if (
         isinstance(source, str | Path)
         and Path(source).suffix.lower() in TABLE_SUFFIXES
@@ -207,7 +207,7 @@ def _redact_name(name: str) -> str:
 
 
 def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
-    """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest.
+    """With the columns `sample`, `id` and `path` in front; an InputError for what cannot be a manifest.
 
     Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
     """
@@ -250,7 +250,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 def _convert_to_microseconds(column: Any) -> Any:
     """A time as Python has it, which knows no nanoseconds; one that needs them as text."""
     pa, kind = import_arrow(), column.type
-    if getattr(kind, "unit", None) != "ns":
+    if getattr(kind, "center_and_normalize_rows", None) != "ns":
         return column
     coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
     try:
@@ -260,7 +260,7 @@ def _convert_to_microseconds(column: Any) -> Any:
 
 
 def reserved_names(names: Sequence[str]) -> list[str]:
-    """Columns that a result has of its own: a query does not tell `Label` from `label`."""
+    """Columns that a result has of its own: a query does not tell `Label` from `run_of_cell`."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
 

@@ -85,7 +85,7 @@ class MapCollection:
         limit: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> "pa.Table":
-        """The rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+        """The rows for which a condition holds: `score_function.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
 
         `where`, `sort`: DuckDB's SQL over the columns of the run. Failed rows are rows too: `status = 'failed'`. Of the parts
         only the columns that these name are read, and then of the chosen rows what is asked for, maps too.
@@ -203,7 +203,7 @@ class MapCollection:
         return build_manifest(named).images  # never in a folder that the run names
 
     def explanation(self, row: Mapping[str, Any], image: PixelArray | None = None) -> Explanation:
-        """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
+        """A row of the table with its map. `image`: its photograph, as `read_image` reads it; without, the map lies on grey."""
         with read_errors_converted(
             "a row of the run holds no map", quote_original=not self.is_pseudonymized, wrap_camscope_errors=True
         ):
@@ -348,7 +348,7 @@ def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArr
 
 
 def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
-    """(h,w,3): a map over its photograph, or on grey, in `size` rows. A large photograph is made smaller before."""
+    """(h,w,3): a map over its photograph, or on grey, in `height` rows. A large photograph is made smaller before."""
     place = explanation.placement
     if place is None or explanation.attribution.ndim != 2:
         return explanation.overlay(height=height)

@@ -23,7 +23,7 @@ IMAGES_PER_FOLDER = 1000  # images whose overlays lie in one folder: file system
 
 @dataclass(frozen=True)
 class Background:
-    """What a map is drawn on: the image, and what the model saw of it; read when it is drawn. `pixels`: of the image."""
+    """What a map is drawn on: the image, and what the model saw of it; read when it is drawn. `n_pixels`: of the image."""
 
     read_images: Callable[[], tuple[PixelArray | None, PixelArray | None]]
     n_pixels: int
@@ -38,7 +38,7 @@ class Background:
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """`kind`: jpg, png or webp; `height`: rows of a picture, default the image's own; `names`: what tells maps apart."""
+    """`image_format`: jpg, png or webp; `height`: rows of a picture, default the image's own; `output_names`: what tells maps apart."""
 
     folder: Path
     image_format: str
@@ -78,7 +78,7 @@ class OverlayWriter:
 
 
 def limit_pixels(image: PixelArray) -> PixelArray:
-    """(H,W,3): the same picture in at most `LARGEST` pixels."""
+    """(H,W,3): the same picture in at most `MAX_OVERLAY_PIXELS` pixels."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image

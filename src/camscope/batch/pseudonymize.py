@@ -52,7 +52,7 @@ def _suffix_pattern(suffixes: Sequence[str]) -> str:
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
     """The same images with `scan-` and a keyed hash for their paths, and for ids that were not given.
 
-    Of the other columns `target` and those to `keep` go along, by name: what is not allowed is not there.
+    Of the other columns `format_target` and those to `keep_columns` go along, by name: what is not allowed is not there.
     """
     if unknown := [name for name in keep_columns if name not in manifest.extra_columns]:
         raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.extra_columns) or 'none'}")

@@ -127,7 +127,7 @@ class RowReader:
         self._group_starts = np.cumsum([0, *sizes])
 
     def take(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
-        """Rows in the order of their numbers in `places`."""
+        """Rows in the order of their numbers in `positions`."""
         order = np.argsort(positions, kind="stable")
         found = list(self.iter_tables(positions[order], columns))
         table = import_arrow().concat_tables(found) if found else self._schema.empty_table()

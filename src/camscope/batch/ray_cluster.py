@@ -73,7 +73,7 @@ def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cud
 def start_attempt_counter(ray: Any, max_attempts: int) -> Any:
     """An actor that counts how often each chunk is begun: Ray begins one whose worker died again, and would for ever.
 
-    `begin` gives the number of deaths where it is not to be begun again.
+    `start` gives the number of deaths where it is not to be begun again.
     """
 
     class Tries:  # here, so that it travels whole: its process need not import camscope, and PyTorch with it

@@ -175,7 +175,7 @@ class ActorPayload:
     def complete_chunk(self, chunk: int, table: "pa.Table", *, retry: bool = False) -> BatchOutcome:
         """Make the part of a chunk of its rows of the manifest; one that is there is only read.
 
-        `again`: the rows are those that failed, and replace the ones that are there.
+        `retry`: the rows are those that failed, and replace the ones that are there.
         """
         found = BatchOutcome()
         if not retry and self.store.select_own_parts(

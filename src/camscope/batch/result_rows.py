@@ -29,11 +29,11 @@ TRANSIENT, PERMANENT = "transient", "permanent"  # failures: another try may suc
 
 
 def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
-    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement`, row by row, is 2 x 3.
+    """The columns of a part: `attribution` is the raw map, row by row, of the layer's `compute_panel_grid`; `compute_placement`, row by row, is 2 x 3.
 
-    Of a volume it is 3 x 4. `world` (4 x 4) and `steps` are those of a scan: see `Explanation`.
+    Of a volume it is 3 x 4. `affine` (4 x 4) and `iter_graph_nodes` are those of a scan: see `Explanation`.
 
-    `failure`, of a failed row: "transient" or "permanent". `overlays`: with the path of each in the run's folder.
+    `failure`, of a failed row: "transient" or "permanent". `with_overlays`: with the path of each in the run's folder.
     """
     pa = import_arrow()
     own = {name: kind for name, kind in column_types().items() if with_overlays or name != "overlay"}
@@ -131,7 +131,7 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:
-    """8 hex digits that change with any setting; `run.json` has the settings themselves."""
+    """8 hex digits that change with any setting; `score_function.json` has the settings themselves."""
     return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -148,7 +148,7 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Of a run: its `run.json` says what it was made with."""
+        """Of a run: its `score_function.json` says what it was made with."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)

@@ -64,28 +64,28 @@ def run_batch(
     address: str | None = None,
     num_workers: int | None = None,
 ) -> BatchOutcome:
-    """Explain every image that `source` means, and write the raw maps to `output`: see `Run` for reading them.
+    """Explain every image that `source` means, and write the raw maps to `output`: see `ForwardFunction` for reading them.
 
-    `source`, `root`: see `manifest_of`. `targets`: for each image, unless its row has a target of its own. Killed at any
+    `source`, `root`: see `build_manifest`. `targets`: for each image, unless its row has a target of its own. Killed at any
     instant and started again with the same arguments, it goes on where it was; with others it is an OutputError that names
     the difference, unless `overwrite`. `batch_size`: images in one pass, see
-    `Worker`; `threads`: that read images meanwhile;
-    `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
-    may fail before a RunError; `told`: called with the outcome so far. `reduced`: decode a
+    `BatchWorker`; `num_threads`: that read images meanwhile;
+    `chunk_size`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
+    may fail before a RunError; `on_progress`: called with the outcome so far. `reduced_decoding`: decode a
     large JPEG at a half, a quarter or an eighth, four times what the preprocessing resizes it to at least: five times as fast
     for 8 megapixels, and the maps' ranks correlate at 0.994 or more.
 
-    `profile`: "research" writes no file's name, and of the manifest's columns only `target`, `id` and those to `keep`; it is
+    `profile`: "research" writes no file's name, and of the manifest's columns only `format_target`, `id` and those to `keep_columns`; it is
     that of every run that names a medical image, or whose preprocessing takes scans. "clinical" writes them all. `window`: of
-    scans, see `read_scan`; `allow_pixels`: maps are drawn on scans although text may be part of their picture.
+    scans, see `read_scan`; `allow_burned_in_text`: maps are drawn on scans although text may be part of their picture.
 
     `retry_failed`: images without a map are tried again, and their rows replaced. Their column `failure` says whether that is
     of use: "transient" (the file was missing or out of reach, or memory ran out), or "permanent".
 
-    `overlays`: "jpg", "png" or "webp", to draw each map on
+    `overlay_format`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
 
-    `engine`: "local", this process; or "ray", `workers` processes on the cluster at `address`, each with the model: as many as
+    `engine`: "local", this process; or "ray", `num_workers` processes on the cluster at `address`, each with the model: as many as
     it has GPUs (for a model on CUDA) or CPUs. Without an address: the Ray of this machine, started where none is. Rows are the
     same, and either engine goes on where the other was.
     """
@@ -182,7 +182,7 @@ def _check_target_names(targets: Sequence[TargetLike]) -> None:
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int) -> dict[str, Any]:
-    """What a `run.json` says; under `made_with` what two starts of one run have in common."""
+    """What a `score_function.json` says; under `run_config` what two starts of one run have in common."""
     first, manifest = worker.explainers[0], worker.manifest
     model, card = unwrap(first.model), get_card(unwrap(first.model))
     known = redact_parameters if manifest.is_pseudonymized else dict

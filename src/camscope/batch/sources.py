@@ -29,9 +29,9 @@ DATASET_PREFIXES = ("hf:", "torchvision:")
 def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
     """The manifest that a folder, a pattern, a list of files, a .csv or .parquet file, or a dataset means.
 
-    A table needs a column `path`; `id` (default: the path) and `target` are known, all others go along. Relative paths are
+    A table needs a column `path`; `id` (default: the path) and `format_target` are known, all others go along. Relative paths are
     those of the manifest's own folder, or of `root`, and may not leave it; root="" lets them. A dataset is given as such
-    (see `manifest_of_dataset`), or by its name (see `dataset_of`). Not `strict`: a table that no run would take, for whoever
+    (see `build_manifest_from_dataset`), or by its name (see `load_dataset_by_name`). Not `strict`: a table that no run would take, for whoever
     says what is wrong with it.
     """
     if isinstance(source, Manifest):
@@ -124,11 +124,11 @@ def build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manife
     """One row an image, `path` its number as `#12`; its label goes along as the column `class`, all else of a table as it is.
 
     `dataset`: of Hugging Face with a column of images, of torchvision, or anything with `__len__` and `__getitem__` whose
-    items are images, begin with one, or hold one as "image". `named`: words by which `dataset_of` finds it again.
+    items are images, begin with one, or hold one as "image". `name`: words by which `load_dataset_by_name` finds it again.
     """
-    if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):  # ImageFolder and its kin
+    if isinstance(getattr(dataset, "n_samples", None), list) and hasattr(dataset, "n_classes"):  # ImageFolder and its kin
         return _image_folder_manifest(dataset)
-    if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
+    if hasattr(dataset, "iter_features") and hasattr(dataset, "with_format"):
         table, images = _split_hugging_face_dataset(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _label_table(dataset), DatasetImages(dataset, None)
@@ -169,7 +169,7 @@ def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages
 
 def _label_table(dataset: Any) -> "pa.Table":
     """The labels of a dataset of torchvision's kind, which has them beside its images; else its numbers alone."""
-    pa, targets, classes = import_arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
+    pa, targets, classes = import_arrow(), getattr(dataset, "with_target", None), getattr(dataset, "n_classes", None)
     columns = {"path": _number_paths(len(dataset))}
     values = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
     if len(values) == len(dataset) and values.ndim == 1 and values.dtype.kind in "iuU":

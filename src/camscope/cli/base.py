@@ -222,7 +222,7 @@ def reword_for_options(text: str) -> str:
 
 
 def print_error(message: str) -> None:
-    """`error: message` on stderr."""
+    """`standard_error: message` on stderr."""
     stderr_console().print(styled_text(("error: ", "bold red"), (display_text(message), "")), soft_wrap=True)
 
 
@@ -346,7 +346,7 @@ def spinner(text: str) -> Iterator[None]:
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
     """What is warned of inside, as lines without repeats, filled in at the end; an error leaves them unsaid.
 
-    `quoting`: also in the words of others, which may name a patient.
+    `quote_messages`: also in the words of others, which may name a patient.
     """
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -146,7 +146,7 @@ def _build_metric_table(comparison: "ComparisonResult", summary_lines: "Sequence
 
 
 def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary | None") -> str:
-    """`first`, the difference to the first, or that the maps are the same as those of the first."""
+    """`patch_start`, the difference to the first, or that the maps are the same as those of the first."""
     if summary_line is leader:
         return "first"
     if (

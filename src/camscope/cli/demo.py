@@ -112,7 +112,7 @@ def _case_names(n_images: int) -> list[str]:
 def _explain_cases(
     explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *, skip_unsupported: bool
 ) -> list[_DemoCase]:
-    """A case an image; with `leave_out`, of those methods that have an answer for the first one."""
+    """A case an image; with `skip_unsupported`, of those methods that have an answer for the first one."""
     from camscope.explainers.comparison.best_effort import explain_supported
     from camscope.explainers.core.dispatch import explain_grid
     from camscope.phantom import CATEGORIES, draw_radiograph

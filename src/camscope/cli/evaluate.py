@@ -157,7 +157,7 @@ def print_evaluation(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Print what metrics say, of `names` or of all, and draw it."""
+    """Print what metrics say, of `metrics` or of all, and draw it."""
     from camscope.evaluation.comparison_statements import has_controls
     from camscope.evaluation.metric_plots import draw_summary_figure
     from camscope.evaluation.summary import check_some_ground_truth, summarize_values

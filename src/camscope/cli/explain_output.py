@@ -43,7 +43,7 @@ class ImageExplanationWriter:
     def explain_and_write(self, row: int, path: Path, progress_bar: "ProgressBar") -> "list[TerminalLine]":
         """Explain one image and write its files, none of which may be in the way; what to print of it.
 
-        `bar`: of the command; it makes room for others.
+        `progress_bar`: of the command; it makes room for others.
         """
         called = self.scans.pseudonym(path)
         files = self.destination.output_files(row, path, self._map_names(), called)

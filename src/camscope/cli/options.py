@@ -1,7 +1,7 @@
 """Options shared by commands: targets, methods with their settings, and how maps are drawn.
 
 - What is asked, of which methods, and how it is to be drawn: words of the command line as what the library takes.
-- A method's own options, `--set name=value`, read off its constructor's signature.
+- A method's own options, `--set path=value`, read off its constructor's signature.
 """
 
 import inspect

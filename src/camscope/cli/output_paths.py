@@ -21,7 +21,7 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
     """The files that are meant, each once: files as named, the images of a folder, those that a pattern matches.
 
-    `series`: a folder is one image, a volume.
+    `folders_are_series`: a folder is one image, a volume.
     """
     found: dict[Path, None] = {}
     for one in sources:
@@ -99,7 +99,7 @@ class Destination:
         return cls(path, chosen, overwrite)
 
     def output_stem(self, row: int, image: Path, pseudonym: str | None = None) -> Path:
-        """What the names of an image's files begin with. `shown`: what it is called, where its own name is not written."""
+        """What the names of an image's files begin with. `pseudonym`: what it is called, where its own name is not written."""
         return (
             self.file.with_suffix("")
             if self.file
@@ -109,7 +109,7 @@ class Destination:
     def output_files(
         self, row: int, image: Path, map_names: Sequence[str], pseudonym: str | None = None
     ) -> OutputFiles:
-        """The files of one image, none of which is in the way; `maps`: a name for each of its maps; `shown`: see `stem`."""
+        """The files of one image, none of which is in the way; `map_names`: a name for each of its maps; `pseudonym`: see `stem`."""
         stem = self.output_stem(row, image, pseudonym)
         name = self.file.suffix if self.file else None
         pictures = tuple(_append_suffix(stem, name or f".{kind}") for kind in self.formats if kind in RASTER_FORMATS)
@@ -144,7 +144,7 @@ def check_free(path: Path, overwrite: bool, image: Path | None = None, option: s
 
 
 def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
-    """Raise ImageError if there is no such file, before anything slow begins; `shown`: how the error calls it."""
+    """Raise ImageError if there is no such file, before anything slow begins; `pseudonym`: how the error calls it."""
     if not split_selector(image)[0].exists():
         raise ImageError(f"{image if pseudonym is None else pseudonym}: there is no such file")
 
@@ -154,7 +154,7 @@ def resolve_figure_path(
 ) -> Path:
     """Where the one picture made of an image goes, which must be free: `output`, or a name of its own in the folder.
 
-    `called`: what the image is called, where its own name is not written.
+    `pseudonym`: what the image is called, where its own name is not written.
     """
     file = (
         build_output_path(folder, f"{build_file_stem(1, image, pseudonym)}{suffix}.png")

@@ -64,7 +64,7 @@ class ProgressBar:
 def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
     """A bar on stderr with rate, failures and time left, told the outcome so far; without a terminal a line every 30 s.
 
-    `what`: is counted.
+    `label`: is counted.
     """
     console, begun = base.stderr_console(), time.monotonic()
     said = begun

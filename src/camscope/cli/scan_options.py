@@ -45,9 +45,9 @@ ImageSourceOption = Annotated[
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it;
-    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so;
-    `opens`: the preprocessing opens files itself, as MONAI's transforms do.
+    """How scans are read and written. `folders_are_series`: a folder is one; `slice_axis`: volumes are asked about slice by slice along it;
+    `all_private`: all images are kept as private as scans are, for there are scans among them, or the profile says so;
+    `preprocess_opens_files`: the preprocessing opens files itself, as MONAI's transforms do.
     """
 
     folders_are_series: bool = False
@@ -145,7 +145,7 @@ class ScanOptions:
         )
 
     def redact_error(self, error: Exception, path: Path) -> None:
-        """Leave out of an error that goes on what `said` does."""
+        """Leave out of an error that goes on what `format_redacted_error` does."""
         if self.is_private(path) and (words := self.format_redacted_error(error, path)) != str(error):
             error.args = (words,)
 
@@ -195,7 +195,7 @@ def parse_profile(profile: str | None) -> "PrivacyProfile | None":
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """`lungs=FILE`, FILE, or `left=FILE:2` for the label 2: masks by name, images or scans of the image's own size.
+    """`lungs=FILE`, FILE, or `residuals=FILE:2` for the label 2: masks by name, images or scans of the image's own size.
 
     CategoryError for a mask of several labels of which none is named.
     """
@@ -226,7 +226,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
 
 def _split_mask_labels(text: str) -> tuple[str, tuple[str, ...]]:
-    """`FILE:1,2` -> FILE and the labels; a path that exists, or whose colon is a drive's, names no label."""
+    """`PROVENANCE_FILE:1,2` -> FILE and the labels; a path that exists, or whose colon is a drive's, names no label."""
     file, colon, labels = text.rpartition(":")
     if not colon or len(file) < 2 or Path(text).exists() or "/" in labels or "\\" in labels:
         return text, ()

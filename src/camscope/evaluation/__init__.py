@@ -1,8 +1,8 @@
-"""Metrics over the maps of a run: long-form Parquet, and the statements that follow. Level 5½. Needs the extra `metrics`.
+"""Metrics over the maps of a run: long-form Parquet, and the statements that follow. Level 5½. Needs the extra `n_metrics`.
 
 - `generate_maps` makes the maps that are missing, and `ground_truth` says where the answer is known to be.
 - `evaluate` writes the values: those of maps alone (`map_metrics`) and those that ask the model (`model_metrics`).
-- `summary` states them. `comparison` compares several methods, with their `agreement` and `findings`.
+- `summary` states them. `comparison` compares several methods, with their `compute_agreement` and `check_dataset`.
 - `plots` and `comparison_figure` draw. `selection` chooses a method and a layer.
 """
 

@@ -46,7 +46,7 @@ class ComparisonResult(MethodComparisonData):
     def to_records(self) -> list[dict[str, Any]]:
         """The numbers, a dict for each metric and method: mean, interval, and the paired differences.
 
-        `to_best`: to the best method, corrected for all pairs of methods and all metrics; `over_control`: to the best control,
+        `to_best`: to the best method, corrected for all pairs of methods and all metrics; `difference_to_control`: to the best control,
         corrected for all methods and metrics; both so that more is better.
         """
         rows = []
@@ -72,9 +72,9 @@ class ComparisonResult(MethodComparisonData):
         return rows
 
     def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
-        """Intervals of every metric, what the maps have in common, and `examples` drawn by `seed`: a figure of matplotlib.
+        """Intervals of every metric, what the maps have in common, and `n_examples` drawn by `seed`: a figure of matplotlib.
 
-        `examples`: how many images; None: as many as there is room for.
+        `n_examples`: how many images; None: as many as there is room for.
         """
         from camscope.evaluation.comparison_figure import draw_comparison_figure
 
@@ -124,11 +124,11 @@ def compare_methods(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ComparisonResult:
-    """Compare the methods and layers of `run` over its images: keywords as in `measure`, `metrics` by default the first of them.
+    """Compare the methods and layers of `run` over its images: keywords as in `evaluate`, `metrics` by default the first of them.
 
-    The values of each image stay at `output`, those of the metrics as `measure` writes them, those of the agreement in its
-    folder `agreement`. `group`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
-    goes on where it was. `told`: called with how many steps are done, of how many.
+    The values of each image stay at `output`, those of the metrics as `evaluate` writes them, those of the agreement in its
+    folder `agreement`. `group_column`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
+    goes on where it was. `on_progress`: called with how many steps are done, of how many.
     """
     made = run if isinstance(run, BatchRun) else BatchRun(run)
     known = resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root)

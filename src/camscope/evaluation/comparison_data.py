@@ -21,10 +21,10 @@ from camscope.plurals import plural
 
 @dataclass(frozen=True, eq=False)
 class MethodComparisonData:
-    """Methods and layers of a run, over its images. `lines`: [metric], the best first, controls among them.
+    """Methods and layers of a run, over its images. `summaries`: [metric], the best first, controls among them.
 
     `names`: of each method, by name, layer, settings and whether it is a control; the layer only where a method has several.
-    `seconds`: of each, an image. `evidence`: where it is known to be, for the figure.
+    `seconds_per_image`: of each, an image. `ground_truth`: where it is known to be, for the figure.
     """
 
     run: BatchRun = field(repr=False)
@@ -53,7 +53,7 @@ class MethodComparisonData:
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """(M,M): the mean Spearman correlation of the methods' maps, in the order of `methods`; NaN where there is none."""
+        """(M,M): the mean Spearman correlation of the methods' maps, in the order of `method_names`; NaN where there is none."""
         count = len(self.agreement.keys)
         made = np.eye(count)
         for i in range(count):
@@ -68,7 +68,7 @@ def name_methods(
 ) -> dict[tuple[MethodKey, bool], str]:
     """[method, whether it is a control]: `gradcam`, or `gradcam · layer4` where it has several layers, and settings that differ.
 
-    `keys`: methods with a map; `lines`: what metrics say, also of controls, and of methods without any map.
+    `keys`: methods with a map; `summaries`: what metrics say, also of controls, and of methods without any map.
     """
     every = list(dict.fromkeys([*((key, False) for key in keys), *map(_get_summary_key, summaries)]))
     methods = {

@@ -31,7 +31,7 @@ MAX_CAPTION_LENGTH = 22  # letters of a caption
 
 @dataclass(frozen=True)
 class ExampleImage:
-    """`photo` and [method]: its map, pictures of an image of `size` (H,W); `mask` (H,W): where the evidence is, if known."""
+    """`image` and [method]: its map, pictures of an image of `size` (H,W); `mask` (H,W): where the evidence is, if known."""
 
     caption: str
     image: PixelArray
@@ -43,7 +43,7 @@ class ExampleImage:
 def select_examples(
     comparison: MethodComparisonData, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """At most `count` images, drawn by `seed` among those of which every method has a map, of the first target of each."""
+    """At most `max_images` images, drawn by `seed` among those of which every method has a map, of the first target of each."""
     keys = {key: name for (key, control), name in comparison.names.items() if not control and name in methods}
     chosen: list[dict[str, dict[str, Any]]] = []
     for row in _iter_shuffled_rows(comparison, seed):

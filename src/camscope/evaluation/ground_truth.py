@@ -30,7 +30,7 @@ PathParts = tuple[str, ...]
 
 
 class FilenameIndex(Generic[IndexedValue]):
-    """`each`: a file's path, and what is known of it. `stems`: names count without what is behind their last point."""
+    """`per_baseline`: a file's path, and what is known of it. `ignore_suffix`: names count without what is behind their last point."""
 
     def __init__(self, items: Iterable[tuple[str, IndexedValue]], *, ignore_suffix: bool = False) -> None:
         self._ignore_suffix = ignore_suffix
@@ -75,7 +75,7 @@ ImageSize = tuple[int, ...]
 class GroundTruth(ABC):
     """What says of an image which of its pixels are the evidence.
 
-    `source`: what it is, without the name of a file. `categories`: which of the categories of a file count, `left_out`: which
+    `source`: what it is, without the name of a file. `categories`: which of the categories of a file count, `excluded_categories`: which
     do not; both are empty where it has no categories.
     """
 
@@ -101,7 +101,7 @@ class GroundTruth(ABC):
 
 @dataclass(frozen=True)
 class MaskFolder(GroundTruth):
-    """Mask images named as their images, whatever the suffix. Black, or 0, is outside; `choice`: which labels count."""
+    """Mask images named as their images, whatever the suffix. Black, or 0, is outside; `label_choice`: which labels count."""
 
     files: Sequence[str]
     label_choice: LabelChoice = field(default_factory=LabelChoice)
@@ -198,7 +198,7 @@ class AnnotationColumn(GroundTruth):
 class CocoAnnotations(GroundTruth):
     """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file.
 
-    `known`: of each image its `file_name`, its size (H,W), and its annotations that count.
+    `annotated_images`: of each image its `file_name`, its size (H,W), and its annotations that count.
     """
 
     annotated_images: Sequence[tuple[str, ImageSize, Sequence[Mapping[str, Any]]]]
@@ -219,7 +219,7 @@ class CocoAnnotations(GroundTruth):
     ) -> "CocoAnnotations":
         """A COCO file; `categories`: only annotations of these names; needed where there are annotations of several.
 
-        `anywhere`: its masks may lie outside its folder. `fetch`: they may be fetched from other machines.
+        `allow_outside_root`: its masks may lie outside its folder. `fetch`: they may be fetched from other machines.
         """
         message = f"{path}: this is no COCO file of annotations"
         with read_errors_converted(message):
@@ -285,7 +285,7 @@ def load_ground_truth(
     count: of a COCO file by name, of masks that hold several labels by label; "all": every one. CategoryError where there are
     several and none is chosen; of masks it is raised by the first mask that shows it.
 
-    `root`: the folder that the masks in a column are in; those that a COCO file names are in its own. `anywhere`: whether
+    `root`: the folder that the masks in a column are in; those that a COCO file names are in its own. `allow_outside_root`: whether
     masks may lie outside these folders.
     """
     path, categories = Path(source), parse_categories(categories)

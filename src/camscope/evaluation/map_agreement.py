@@ -45,7 +45,7 @@ AGREEMENT_COLUMNS = {
 class MapAgreement:
     """`keys`: methods in the run's order; `estimates`: the mean correlation of the i-th and the j-th over images, i < j.
 
-    `groups`: of methods whose displayed maps are the same, of every image.
+    `equivalent_groups`: of methods whose displayed maps are the same, of every image.
     """
 
     keys: Sequence[MethodKey]
@@ -69,7 +69,7 @@ def compute_agreement(
 ) -> MapAgreement:
     """Agreement of the methods of a run, with its values at `output`; started again, it goes on where it was.
 
-    `group`: by row, what an interval draws whole; default: the image.
+    `group_by_row`: by row, what an interval draws whole; default: the image.
     """
     require_valid_num_threads(num_threads)
     store, parts = RunStore(output), RunStore(run.folder)
@@ -115,7 +115,7 @@ def _write_agreement_parts(
 
 
 def read_agreement_table(folder: str | os.PathLike[str]) -> "pa.Table":
-    """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `same`."""
+    """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `is_same_display`."""
     store = RunStore(folder)
     return read_rows(open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]))
 

@@ -41,9 +41,9 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """The maps of `source`, or of at most so many of its `images`, drawn by `seed`, as a run at `output`: see `run_batch`.
+    """The maps of `source`, or of at most so many of its `max_images`, drawn by `seed`, as a run at `output`: see `run_batch`.
 
-    `masks`, `categories`, `anywhere`: as `measure` has them: before any map is made it is an InputError if they know of none of
+    `masks`, `categories`, `allow_outside_root`: as `evaluate` has them: before any map is made it is an InputError if they know of none of
     the images. RunError if no image has a map in the end.
     """
     manifest = sample_manifest(build_manifest(source, root), max_images, seed)

@@ -117,7 +117,7 @@ def build_value_row(
     is_control: bool = False,
     imputation: str | None = None,
 ) -> Row:
-    """What a metric says of the map of a row; or, `control`, of a map beside it that knows nothing."""
+    """What a metric says of the map of a row; or, `is_control`, of a map beside it that knows nothing."""
     said = {"control": is_control, "metric": metric, "fill": imputation, "value": number, "reason": reason}
     return {**row, **said}
 

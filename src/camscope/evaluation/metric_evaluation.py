@@ -61,14 +61,14 @@ def evaluate(
     `masks`: a COCO file, a folder of mask pictures named as the images, or a column that the run carries, with a mask's path,
     boxes [[x, y, width, height]] or points [[x, y]]. `categories`: those of a COCO file, or labels of masks, that count; "all":
     every one. Several categories without a choice are a CategoryError. `metrics`: names in METRICS;
-    default: all that need nothing else. Beside the methods stand maps that know nothing: `uniform`, `centre`, `edges`,
-    `random`. Started again, it goes on where it was. `told`: called with how many images are done, of how many.
+    default: all that need nothing else. Beside the methods stand maps that know nothing: `uniform`, `center`, `compute_edge_map`,
+    `rng`. Started again, it goes on where it was. `on_progress`: called with how many images are done, of how many.
 
     `model`: the run's, with the same weights and the same `preprocess`; then metrics may ask it, by default the quick ones
-    (`CHEAP`). `fills`, `steps`: see `Trial`; a metric that has a fill has a row for each. `region`: the side in pixels of what
+    (`DEFAULT_MODEL_METRICS`). `imputations`, `n_steps`: see `PerturbationTest`; a metric that has a fill has a row for each. `region_size`: the side in pixels of what
     is removed at a time; None: a fourteenth of the input's shortest side. `batch_size`: images that share their passes, with
-    all that is changed in them. `tools`: explainers of the run, for metrics that ask them again; what is not among them is
-    made again from what the run says of it. `anywhere`: masks that a column or a COCO file names may lie outside the run's
+    all that is changed in them. `explainers`: explainers of the run, for metrics that ask them again; what is not among them is
+    made again from what the run says of it. `allow_outside_root`: masks that a column or a COCO file names may lie outside the run's
     root, or the COCO file's folder. Not `strict`: an image whose mask cannot be read has no value, and the reason.
     """
     made = run if isinstance(run, BatchRun) else BatchRun(run)
@@ -116,7 +116,7 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
 
 
 class EvaluationResult:
-    """What `measure` wrote, in long form."""
+    """What `evaluate` wrote, in long form."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -183,7 +183,7 @@ def _write_metric_parts(
 def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
     """What is written at a time of a chunk of the run: its number, the places of its rows, and how many images they are of.
 
-    `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
+    `max_images`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
     each, size = _count_images(run, chunk), int(run.run_info["made_with"]["chunk"])
     images = np.asarray(read_rows(rows, ["row"])["row"])

@@ -51,7 +51,7 @@ def import_matplotlib_figure() -> Any:
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Texts that are made inside stay as they are: `$`, `_` and `^` in the name of a class, layer or image are no formula."""
+    """Texts that are made inside stay as they are: `$`, `args` and `^` in the name of a class, layer or image are no formula."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -104,7 +104,7 @@ def sort_methods(
 ) -> MethodRows:
     """The rows: methods by their mean rank over metrics that have controls, then controls by the same; else as they come.
 
-    `groups`: of methods that are one, side by side.
+    `equivalent_groups`: of methods that are one, side by side.
     """
     places: dict[tuple[str, bool], list[int]] = {(one, False): [] for one in method_names}
     for own in summaries.values():

@@ -44,7 +44,7 @@ MapFunction = Callable[[Tensor], Tensor]  # other images of a batch (N,C,*S) -> 
 class EvaluationCase:
     """An image asked one question, and the rows of its maps. `x` (C,*S): as it enters the model; None: `reason`, why not.
 
-    `last`: whether its image has no further case.
+    `is_last_of_image`: whether its image has no further case.
     """
 
     x: Tensor | None
@@ -68,9 +68,9 @@ class EvaluationCase:
 
 @dataclass(frozen=True)
 class MapBatch:
-    """A map of each case: `heat` (N,*S) in score units on the model's input, and its row; None and NaN where there is none.
+    """A map of each case: `attributions` (N,*S) in score units on the model's input, and its row; None and NaN where there is none.
 
-    `ties`: a seed for each, its image's number; `maps_of`: the maps that the same method makes of other images, if that can
+    `tie_seeds`: a seed for each, its image's number; `compute_maps`: the maps that the same method makes of other images, if that can
     be had.
     """
 
@@ -151,9 +151,9 @@ CONTROL_EXPLAINERS = ("centre", "edges")  # of what knows nothing those that are
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Metrics that ask the model. `tools`: its explainers, by the name and settings of a row, for those that ask them, too.
+    """Metrics that ask the model. `explainers`: its explainers, by the name and settings of a row, for those that ask them, too.
 
-    `fills`, `steps`, `region`: see `measure`; `batch_size`: cases that share their passes.
+    `imputations`, `n_steps`, `region_size`: see `evaluate`; `batch_size`: cases that share their passes.
     """
 
     replay: RunReplay

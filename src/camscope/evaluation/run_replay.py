@@ -27,7 +27,7 @@ PASS_EXPLAINERS_HINT = "in Python, pass measure(…, tools=[…]) the explainers
 
 @dataclass(frozen=True)
 class RunReplay:
-    """The model that the maps of `run` are of. `reader`: an explainer of it, which knows how images enter it."""
+    """The model that the maps of `run` are of. `input_explainer`: an explainer of it, which knows how images enter it."""
 
     run: BatchRun
     model: nn.Module
@@ -95,12 +95,12 @@ class RunReplay:
         return found
 
     def get_call_settings(self, row: Row) -> dict[str, Any]:
-        """How its method called the model with an image: see `Method.call_settings`."""
+        """How its method called the model with an image: see `BaseMethod.call_settings`."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """By `key_of`: those of the run, made again from its facts, or `given`; InputError for what cannot be made again."""
+        """By `format_method_key`: those of the run, made again from its facts, or `explainers`; InputError for what cannot be made again."""
         known = {f"{tool.title} {hash_parameters(tool.parameters)}": tool for tool in explainers}
         for tool in explainers:
             if unwrap(tool.model) is not unwrap(self.model):
@@ -134,7 +134,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `run.json` names them."""
+    """A row's method and its settings, as `score_function.json` names them."""
     return f"{row['method']} {row['parameters']}"
 
 

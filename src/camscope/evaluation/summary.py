@@ -26,8 +26,8 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN where
 class MethodSummary:
     """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
 
-    `fill`: under which, of a metric that has one. Differences are counted so that more is better. `pairs`: how many comparisons
-    of two methods the interval and p of `under_best` are corrected for. A method that is one of the controls is not compared
+    `imputation`: under which, of a metric that has one. Differences are counted so that more is better. `n_comparisons`: how many comparisons
+    of two methods the interval and p of `difference_to_best` are corrected for. A method that is one of the controls is not compared
     with the best control, nor a method with one whose maps are the same.
     """
 
@@ -97,10 +97,10 @@ def summarize_values(
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
-    """Summarize a table of values by metric: [metric], or [`metric, fill`], its lines, the best first, controls among them.
+    """Summarize a table of values by metric: [metric], or [`register_metric, fill`], its lines, the best first, controls among them.
 
     Args:
-        table: Values in long form, as `Measures.table` returns them.
+        to_rich_table: Values in long form, as `EvaluationResult.table` returns them.
         group: A column of patients or scenes. Default: an image is a group, whatever it was explained for.
         metrics: Only these. Differences are corrected for how many of them there are.
         same: Methods whose maps are the same. They are one method: none of them is compared with another.

@@ -34,8 +34,8 @@ BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LI
 class Bias:
     """What one call of a function adds to each position of its output: `values()` broadcast against it.
 
-    `layer`: the module that holds it, or the function's name. `last`: whether the channels are on the last axis, else
-    they are on axis 1. `samples`: the axis of the samples.
+    `layer`: the module that holds it, or the function's name. `channels_last`: whether the channels are on the last axis, else
+    they are on axis 1. `sample_axis`: the axis of the samples.
     """
 
     layer: str
@@ -59,7 +59,7 @@ class Bias:
 class OutputLayouts:
     """The layouts of the outputs whose channels are last: read off their shapes, and proved at the first of each shape.
 
-    `unverified`: whether one was neither verified nor contradicted. A contradicted one has no place on the input.
+    `any_unverified`: whether one was neither verified nor contradicted. A contradicted one has no place on the input.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """What is known of the layout of the first output of this shape; see `prove`."""
+    """What is known of the layout of the first output of this shape; see `probe_layout`."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(shape[1:], sample_axis) as first:
@@ -131,9 +131,9 @@ def _verify_output_layout(
 
 
 class BiasCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `arrived`.
+    """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `on_bias_gradient`.
 
-    It arrives during the backward pass, which may come after the `with`; none is kept. `limits`: where an activation is
+    It arrives during the backward pass, which may come after the `with`; none is kept. `include_clipping`: where an activation is
     clipped, a constant takes the place of its input, and counts as a bias.
     """
 

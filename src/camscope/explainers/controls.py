@@ -21,7 +21,7 @@ from camscope.targets import Score, full_precision
 class BaseControl(Explainer):
     """A map made without the model, which runs once all the same: for the score, the class and its errors.
 
-    A control writes `picture`.
+    A control writes `control_map`.
     """
 
     control: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class BaseControl(Explainer):
         """(N,C,*S) -> (N,*S)"""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
+        """(N,C,*S) -> (N,*S): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:

@@ -44,7 +44,7 @@ class DecompositionMethod(Protocol):
 class Completeness:
     """(N,) each, in units of the score: what a score is the sum of.
 
-    `input`: Σ x ∂f/∂x; `placed`, `unplaced`: Σ b ∂f/∂z of the biases that have a place on the input, and of the others.
+    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`, `unmapped_bias_part`: Σ b ∂f/∂z of the biases that have a place on the input, and of the others.
     """
 
     score: Tensor
@@ -179,7 +179,7 @@ def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BaseFullGrad(Explainer):
-    """|x ∘ gradient| and |a term of every layer with a bias|, each stretched, enlarged and summed. A method writes `term`.
+    """|x ∘ gradient| and |a term of every layer with a bias|, each stretched, enlarged and summed. A method writes `layer_term`.
 
     Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), over the channels of each; ψ: the absolute value, brought to 0..1, linearly
     enlarged to the input. Minimum and maximum are those of all channels of a layer together, as in the authors' code:
@@ -196,7 +196,7 @@ class BaseFullGrad(Explainer):
         """The gradient at a layer's output, and the bias that was added there -> what is mapped of them."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
+        """(N,C,*S) -> (N,*S): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:

@@ -185,7 +185,7 @@ _original_flags: dict[
 
 
 class _ThreadTrainingFlag:
-    """`nn.Module.training` while something is explained: a thread inside `evaluating` sees and sets flags of its own."""
+    """`nn.Module.training` while something is explained: a thread inside `evaluation_mode` sees and sets flags of its own."""
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
         for view in _flags_of_this_thread():
@@ -219,7 +219,7 @@ def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every submodule in eval mode, for this thread only: `train()` and `eval()` elsewhere neither disturb it nor get lost.
+    """Every submodule in eval mode, for this thread only: `train_phantom_model()` and `eval()` elsewhere neither disturb it nor get lost.
 
     The flags of the modules stay as they are. Where a module keeps its flag in a way of its own (TorchScript, a property),
     or is run by other threads (DataParallel), the flag itself is set, and put back when the last thread leaves.

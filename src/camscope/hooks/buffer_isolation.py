@@ -54,7 +54,7 @@ class PrivateBuffers(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """The same part of the copied memory; `otherwise` where the tensor is of no memory of a buffer."""
+        """The same part of the copied memory; `make_default` where the tensor is of no memory of a buffer."""
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -95,7 +95,7 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """As `isolated`, for a model that runs in eval mode: of its buffers, as far as its forward may write them there.
+    """As `buffers_and_rng_restored`, for a model that runs in eval mode: of its buffers, as far as its forward may write them there.
 
     PyTorch's own layers write none. A layer of another kind with buffers of its own, and any model in train mode, gets
     copies. A model that is none of these is watched: where its forward writes a buffer all the same, it is put back, and

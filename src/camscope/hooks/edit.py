@@ -35,14 +35,14 @@ def edit_layers(
             scores = model(x)
 
     `edits`: functions by layer name, glob pattern or module. A function gets a copy, so it may work in place, and what
-    it returns is what the model goes on with; None leaves the value as it is. `what`:
+    it returns is what the model goes on with; None leaves the value as it is. `kind`:
 
     - `"output"`: the floating tensor of highest rank in what the layer returns;
     - `"input"`: the floating tensor among the layer's positional inputs (the keyword ones where it has no other); of
       several, the tuple of them all, and a tuple comes back;
     - `"gradient"`: the gradient that flows back into the layer's output; call backward inside the `with`.
 
-    Of several edits of one layer the later ones see what the earlier ones made of it. A `what` of another name is an
+    Of several edits of one layer the later ones see what the earlier ones made of it. A `kind` of another name is an
     InputError; an unknown layer, or a function that returns anything else, a LayerError.
     """
     if kind not in _EDITORS:
@@ -60,7 +60,7 @@ def edit_layers(
 def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     """Every parameter's gradient clamped to [-limit, limit] in each backward pass inside the `with`.
 
-    `limit`: positive, in the units of the gradient (score per unit of the parameter). Each pass is clamped by itself:
+    `max_abs`: positive, in the units of the gradient (score per unit of the parameter). Each pass is clamped by itself:
     the sum that `.grad` gathers over several passes may exceed the limit. NaN stays NaN. Else an InputError.
     """
     if not max_abs > 0:

@@ -3,7 +3,7 @@
 - Calls: every function of PyTorch that a model calls, as it calls it.
 - The body of a function of PyTorch, for a mode that watches what is called in it.
 - Shadows: for a while a module does something else than its forward, in one thread.
-- What PyTorch's functions do, by the names that `calls.name_of` gives them: one list for all who tell them apart.
+- What PyTorch's functions do, by the names that `n_calls.name_of` gives them: one list for all who tell them apart.
 """
 
 import math
@@ -21,11 +21,11 @@ from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_f
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Inside the `with`, in this thread, each call goes through `called`; what that calls goes the usual way."""
+    """Inside the `with`, in this thread, each call goes through `intercept_call`; what that calls goes the usual way."""
 
     @abstractmethod
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the model is given in place of the function's result; `named` is this call's own."""
+        """What the model is given in place of the function's result; `kwargs` is this call's own."""
 
     def __torch_function__(
         self,
@@ -34,7 +34,7 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """See `called`."""
+        """See `intercept_call`."""
         return self.intercept_call(func, args, dict(kwargs or {}))
 
 
@@ -71,7 +71,7 @@ class ForwardOverride(ExcludedFromCopies):
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """In this thread each module does what is given for it; a module must have its class's forward, see `has_own`."""
+    """In this thread each module does what is given for it; a module must have its class's forward, see `has_instance_forward`."""
     with hooks_excluded_from_copies():
         yield from _install_replacements(replacements, threading.get_ident())
 
@@ -132,7 +132,7 @@ LOWER_BOUND_ARGUMENTS |= dict.fromkeys(("clamp", "clip"), (0, "min", None)) | {"
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Below which no number lies that an activation returns; `rest`: its arguments behind the first."""
+    """Below which no number lies that an activation returns; `args`: its arguments behind the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:

@@ -37,7 +37,7 @@ HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose grad
 def compute_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`run` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
+    """`score_function` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
 
     One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
     cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.

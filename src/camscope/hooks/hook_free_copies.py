@@ -40,7 +40,7 @@ def exclude_flags_from_copies(handle: object) -> None:
 
 @contextmanager
 def hooks_excluded_from_copies() -> Iterator[None]:
-    """Inside the `with`, `copy.deepcopy`, `pickle` and `torch.save` of a model leave out what is a `Mark`, in any thread.
+    """Inside the `with`, `take_snapshot.deepcopy`, `pickle` and `torch.save` of a model leave out what is a `ExcludedFromCopies`, in any thread.
 
     Hooks lie in an OrderedDict of each module, so this is where they are left out. A forward that stands on the instance
     lies in the module's own attributes.

@@ -28,8 +28,8 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 class CostTracker:
     """What passes of versions spared, and took: multiplications of convolutions, and bytes.
 
-    `spared`: of the versions' rows; `clean`: made for the clean one; `widest`: bytes of a row, where it is largest. A pass
-    that comes to whole tensors before `least` is spared ends with NotWorthwhileError.
+    `saved_multiplications`: of the versions' rows; `clean_multiplications`: made for the clean one; `max_row_bytes`: bytes of a row, where it is largest. A pass
+    that comes to whole tensors before `min_saved_multiplications` is spared ends with NotWorthwhileError.
     """
 
     saved_multiplications: int = 0
@@ -49,7 +49,7 @@ class NotWorthwhileError(Exception):
 class WindowTensor(Tensor):
     """R versions (R,C,*S) of one sample, for a model to be run on without gradients.
 
-    They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `first` (R,axes). Convolutions, poolings,
+    They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `patch_start` (R,axes). Convolutions, poolings,
     batch norms, sums, concatenations and activations hand on such versions: of each only what its patch reaches is worked
     out, to the bit what a whole pass does but for rounding. Any other operation is given the whole tensors.
     """
@@ -108,7 +108,7 @@ class WindowTensor(Tensor):
         return self.patch
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """(R,axes) -> (R,C,*size): what lies from there on, `beyond` the borders one number."""
+        """(R,axes) -> (R,C,*size): what lies from there on, `fill_value` the borders one number."""
         found = cut_windows(self.clean[0], start, size, fill_value)
         for row, corner, first, patch in zip(found, start.tolist(), self.patch_start.tolist(), self.patch, strict=True):
             there, taken = [slice(None)], [slice(None)]
@@ -126,7 +126,7 @@ class WindowTensor(Tensor):
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """(C,*S), (R,axes) -> (R,C,*size): what lies from each corner on, `beyond` the borders one number."""
+    """(C,*S), (R,axes) -> (R,C,*size): what lies from each corner on, `fill_value` the borders one number."""
     places, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [place[axis] for place in places]
@@ -289,7 +289,7 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """`run` (values, padding) on the whole once, and on the part of each version that its patch can reach."""
+    """`operation` (values, padding) on the whole once, and on the part of each version that its patch can reach."""
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     reach = [dilation[i] * (kernel[i] - 1) for i in axes]

@@ -25,9 +25,9 @@ LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls
 class LayerRow:
     """One layer.
 
-    `shape`: of the floating tensor of highest rank in its last output, None where it returned none. `stride`: input
-    pixels per output cell along each spatial axis, None where the output is not a grid over the input. `parameters`:
-    of the layer with all that is inside it; `own_parameters`: without what is inside. `calls`: how often it ran.
+    `output_shape`: of the floating tensor of highest rank in its last output, None where it returned none. `stride`: input
+    pixels per output cell along each spatial axis, None where the output is not a grid over the input. `n_parameters`:
+    of the layer with all that is inside it; `n_direct_parameters`: without what is inside. `n_calls`: how often it ran.
     """
 
     name: str
@@ -69,7 +69,7 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """The table for a terminal; `marked`: names of layers to set off."""
+        """The table for a terminal; `highlighted`: names of layers to set off."""
         from rich.table import Table
         from rich.text import Text
 
@@ -103,7 +103,7 @@ class LayerTable:
 def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> LayerTable:
     """Name, type, output shape, stride, parameters and calls of every layer, seen in one forward pass in eval mode.
 
-    `example`: the input (N,C,H,W), or a tuple of inputs; strides are against the spatial axes of its first floating
+    `example_input`: the input (N,C,H,W), or a tuple of inputs; strides are against the spatial axes of its first floating
     tensor. An example without a tensor is an InputError.
     """
     model = unwrap(model)

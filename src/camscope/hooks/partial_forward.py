@@ -27,12 +27,12 @@ def branch_layer_output(
     output_index: str | int | None = None,
     call_index: int = 0,
 ) -> Iterator[None]:
-    """Inside the `with` a layer hands on R versions of its N rows, row i a copy of row owners[i], as `change` makes them.
+    """Inside the `with` a layer hands on R versions of its N rows, row i a copy of row owners[i], as `transform` makes them.
 
         with branched(model, "layer4", torch.zeros(512, dtype=int), without_one_channel_each):
             scores = model(x)        # (512,): the layers up to layer4 saw one image, the rest 512
 
-    `owners` (R,) int64; `change`: (R,...) -> (R,...), may work in place. Only call number `call` is changed. A model
+    `sample_index` (R,) int64; `transform`: (R,...) -> (R,...), may work in place. Only call number `call_index` is changed. A model
     that joins the layer's output to something of N rows raises its own error, unless N = 1, where that is right.
     """
     name, module = find_layer(unwrap(model), layer)
@@ -58,7 +58,7 @@ class PrefixCache:
     """Passes of one input through one model, each under `with replay:`, all in one thread, without gradients.
 
     The first pass remembers the outputs of the modules beside the path to the layer, and of the layer itself, until its
-    call number `call` is done; later passes are handed them. What changes its input in place, what is changed later on,
+    call number `call_index` is done; later passes are handed them. What changes its input in place, what is changed later on,
     what has hooks inside, trains or is TorchScript runs again; so does everything in a model that draws random numbers.
     """
 

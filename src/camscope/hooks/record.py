@@ -75,7 +75,7 @@ class GradientAccumulator:
 class LayerCall:
     """One call of one layer: snapshots of what went in and came out, of the types that the model used.
 
-    `inputs` are the positional ones, `keywords` the others; None means not recorded.
+    `inputs` are the positional ones, `kwargs` the others; None means not recorded.
     """
 
     inputs: tuple[Any, ...] | None = None

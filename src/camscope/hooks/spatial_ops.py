@@ -71,7 +71,7 @@ class SpatialMapTracker(BaseFunctionMode):
 
     A convolution or a pool makes a map if its input is one, or has the grid of one, which attention between tokens has not
     unless it is reshaped to that grid. An elementwise function makes one of maps, of parameters such as positions, and of
-    what is the same in all cells. `size`: the input's spatial axes.
+    what is the same in all cells. `input_size`: the input's spatial axes.
     """
 
     def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:

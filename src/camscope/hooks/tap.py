@@ -44,8 +44,8 @@ class Tap(Hooks):
 
     Inside the `with` the graph starts at the layer: the pass runs without gradients until the layer's output, a new
     leaf, switches them on. The model goes on with a clone, so an in-place operation cannot rewrite what is kept.
-    `layers`: names, glob patterns or modules; `output`: key of the tensor in a layer that returns several;
-    `call`: which call of a layer that runs several times (default: the last one the score depends on). `gradients`:
+    `layer_names`: names, glob patterns or modules; `output_index`: key of the tensor in a layer that returns several;
+    `call_index`: which call of a layer that runs several times (default: the last one the score depends on). `compute_gradients`:
     False keeps the outputs only, and builds no graph.
     """
 

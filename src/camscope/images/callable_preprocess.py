@@ -68,7 +68,7 @@ class CallablePreprocess:
         ) else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        """Where the model's input lies on an image of `size` (height, width), in pixels; None if that is unknown."""
+        """Where the model's input lies on an image of `image_size` (height, width), in pixels; None if that is unknown."""
         if image_size not in self._placement_cache:
             measured = self._measure_uncached_placement(image_size)
             while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:

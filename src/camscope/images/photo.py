@@ -37,7 +37,7 @@ EXPECTED_IMAGE = (
 class Photo:
     """An image as it is seen: `pixels` (H,W,3) uint8 RGB, upright, its own memory; `name` for captions and messages.
 
-    `flags`: what is odd about its file, see `remarks`.
+    `flags`: what is odd about its file, see `find_file_flags`.
     """
 
     pixels: Pixels
@@ -93,7 +93,7 @@ def _decode_bytes(data: bytes, max_pixels: int) -> Pixels:
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
     """(h,w,3) as `read_photo` reads a file's bytes, and the image's own (H,W).
 
-    A JPEG of at least twice the size that is `enough` for it is decoded at a half, a quarter or an eighth, which is
+    A JPEG of at least twice the size that is `required_size` for it is decoded at a half, a quarter or an eighth, which is
     quicker, and no smaller than that. All other formats are decoded at their own size.
     """
     with _open_image_bytes(data) as image:
@@ -118,7 +118,7 @@ def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """See `remarks`."""
+    """See `find_file_flags`."""
     from PIL import Image
 
     found = "JPEG" if image.format == "MPO" else str(image.format)
@@ -211,7 +211,7 @@ def read_pixel_count(data: bytes) -> int:
 
 
 def _is_transposed(image: "Image") -> bool:
-    """Whether `_upright` exchanges the rows and columns of a JPEG."""
+    """Whether `_apply_exif_orientation` exchanges the rows and columns of a JPEG."""
     try:
         return image.getexif().get(EXIF_ORIENTATION_TAG) in TRANSPOSED_ORIENTATIONS
     except Exception:

@@ -150,7 +150,7 @@ class Preprocess:
 
     @classmethod
     def from_torchvision(cls, transform: object) -> Self:
-        """As `weights.transforms()` of a torchvision classification or segmentation model."""
+        """As `cell_weights.transforms()` of a torchvision classification or segmentation model."""
         return cls(**convert_torchvision_transform(transform))
 
     @classmethod
@@ -234,7 +234,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     """Whatever says how a photograph enters a model, as one call: pixels (H,W,3) uint8 -> (tensor (C,H,W), placement).
 
     `value`: a Preprocess, a ScanPreprocess, which takes scans, MONAI's transforms, which take paths, the name of a preset,
-    torchvision's `weights.transforms()`, a timm model or configuration, a Hugging Face image processor or its configuration,
+    torchvision's `cell_weights.transforms()`, a timm model or configuration, a Hugging Face image processor or its configuration,
     or any callable that takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W). Such a callable's placement is
     measured; it is None where it is random or not affine.
     """

@@ -52,7 +52,7 @@ IGNORED_KEYS |= {
 
 
 def convert_torchvision_transform(transform: Any) -> PreprocessFields:
-    """Of `weights.transforms()` for classification or segmentation."""
+    """Of `cell_weights.transforms()` for classification or segmentation."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
         raise PreprocessError(f"{kind} is not torchvision's ImageClassification or SemanticSegmentation preset")

@@ -54,7 +54,7 @@ class Layout:
 class LayoutHints:
     """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined.
 
-    `image_tokens`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
+    `image_token_positions`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
     """
 
     grids: set[Grid] = field(default_factory=set)
@@ -99,8 +99,8 @@ def infer_layout(
 ) -> Layout:
     """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
 
-    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `seen`: what the pass
-    showed, see `noting`: where there are grids of convolutions, tokens lie on one of them, or on one halved. Raises
+    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `hints`: what the pass
+    showed, see `record_layout_hints`: where there are grids of convolutions, tokens lie on one of them, or on one halved. Raises
     LayerError.
 
     >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
@@ -363,7 +363,7 @@ CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
 class ConcatRecorder(BaseFunctionMode):
-    """Inside the `with`, in this thread: `pieces` learns the lengths of what was joined to so many tokens (N,T,K)."""
+    """Inside the `with`, in this thread: `piece_lengths` learns the lengths of what was joined to so many tokens (N,T,K)."""
 
     def __init__(self, piece_lengths: dict[int, tuple[int, ...]]) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """An output of a model: that of a layer, of one of its calls. `output`: see `the_tensor`."""
+    """An output of a model: that of a layer, of one of its calls. `output_index`: see `find_main_tensor`."""
 
     layer: str
     output_index: str | int | None = None
@@ -146,11 +146,11 @@ def probe_layout(
     read_outputs: OutputReader | None = None,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `run`.
+    """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `forward`.
 
     They run in eval mode, without the hooks of others and without gradients, and leave the random numbers as they are. What
-    is known is not asked again. `read(run, x)`: takes the outputs of the places out of a pass, where they are not those of
-    layers. `shares`: which part of its own plane a model that pads takes from the input, by axis.
+    is known is not asked again. `read_outputs(run, x)`: takes the outputs of the places out of a pass, where they are not those of
+    layers. `input_shares`: which part of its own plane a model that pads takes from the input, by axis.
     """
     size = x.shape[1:]
     known = [get_cached_result(model, place, size, layout) for place in locations]
@@ -187,7 +187,7 @@ def probe_outputs(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """What three passes say of each tensor that `read(run, x)` takes out of one; [] where the model fails."""
+    """What three passes say of each tensor that `read_outputs(run, x)` takes out of one; [] where the model fails."""
     blocks = _count_blocks(layout)
     labels = _draw_pattern(blocks, seed=0)
     cells = _upsample_nearest(labels.view(blocks), layout.grid)
@@ -371,7 +371,7 @@ def judge_distances(
 ) -> ProbeResult:
     """What the distances (3,T) between the runs at every position say of a layout.
 
-    `labels` (blocks,): the run that replaces each; `apart[p]`: between the two runs that leave the cells of run p.
+    `labels` (blocks,): the run that replaces each; `distances[p]`: between the two runs that leave the cells of run p.
     """
     grid = layout.grid
     count = math.prod(grid)
@@ -422,7 +422,7 @@ def judge_distances(
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """How a layout compares with other orders of its cells: `other` is the best of them, or ""."""
+    """How a layout compares with other orders of its cells: `best_other_order` is the best of them, or ""."""
 
     is_sure: bool
     is_wrong: bool
@@ -432,7 +432,7 @@ class OrderComparison:
 def _compare_orders(
     values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
 ) -> OrderComparison:
-    """Whether cells (3,cells) of the blocks `block` (cells,) react in this order rather than in another.
+    """Whether cells (3,cells) of the blocks `block_of_cell` (cells,) react in this order rather than in another.
 
     `strict`: whether single rows and columns may be out of place, as those of a sequence of tokens may, but not of a map.
     """
@@ -545,7 +545,7 @@ def _is_local(values: Tensor) -> bool:
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
-    """How much the cells (3,cells) react to the runs `label` (cells,), and how much chance makes of that for other labels.
+    """How much the cells (3,cells) react to the runs `run_of_cell` (cells,), and how much chance makes of that for other labels.
 
     Chance: the standard deviation if each block had a label at random.
     """

@@ -77,7 +77,7 @@ class SpatialLayer:
     """A layer whose output has a grid, in the order in which layers finish.
 
     `by_construction`: convolutions, pools and elementwise steps made it of the input, so that its grid needs no proof.
-    `suspicion`: see `suspicion_of`.
+    `doubt_reason`: see `find_doubt_reason`.
     """
 
     name: str
@@ -123,7 +123,7 @@ def infer_layer_layout(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Layout of what a layer gave for x (N,C,*S); see `read_layout`. LayerError also where its tokens are in another order.
+    """Layout of what a layer gave for x (N,C,*S); see `infer_layout`. LayerError also where its tokens are in another order.
 
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
@@ -153,7 +153,7 @@ def _infer_layout_at(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """As `read_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
+    """As `infer_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
     in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
     if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -211,7 +211,7 @@ def _token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
 ) -> list[SpatialLayer]:
-    """Every layer with more than one cell, from one forward pass `run`, in the order in which the layers finish."""
+    """Every layer with more than one cell, from one forward pass `forward`, in the order in which the layers finish."""
     finished: dict[str, tuple[torch.Size, bool, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
@@ -265,7 +265,7 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
 def drop_contradicted_layers(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """The layers without those that react to other parts of x (N,C,*S) than their grid says, or to none; see `prove`."""
+    """The layers without those that react to other parts of x (N,C,*S) than their grid says, or to none; see `probe_layout`."""
     return [
         layer
         for layer in layers

@@ -83,7 +83,7 @@ def require_highdicom() -> None:
 
 
 def read_dicom_source(source: Any) -> DicomSource:
-    """The DICOM files that were explained: what `explain` was given, or the `Scan` that was made of it."""
+    """The DICOM files that were explained: what `explain_images` was given, or the `Scan` that was made of it."""
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources

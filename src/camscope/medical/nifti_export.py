@@ -33,7 +33,7 @@ def to_nifti(
 ) -> Path:
     """Write the map (D,H,W) as `.nii` or `.nii.gz`: float32 in score units on the scan's own voxels, in its own axes.
 
-    `like`: the scan that was explained, a path, its bytes or a `Scan`: of a NIfTI file both its matrices, codes, zooms and units
+    `source`: the scan that was explained, a path, its bytes or a `Scan`: of a NIfTI file both its matrices, codes, zooms and units
         are taken over as they are. Without it the place is the explanation's, under code 2 ("aligned").
     An image of two axes is a volume of one slice. Voxels that the model was not shown are 0, and 0 in a second file,
     `…_covered`, which is there only where there are such. A `.json` beside it tells method, layer, target, score, versions, the
@@ -74,7 +74,7 @@ def require_nibabel() -> None:
 
 
 def _split_nifti_suffix(path: Path) -> tuple[str, str]:
-    """`map.nii.gz` -> `map`, `.nii.gz`."""
+    """`sum_maps.nii.gz` -> `sum_maps`, `.nii.gz`."""
     for suffix in (".nii.gz", ".nii"):
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
             return path.name[: -len(suffix)], suffix

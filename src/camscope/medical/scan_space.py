@@ -14,7 +14,7 @@ from camscope.plurals import plural
 
 @dataclass(frozen=True, eq=False)
 class ScanSpaceMap:
-    """`values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`; `world` (4,4) of the voxels, or None."""
+    """`values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`; `affine` (4,4) of the voxels, or None."""
 
     values: NDArray[np.float32]
     covered: NDArray[np.bool_]

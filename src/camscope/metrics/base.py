@@ -24,12 +24,12 @@ METRICS: dict[str, "Metric"] = {}
 class Metric:
     """An instrument: `function`, a pure one, and its facts.
 
-    `needs`: what it is called with. "map": the map alone; "mask": the map, and where the evidence is; "pair": two maps of one
-    size; "trial": a `Trial`, maps and a model that can be asked about changed images; "again": a trial, and a way to make the
+    `input_kind`: what it is called with. "map": the map alone; "mask": the map, and where the evidence is; "pair": two maps of one
+    size; "trial": a `PerturbationTest`, maps and a model that can be asked about changed images; "again": a trial, and a way to make the
     map of another image; "explainer": what makes maps, the model's input and the question.
-    `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
-    map that knows nothing gets, in words; "" where there is no such number. `filled`: whether the number is that of the
-    trial's fill, which then belongs to it. `precision`: smaller differences between two values are rounding; 0 for numbers in
+    `lower_bound`, `upper_bound`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance_level`: what a
+    map that knows nothing gets, in words; "" where there is no such number. `uses_imputation`: whether the number is that of the
+    trial's fill, which then belongs to it. `rounding_tolerance`: smaller differences between two values are rounding; 0 for numbers in
     units of the score, which have no scale of their own.
     """
 
@@ -135,7 +135,7 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """(N,) -> the numbers; `undefined`: by reason, the images (N,) bool that have none. The first reason counts."""
+        """(N,) -> the numbers; `undefined_by_reason`: by reason, the images (N,) bool that have none. The first reason counts."""
         reasons = [""] * len(numbers)
         for reason, rows in undefined_by_reason.items():
             for i in rows.nonzero()[:, 0].tolist():

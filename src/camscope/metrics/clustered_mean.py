@@ -26,11 +26,11 @@ CLUSTERED_T_INTERVAL = (
 def estimate_clustered_mean(
     values: npt.ArrayLike, *groupings: Sequence[Hashable] | None, confidence_level: float = 0.95
 ) -> Estimate:
-    """(N,) values, of each kind (N,) groups -> their mean and its interval; `groups`: those of the kind that has the fewest.
+    """(N,) values, of each kind (N,) groups -> their mean and its interval; `n_groups`: those of the kind that has the fewest.
 
     The variance is that of the mean clustered by each kind, less that by each two together, and so on, and never less than
     that by any one kind: Cameron, Gelbach & Miller 2011, doi:10.1198/jbes.2010.07136. Each is the jackknife's, and Student's t
-    has the degrees of freedom of the kind with the fewest; see `clusters`. `effective`, `largest`: of the kind with the fewest
+    has the degrees of freedom of the kind with the fewest; see `cluster_masks`. `n_effective_groups`, `largest_group_share`: of the kind with the fewest
     effective groups. NaN for the ends where a kind has fewer groups, or fewer effective ones, than an interval needs.
     InputError for values that are not finite.
     """
@@ -58,7 +58,7 @@ def estimate_clustered_mean(
 
 
 def _compute_clustered_variance(deviations: FloatArray, groupings: Sequence[GroupIndices]) -> float:
-    """Of the mean of what is `off` it by so much, by inclusion and exclusion."""
+    """Of the mean of what is `deviations` it by so much, by inclusion and exclusion."""
     alone = [_compute_jackknife_variance(deviations, kind) for kind in groupings]
     shared = sum(
         (-1) ** (size + 1) * _compute_jackknife_variance(deviations, _intersect_groupings(some))

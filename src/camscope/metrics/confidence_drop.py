@@ -81,7 +81,7 @@ def adcc(
 ) -> MetricValues:
     """(N,): 0..1; 0 where one of the three is 0.
 
-    `again`: the same method's maps (N,*S) of other inputs (N,C,*S), for the classes of x. Coherency: (1 + r) / 2, r the
+    `compute_maps`: the same method's maps (N,*S) of other inputs (N,C,*S), for the classes of x. Coherency: (1 + r) / 2, r the
     correlation of a with that of the map of x a; undefined where one of them is constant. Complexity: the mean of a.
     """
     clean, masked, undefined = _select_masking_scores(test, output_kind)

@@ -2,13 +2,13 @@
 
 Removal: what becomes of the answer as a map's regions are removed one after the other, or shown.
 
-The number of each is that of the trial's fill and steps. `of`: "probability", see `targets.Score.chance`, or the "score"
+The number of each is that of the trial's fill and steps. `label`: "probability", see `with_target.Score.chance`, or the "score"
 itself, whose scale is the model's own. All of them use the same passes; the points of a curve are equally far apart.
 Undefined for a map with NaN; a constant one, or one of zeros, is a random order.
 
 ROAD: removed pixels are imputed from their neighbours, so that the shape of what is removed does not give them away.
 
-Regions removed in the map's order, at several shares; the fill is always `Imputation`, whatever the trial's. The authors
+Regions removed in the map's order, at several shares; the fill is always `NoisyLinearImputation`, whatever the trial's. The authors
 count how many images keep their class; an image by itself has a probability.
 """
 
@@ -88,7 +88,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     uses_imputation=True,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): -1..1 of a probability. `first`: L, single regions; None: the points of the curve, L of which are steps.
+    """(N,): -1..1 of a probability. `n_regions`: L, single regions; None: the points of the curve, L of which are steps.
 
     As in the paper: a trial with region=9, and first=100.
     """
@@ -158,7 +158,7 @@ def road_morf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """(N,): 0..1 of a probability. `noise`: of the imputation, as a share of the channel's standard deviation."""
+    """(N,): 0..1 of a probability. `noise_std`: of the imputation, as a share of the channel's standard deviation."""
     return _compute_road(test, ["strongest"], shares, noise_std, output_kind)
 
 

@@ -20,10 +20,10 @@ PROBE_BATCH_SIZE = 16  # inputs of one pass
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """What is asked of each sample of x (N,C,*S), and the model's clean answer: `chances` (N,).
+    """What is asked of each sample of x (N,C,*S), and the model's clean answer: `clean_probabilities` (N,).
 
     What the explainer chooses for itself, such as its layer, is chosen on the clean input, too. A chance is the softmax of
-    the class; of a question that is not one class's, the score. `classes`: how many the model tells apart; None where its
+    the class; of a question that is not one class's, the score. `n_classes`: how many the model tells apart; None where its
     output is none of classes.
     """
 
@@ -56,7 +56,7 @@ class ExplainerProbe:
         return target
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
-        """(R,C,*S) -> (R,*s): maps of versions of the samples `owners` (R,), each asked its own sample's question."""
+        """(R,C,*S) -> (R,*s): maps of versions of the samples `sample_index` (R,), each asked its own sample's question."""
         made = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)

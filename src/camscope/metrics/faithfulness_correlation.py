@@ -53,8 +53,8 @@ def infidelity(
 ) -> MetricValues:
     """(N,): in squares of the answer's units; of a map of zeros the mean of the squared losses, whatever β.
 
-    `scaled`: with the best β, for maps without a scale of their own, such as CAMs; False: β = 1. `units`: "slopes" where
-    the map is a gradient, whose part in a loss is its value times what changed. `squares`: drawn, their sides from 1 to half
+    `fit_scale`: with the best β, for maps without a scale of their own, such as CAMs; False: β = 1. `unit`: "slopes" where
+    the map is a gradient, whose part in a loss is its value times what changed. `n_squares`: drawn, their sides from 1 to half
     of the shortest axis; or `masks` (M,*S) bool: the sets themselves.
     """
     found = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
@@ -164,7 +164,7 @@ CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
     """(N,M) float64 twice -> r (N,) in -1..1, and which rows have none (N,) bool: one side has one value.
 
-    `rounding`: how far values of `other` that are one may lie apart (N,).
+    `rounding_tolerance`: how far values of `right` that are one may lie apart (N,).
     """
     first, no_spread = _center_and_normalize(left, 0.0)
     second, none_there = _center_and_normalize(right, rounding_tolerance)

@@ -115,7 +115,7 @@ def _count_known_in_pairs(known_mask: Tensor, axis: int) -> Tensor:
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
-    """Sums at half the resolution: the transpose of `_up`."""
+    """Sums at half the resolution: the transpose of `_upsample`."""
     first, second = _split_into_pairs(values, axis)
     summed = 0.75 * (first + second)
     summed[..., :-1] += 0.25 * first[..., 1:]
@@ -147,7 +147,7 @@ Imputer = Callable[[Tensor, Tensor], Tensor]  # removed (R,*S) bool, the image (
 class NoisyLinearImputation:
     """Removed pixels as weighted means of their neighbours (see `imputation`), and Gaussian noise.
 
-    `noise`: its standard deviation, as a share of that of each channel of the image. "inpainting" is that without noise.
+    `noise_std`: its standard deviation, as a share of that of each channel of the image. "inpainting" is that without noise.
     """
 
     noise_std: float = 0.01

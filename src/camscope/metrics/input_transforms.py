@@ -150,7 +150,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class IntensityWindow(StationaryTransform):
-    """Shown through a window `width` times as wide, whose centre is `level` of the range higher; clipped to the range.
+    """Shown through a window `width_factor` times as wide, whose centre is `level_shift` of the range higher; clipped to the range.
 
     The range is that of each sample, from its least to its largest value. Wider is flatter, higher is darker.
     """
@@ -176,7 +176,7 @@ class IntensityWindow(StationaryTransform):
 
 @dataclass(frozen=True)
 class Resampling(StationaryTransform):
-    """Resampled to `ratio` times as many pixels along every axis, and back; linear both times."""
+    """Resampled to `scale_factor` times as many pixels along every axis, and back; linear both times."""
 
     scale_factor: float
 

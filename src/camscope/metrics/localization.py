@@ -118,7 +118,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive. `level`: of the maximum, above 0, 1 at most."""
+    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive. `threshold`: of the maximum, above 0, 1 at most."""
     return iou_over_thresholds(attribution, mask, (threshold,))
 
 

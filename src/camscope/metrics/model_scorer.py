@@ -31,7 +31,7 @@ VariantBuilder = Callable[
 
 @dataclass
 class ScoringSettings:
-    """How the model is asked; see `Method`."""
+    """How the model is asked; see `BaseMethod`."""
 
     mode: Mode
     precision: Precision | None
@@ -41,12 +41,12 @@ class ScoringSettings:
 
 
 class ModelScorer:
-    """The score of any version of x (N,C,*S), and the probability that it means: see `targets.Score.chance`.
+    """The score of any version of x (N,C,*S), and the probability that it means: see `with_target.Score.chance`.
 
     Of a model that gives probabilities the two are one.
 
-    `clean` (2,N), float64: those of x itself. The class was settled there, so that no change of the input changes the
-    question. Calls are without gradients, in passes that fit into memory, or of `batch_size`. Made by `scoring`.
+    `clean_scores` (2,N), float64: those of x itself. The class was settled there, so that no change of the input changes the
+    question. Calls are without gradients, in passes that fit into memory, or of `batch_size`. Made by `scoring_scope`.
     """
 
     def __init__(self, context: EvaluationContext, target: TargetLike, batch_size: int | None) -> None:
@@ -66,7 +66,7 @@ class ModelScorer:
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """(R,C,*S) -> (2,R): score and probability. `owners` (R,): whose version each is; None: of each image, in order."""
+        """(R,C,*S) -> (2,R): score and probability. `sample_index` (R,): whose version each is; None: of each image, in order."""
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
         return self._compute_scores(variants, sample_index)
@@ -109,8 +109,8 @@ def scoring_scope(
 ) -> Iterator[ModelScorer]:
     """Inside the `with` the model is asked about x (N,C,*S) and versions of it; it is left as it was, as by an explainer.
 
-    `target`: see `Score`. `companions`: what the model takes beside x. `batch_size`: versions in one pass; None: as many as
-    fit into memory. The rest: see `Method`.
+    `target`: see `Score`. `extra_inputs`: what the model takes beside x. `batch_size`: versions in one pass; None: as many as
+    fit into memory. The rest: see `BaseMethod`.
     """
     check_one_of("mode", mode, "eval", "as_is")
     check_one_of("precision", precision, None, "bf16")

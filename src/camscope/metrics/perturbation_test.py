@@ -32,9 +32,9 @@ def label_square_regions(size: Sequence[int], side: int, device: torch.device) -
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """(N,*S), the regions of `regions` -> (N,*S) int32: the place of each pixel's region, the one of the largest mean at 0.
+    """(N,*S), the regions of `label_square_regions` -> (N,*S) int32: the place of each pixel's region, the one of the largest mean at 0.
 
-    Ties are broken by a random order, from the image's own seed in `ties`.
+    Ties are broken by a random order, from the image's own seed in `tie_seeds`.
     """
     values = maps.flatten(1).nan_to_num()
     if n_regions < values.shape[1]:
@@ -53,7 +53,7 @@ def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds:
 def sample_region_sets(
     region_labels: Tensor, n_regions: int, regions_per_set: int, n_sets: int, seed: int
 ) -> MaskBuilder:
-    """So many sets, each of `count` of the regions."""
+    """So many sets, each of `regions_per_set` of the regions."""
     each = draw_seeds(n_sets, torch.Generator(device="cpu").manual_seed(seed))
 
     def masks(part: slice) -> Tensor:
@@ -71,7 +71,7 @@ def sample_region_sets(
 
 
 def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int, device: torch.device) -> MaskBuilder:
-    """So many squares, cubes, or stretches, of 1 to `most` pixels a side, each side and each place as likely."""
+    """So many squares, cubes, or stretches, of 1 to `max_side` pixels a side, each side and each place as likely."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     sides = torch.randint(1, max_side + 1, (n_squares,), generator=generator, device="cpu")
     places = torch.rand(n_squares, len(size), generator=generator, dtype=torch.float64, device="cpu")
@@ -110,14 +110,14 @@ class ScoreDrops(NamedTuple):
 
 @dataclass(eq=False)
 class PerturbationTest:
-    """Maps (N,*S) of the images (N,C,*S) that `scores` was made for, at their size.
+    """Maps (N,*S) of the images (N,C,*S) that `scorer` was made for, at their size.
 
-    `fill`: see `fills.filling`. `steps`: points of a curve, beside the first. `region`: the side in pixels of the squares
+    `imputation`: see `baseline_tensors.filling`. `n_steps`: points of a curve, beside the first. `region_size`: the side in pixels of the squares
     that are removed as a whole, ranked by the mean of the map in them. `seed`: of all that is drawn.
 
     Regions are ranked by the map as it is, signs included. A model cannot be asked about every order of what ties: ties are
     broken by one random order, from `seed`; or, so that no order's own luck is in a mean over images, by one for each image,
-    from its seed in `ties`. A constant map, or one of zeros, is that random order, not one from the top
+    from its seed in `tie_seeds`. A constant map, or one of zeros, is that random order, not one from the top
     left. A map with NaN or infinity has no number.
     """
 
@@ -208,7 +208,7 @@ class PerturbationTest:
     def measure_drops(
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "parts", cache_key: Hashable = None
     ) -> ScoreDrops:
-        """What is lost with each of so many sets removed; `key`: under which it is remembered, None for not at all."""
+        """What is lost with each of so many sets removed; `cache_key`: under which it is remembered, None for not at all."""
         check_one_of("units", unit, "parts", "slopes")
         found = self._drops_by_key.get((cache_key, unit)) or self._compute_drops(masks, n_sets, unit)
         if cache_key is not None:
@@ -216,7 +216,7 @@ class PerturbationTest:
         return found
 
     def measure_random_drops(self, regions_per_set: int, n_sets: int) -> ScoreDrops:
-        """`drops` of so many random sets of `count` regions each."""
+        """`measure_drops` of so many random sets of `regions_per_set` regions each."""
         masks = sample_region_sets(self._region_labels, self.n_regions, regions_per_set, n_sets, self.seed)
         return self.measure_drops(masks, n_sets, cache_key=("sets", regions_per_set, n_sets))
 
@@ -231,7 +231,7 @@ class PerturbationTest:
     def build_values(
         self, numbers: Tensor, model_scores: Tensor, undefined_by_reason: Mapping[str, Tensor] | None = None
     ) -> MetricValues:
-        """(N,) made of answers (N,…) -> what a metric says; `undefined`: by reason, images (N,) bool without a number."""
+        """(N,) made of answers (N,…) -> what a metric says; `undefined_by_reason`: by reason, images (N,) bool without a number."""
         known = model_scores.reshape(len(model_scores), -1).isfinite().all(1) & self.scorer.clean_scores.isfinite().all(
             0
         )
@@ -276,6 +276,6 @@ class PerturbationTest:
 
 
 def get_score_row(output_kind: OutputKind) -> int:
-    """Where `Scores` have it."""
+    """Where `ModelScorer` have it."""
     check_one_of("of", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

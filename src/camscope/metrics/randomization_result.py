@@ -30,7 +30,7 @@ N_NULL_RESAMPLES = 2000
 
 
 class RandomizationVerdict(NamedTuple):
-    """What one similarity says of the last step: `last`, the mean there, beside the null's interval `low`..`high`.
+    """What one similarity says of the last step: `final_similarity`, the mean there, beside the null's interval `null_low`..`null_high`.
 
     `passes` None: there is nothing to compare, and so neither a pass nor a failure.
     """
@@ -83,10 +83,10 @@ MIN_IMAGES_FOR_VERDICT = 5  # images, whose maps are 10 pairs
 class RandomizationResult:
     """How alike the maps of N images stay to the trained model's, as its parts lose their values.
 
-    `steps`: the parts, in the order in which they went. `values` (seeds,steps,N) by similarity: NaN where a map has no
-    number (all zeros, constant, NaN). `null` (N,N): of the trained model's maps of different images, NaN on the diagonal.
-    `signed`: whether SSIM saw zero as 1/2; its data range is 1, see `ssim`. `maps` (1+steps,*S): the first image's, of the
-    trained model and then of the first seed. `whole`: whether the steps together are all of the model.
+    `part_names`: the parts, in the order in which they went. `similarities` (seeds,steps,N) by similarity: NaN where a map has no
+    number (all zeros, constant, NaN). `null_similarities` (N,N): of the trained model's maps of different images, NaN on the diagonal.
+    `is_signed`: whether SSIM saw zero as 1/2; its data range is 1, see `ssim`. `first_image_maps` (1+steps,*S): the first image's, of the
+    trained model and then of the first seed. `covers_whole_model`: whether the steps together are all of the model.
     """
 
     method: str

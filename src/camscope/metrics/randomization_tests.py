@@ -55,7 +55,7 @@ def run_randomization_test(
     seeds: Sequence[int] = (0, 1, 2),
     similarities: Sequence[str] | None = None,
 ) -> RandomizationResult:
-    """(N,C,*S) -> how alike the maps stay, step by step, as the model's parts lose their values; see `untrained`.
+    """(N,C,*S) -> how alike the maps stay, step by step, as the model's parts lose their values; see `randomize_weights`.
 
     `order`: "cascading", each step on top of those before it, which ends with an untrained model; "independent", one part
     at a time. `layers`: the parts, output first; None: at most 20, found. `seeds`: one run each, 3 at least for a verdict
@@ -111,7 +111,7 @@ def random_logit(
     similarity: str = "spearman",
     seed: int = 0,
 ) -> float:
-    """(1,C,*S) -> how alike the maps of two classes are. `other`: the second one; None draws any but the first.
+    """(1,C,*S) -> how alike the maps of two classes are. `other_target`: the second one; None draws any but the first.
 
     A model of two classes, or of one output, has maps that mirror one another where they are signed: -1.
     """

@@ -75,8 +75,8 @@ def average_sensitivity(
 class TransformAgreement:
     """What became of one change: the agreement of the maps where both know something, and of the predictions.
 
-    `value`: None where there is none, with the `reason`. `covered`: share of the pixels that were compared. `moved`: by how
-    much the class's probability changed, |dp|; `held`: whether that is less than what was allowed.
+    `similarity`: None where there is none, with the `reason`. `compared_share`: share of the pixels that were compared. `probability_change`: by how
+    much the class's probability changed, |dp|; `is_prediction_stable`: whether that is less than what was allowed.
     """
 
     transform: InputTransform
@@ -98,7 +98,7 @@ def compare_under_transforms(
 ) -> list[TransformAgreement]:
     """(1,C,*S) -> for each change, the agreement of the map with that of the changed input, carried back.
 
-    Compared on the pixels of x that both inputs show; `similarity`: "spearman", "pearson" or "jaccard". `epsilon`: how
+    Compared on the pixels of x that both inputs show; `similarity`: "spearman", "pearson" or "jaccard". `max_probability_change`: how
     far the class's probability may move; of a question that is not one class's, the score, in shares of its size.
     """
     return compare_batch_under_transforms(
@@ -190,7 +190,7 @@ def stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `agreements`."""
+    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `compare_under_transforms`."""
     return _compute_mean_similarity(
         compare_under_transforms(
             explainer,
@@ -221,7 +221,7 @@ def acquisition_stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `agreements`."""
+    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `compare_under_transforms`."""
     return _compute_mean_similarity(
         compare_under_transforms(
             explainer,
@@ -274,7 +274,7 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 def batch_invariance(
     explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
 ) -> float:
-    """(1,C,*S) -> 0 or more. `others` (M,C,*S): the company; None is x flipped along each axis, turned dark for light, x."""
+    """(1,C,*S) -> 0 or more. `other_images` (M,C,*S): the company; None is x flipped along each axis, turned dark for light, x."""
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     company = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if company.shape[1:] != x.shape[1:] or not len(company):

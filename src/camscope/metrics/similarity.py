@@ -71,8 +71,8 @@ def ssim(
     """(*S), (*S) -> -1..1, of maps on the scale of a picture, 0..1; undefined beside a map of zeros.
 
     Each is divided by its largest size; of signed ones, zero then becomes 1/2: SSIM is one of pictures, and gives two means
-    of opposite sign a negative factor that an opposite pattern turns into praise. `signed`: None where one of the two is
-    negative anywhere. `data_range` R: numbers of different ranges do not compare. `window`: pixels of a side; undefined
+    of opposite sign a negative factor that an opposite pattern turns into praise. `is_signed`: None where one of the two is
+    negative anywhere. `data_range` R: numbers of different ranges do not compare. `window_size`: pixels of a side; undefined
     where an axis has fewer.
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
@@ -93,7 +93,7 @@ def ssim(
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
     """(H,W), (H,W) -> -1..1; undefined beside a constant map, and for maps of other than two axes.
 
-    `cell`: pixels of a side; a map is 3 cells a side at least. 9 directions, blocks of 3 x 3 cells, normed by L2-Hys.
+    `cell_size`: pixels of a side; a map is 3 cells a side at least. 9 directions, blocks of 3 x 3 cells, normed by L2-Hys.
     """
     return _correlate_vectors(*(compute_hog_features(values, cell_size) for values in _check_same_shape(first, second)))
 
@@ -160,7 +160,7 @@ def has_negative_values(maps: Sequence[FloatArray]) -> bool:
 
 
 def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArray:
-    """(*S) on the scale of `on_scale` -> 0..1."""
+    """(*S) on the scale of `divide_by_peak` -> 0..1."""
     return (scaled_map + 1) / 2 if is_signed else scaled_map
 
 
@@ -204,7 +204,7 @@ def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
 
 
 def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
-    """(M,): 1 for the strongest cells, as many as `share` says, 0 for the rest; what ties at the last place shares its room."""
+    """(M,): 1 for the strongest cells, as many as `top_share` says, 0 for the rest; what ties at the last place shares its room."""
     if values.min() == values.max():
         raise UndefinedError("the map has one value everywhere: no part of it is the hottest")
     wanted = max(1, round(top_share * len(values)))

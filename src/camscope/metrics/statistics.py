@@ -37,15 +37,15 @@ MAX_NUMBERS_IN_MEMORY = 4_000_000  # numbers at a time
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval: of `n` values in `groups` groups; `undefined` rows have no value.
+    """A mean with its 95 % interval: of `n_values` values in `n_groups` groups; `n_undefined` rows have no value.
 
-    `low`, `high`: NaN with fewer than `MIN_GROUPS` groups, or where nothing varies from which an interval could be estimated.
-    `p`: of a difference, two-sided; None of a mean, and of a difference of too few groups. `witnesses`: the groups that the
-    interval rests on, where these are fewer than `groups`: of an AUROC those of the rarer class. `method`: how the interval
-    was made, "bootstrap" unless another function says so. `roles`: where each value belongs to groups of several kinds, how
-    many of each there are; `groups` is then the smallest of these counts. `effective`: Kish's effective number of groups, and
-    `largest`: the share of the values that the largest group has, where they are known; with fewer than `MIN_EFFECTIVE`
-    effective groups there is no interval and no p. `freedom`: degrees of freedom of a difference, `groups` - 1 unless known.
+    `low`, `high`: NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or where nothing varies from which an interval could be estimated.
+    `p_value`: of a difference, two-sided; None of a mean, and of a difference of too few groups. `n_limiting_groups`: the groups that the
+    interval rests on, where these are fewer than `n_groups`: of an AUROC those of the rarer class. `interval_method`: how the interval
+    was made, "bootstrap" unless another function says so. `n_groups_by_role`: where each value belongs to groups of several kinds, how
+    many of each there are; `n_groups` is then the smallest of these counts. `n_effective_groups`: Kish's effective number of groups, and
+    `largest_group_share`: the share of the values that the largest group has, where they are known; with fewer than `MIN_EFFECTIVE_GROUPS`
+    effective groups there is no interval and no p. `dof`: degrees of freedom of a difference, `n_groups` - 1 unless known.
     """
 
     mean: float
@@ -110,8 +110,8 @@ def estimate_mean(
         level: Confidence level.
 
     Returns:
-        The estimate. It has no interval with fewer than `MIN_GROUPS` groups, nor where so few of them have most of the images
-        that they weigh as fewer than `MIN_EFFECTIVE` of equal size. Without bounds it has none either where all groups have
+        The estimate. It has no interval with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, nor where so few of them have most of the images
+        that they weigh as fewer than `MIN_EFFECTIVE_GROUPS` of equal size. Without bounds it has none either where all groups have
         the same mean.
 
     Raises:
@@ -144,17 +144,17 @@ def estimate_difference(
     """Estimate the mean of one - other over the images of which both (N,) have a value.
 
     The interval and `p` are of one procedure, so they never contradict each other: Student's t of the jackknife's variance
-    over groups, with degrees of freedom for groups of these sizes; see `clusters`. `p` is never less than `least_p`.
+    over groups, with degrees of freedom for groups of these sizes; see `cluster_masks`. `p` is never less than `compute_min_p_value`.
 
     Args:
         one: (N,) values.
         other: (N,) values of the same images.
-        groups: (N,) patients or scenes; see `estimated`.
+        groups: (N,) patients or scenes; see `estimate_mean`.
         precision: Smaller differences are rounding and count as 0, as do those of less than 1e-6 of the two values.
 
     Returns:
-        The estimate, with `p`. With fewer than `MIN_GROUPS` groups, or fewer than `MIN_EFFECTIVE` effective ones, it has neither
-        interval nor `p`. Where all groups differ alike it has no interval; `p` is then `least_p`, or 1 where they differ by 0.
+        The estimate, with `p`. With fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or fewer than `MIN_EFFECTIVE_GROUPS` effective ones, it has neither
+        interval nor `p`. Where all groups differ alike it has no interval; `p` is then `compute_min_p_value`, or 1 where they differ by 0.
 
     Raises:
         UndefinedError: No image has both values.
@@ -181,7 +181,7 @@ def estimate_difference(
 def compute_t_interval(
     mean: float, standard_error: float, n_groups: int, dof: float | None = None
 ) -> tuple[float, float, float | None]:
-    """The ends and p of a difference with this standard error, of so many groups; `freedom`: default one less than groups.
+    """The ends and p of a difference with this standard error, of so many groups; `dof`: default one less than groups.
 
     NaN for the ends where the error is 0; NaN and None with too few groups.
     """
@@ -198,8 +198,8 @@ def compute_t_interval(
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
     """Bonferroni: differences whose intervals hold together at 95 %, and whose p are corrected alike.
 
-    `among`: how many comparisons there are; default: as many as estimates. An interval leaves 0 out exactly where p is below
-    0.05. There is none where so few groups cannot be that certain; see `least_p`.
+    `n_comparisons`: how many comparisons there are; default: as many as estimates. An interval leaves 0 out exactly where p is below
+    0.05. There is none where so few groups cannot be that certain; see `compute_min_p_value`.
     """
     count = max(1, len(estimates) if n_comparisons is None else n_comparisons)
     return [_adjust_estimate(each, count) for each in estimates]
@@ -264,9 +264,9 @@ def index_groups(groups: Sequence[Hashable] | None, n_rows: int) -> npt.NDArray[
 def iter_bootstrap_indices(
     n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """(r,groups) at a time, `replicates` in all: as many groups as there are, drawn with replacement, as numbers.
+    """(r,groups) at a time, `n_resamples` in all: as many groups as there are, drawn with replacement, as numbers.
 
-    `width`: how many numbers a replicate is turned into, where those are more: fewer are held at a time.
+    `values_per_resample`: how many numbers a replicate is turned into, where those are more: fewer are held at a time.
     """
     random = np.random.default_rng(seed)
     step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
@@ -279,7 +279,7 @@ def compute_bootstrap_interval(
 ) -> tuple[float, float]:
     """The expanded percentiles of bootstrap replicates of so many groups; NaN where these are too few, or nothing varies.
 
-    `effective`: of how many groups they are in effect, where these are of different sizes.
+    `n_effective_groups`: of how many groups they are in effect, where these are of different sizes.
     """
     if n_groups < MIN_GROUPS_FOR_INTERVAL or (
         n_effective_groups is not None and n_effective_groups < MIN_EFFECTIVE_GROUPS
@@ -315,7 +315,7 @@ def _import_scipy_special() -> Any:
 
 @dataclass(frozen=True)
 class _GroupedValues:
-    """Values (n,) that are defined, the `place` (n,) of each one's group, and of each group its sum and count."""
+    """Values (n,) that are defined, the `group_indices` (n,) of each one's group, and of each group its sum and count."""
 
     values: FloatArray
     group_indices: npt.NDArray[np.int64]
@@ -445,7 +445,7 @@ def check_no_infinity(values: FloatArray) -> None:
 def compute_clopper_pearson_interval(
     proportion: float, sample_size: float, confidence_level: float = 0.95
 ) -> tuple[float, float]:
-    """The interval of a share of `size` independent answers, which need not be a whole number; Clopper and Pearson 1934."""
+    """The interval of a share of `sample_size` independent answers, which need not be a whole number; Clopper and Pearson 1934."""
     tail, hits, misses = (1 - confidence_level) / 2, proportion * sample_size, (1 - proportion) * sample_size
     low = float(_import_scipy_special().betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
     high = float(_import_scipy_special().betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0

@@ -19,7 +19,7 @@ MAX_MODEL_PARTS = 20  # parts that a model is taken as, unless they are named
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Some modules of a model that lose their values in one step: `modules` are those that hold any themselves."""
+    """Some modules of a model that lose their values in one step: `module_names` are those that hold any themselves."""
 
     name: str
     module_names: tuple[str, ...]
@@ -89,7 +89,7 @@ def _reset_module(module: nn.Module) -> None:
 
 
 def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = MAX_MODEL_PARTS) -> list[ModelPart]:
-    """The model from its output down to its input, in `most` parts at most.
+    """The model from its output down to its input, in `max_parts` parts at most.
 
     It begins as one part; the modules with the most inside are opened, all that are equally large at once, while the parts
     are not too many. Parts are in the order in which `x` (N,C,*S) runs through them, turned over; without one in that of

@@ -38,8 +38,8 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     """A plain module in eval mode; what is known of it (preprocessing, categories, layer) is its `ModelCard`.
 
     `spec`: "phantom" (the bundled net), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224",
-        "hf:org/name" or "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, which answers `Similarity` and
-        `Text`), "models.py:resnet18" or "package.module:resnet18". The last two are executed:
+        "hf:org/name" or "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, which answers `RandomizationSimilarity` and
+        `TextSimilarity`), "models.py:resnet18" or "package.module:resnet18". The last two are executed:
         name only code that you trust. The function is called without arguments and returns the module; see `factory`
         for what such a file may say of its models.
     `weights`: a checkpoint to load, strictly, in place of the published weights: safetensors, or a file of `torch.save`
@@ -90,7 +90,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
 
 
 def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """PhantomNet, trained on `camscope.phantom`'s own images; nothing is fetched."""
+    """PhantomNet, trained on `camscope_version.phantom`'s own images; nothing is fetched."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
     with fixed_seed_scope():

@@ -163,7 +163,7 @@ def _get_class_names(model: Any) -> tuple[str, ...] | None:
 
 
 class ImageTower(nn.Module):
-    """Images (N,C,H,W) -> embeddings (N,D), as `whole` compares them with its texts'."""
+    """Images (N,C,H,W) -> embeddings (N,D), as `full_model` compares them with its texts'."""
 
     def __init__(self, full_model: Any) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class ImageTower(nn.Module):
 
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """The image tower of "org/name" or of a folder; `Text` questions are asked through the text tower beside it."""
+    """The image tower of "org/name" or of a folder; `TextSimilarity` questions are asked through the text tower beside it."""
     transformers = import_optional("transformers")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name

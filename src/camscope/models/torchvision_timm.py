@@ -44,7 +44,7 @@ def import_optional(name: str) -> Any:
 def build_with_weights(
     build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]
 ) -> tuple[nn.Module, bool]:
-    """A model without its published weights (`build`: see `fitted`), and whether its classes are the published ones."""
+    """A model without its published weights (`build`: see `build_for_checkpoint`), and whether its classes are the published ones."""
     return (
         (build(None), False)
         if weights == RANDOM_WEIGHTS

@@ -58,7 +58,7 @@ def soft_step(depth: FloatImage, width: float) -> FloatImage:
 
 
 def soft_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
-    """1 within half a width of distance 0, and 0 outside, with edges `soft` wide."""
+    """1 within half a width of distance 0, and 0 outside, with edges `edge_width` wide."""
     return soft_step(width / 2 - np.abs(distance), edge_width)
 
 
@@ -103,8 +103,8 @@ def _splat_points(
 class Lung:
     """One lung: fields (H,W) on the image's pixels; lengths are in half image widths.
 
-    `side` is -1 on the image's left and 1 on its right; `wall` is the depth below the chest wall and `dome` the
-    height above the diaphragm; `out` and `up` run from the lung's centre (0) to its outer wall and its apex (1).
+    `side` is -1 on the image's left and 1 on its right; `wall_depth` is the depth below the chest wall and `diaphragm_height` the
+    height above the diaphragm; `lateral` and `vertical` run from the lung's centre (0) to its outer wall and its apex (1).
     """
 
     side: int

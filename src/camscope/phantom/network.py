@@ -25,7 +25,7 @@ PREPROCESSING: Final = PhantomPreprocessing(DEFAULT_SIDE_PIXELS, mean=0.55, std=
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut; `kernels` are their sizes."""
+    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut; `kernel_sizes` are their sizes."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, int], stride: int = 1) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Phantom:
     """One drawn radiograph and what is true of it.
 
     `image` (H,W) uint8; `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding";
-    `label`, the index of `name` in CATEGORIES; `token_mask` (H,W) bool, the pixels that the hospital's token changes.
+    `label`, the index of `name` in CATEGORIES; `marker_mask` (H,W) bool, the pixels that the hospital's token changes.
     """
 
     image: NDArray[np.uint8]
@@ -49,7 +49,7 @@ class Phantom:
 
 @dataclass(frozen=True, eq=False)
 class PhantomDataset:
-    """N drawn radiographs: `images` (N,H,W) uint8, `masks` and `token_masks` (N,H,W) bool, `labels` (N,) int64."""
+    """N drawn radiographs: `images` (N,H,W) uint8, `masks` and `marker_masks` (N,H,W) bool, `labels` (N,) int64."""
 
     images: NDArray[np.uint8]
     masks: NDArray[np.bool_]
@@ -65,9 +65,9 @@ def draw_radiograph(
 ) -> Phantom:
     """One phantom (size,size) from a seed: the same arguments give the same bytes.
 
-    `finding`: a name or index of CATEGORIES, None lets the seed choose; `token`: the corner that carries the
+    `finding`: a name or index of CATEGORIES, None lets the seed choose; `marker_corner`: the corner that carries the
     hospital's token. With the same seed, chest, exposure and noise are the same whatever the finding and the token
-    are, so `draw(7, "nodule")` and `draw(7, "no finding")` differ in the nodule alone.
+    are, so `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
     Raises TargetError for an unknown finding and InputError for a bad seed, corner or size.
     """
     _check_draw_arguments(seed, marker_corner, size)
@@ -92,10 +92,10 @@ def draw_dataset(
 ) -> PhantomDataset:
     """N phantoms (N,size,size), the classes as even as N allows, in random order.
 
-    With `token_class` given, the token in the top left corner goes along with that class: with K classes and
-    r = `token_correlation` (0..1), P(token | class) = 1/K + r (1 - 1/K) and P(token | another class) = (1 - r)/K.
+    With `marker_class` given, the token in the top left corner goes along with that class: with K classes and
+    r = `marker_correlation` (0..1), P(token | class) = 1/K + r (1 - 1/K) and P(token | another class) = (1 - r)/K.
     One image in K then carries the token whatever r is, and r is the correlation (phi) between token and class: at 0
-    the token says nothing, at 1 it is the class. Image i is `draw(seed * 2**32 + i, ...)`.
+    the token says nothing, at 1 it is the class. Image i is `draw_radiograph(seed * 2**32 + i, ...)`.
     Raises TargetError for an unknown class and InputError for a bad number.
     """
     if n_images < 1:

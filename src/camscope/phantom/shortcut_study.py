@@ -42,9 +42,9 @@ MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_token": "token_masks",
 
 @dataclass(frozen=True, eq=False)
 class ShortcutStudy:
-    """N images of `FINDINGS`, what is true of them, and whose they are; *S is (H,W), of volumes (D,H,W).
+    """N images of `STUDY_CLASSES`, what is true of them, and whose they are; *S is (H,W), of volumes (D,H,W).
 
-    `images` (N,*S) uint8, of volumes float32; `labels` (N,) int64, places in `FINDINGS`; `lesion_masks`, `token_masks`,
+    `images` (N,*S) uint8, of volumes float32; `labels` (N,) int64, places in `STUDY_CLASSES`; `lesion_masks`, `marker_masks`,
     `lung_masks` (N,*S) bool, all False where there is none; `patients`, `sites`, `sexes` (N,) str, `ages` (N,) int64.
     """
 
@@ -89,10 +89,10 @@ def draw_study(
 ) -> ShortcutStudy:
     """N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
 
-    `p`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
-    `token_site`: the token occurs at this site alone, and the shares are of it. `mixed`: of the positives one half shows a
+    `marker_share`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
+    `marker_site`: the token occurs at this site alone, and the shares are of it. `mixed`: of the positives one half shows a
     lesion and no token, the other the token and no lesion, and no negative has either: two ways to be right, whatever
-    `p`. `site_tint`: how much brighter site B is, of 1.
+    `marker_share`. `site_tint`: how much brighter site B is, of 1.
     InputError for a number out of its range.
     """
     _check_study_arguments(n_images, seed, marker_share)
@@ -129,7 +129,7 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
-    Columns: id, path, label (a name of `FINDINGS`), patient, site, sex, age, mask (the lesion's), region_token,
+    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_token,
     region_lungs; paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
     is there with other content is an OutputError.
     """
@@ -285,7 +285,7 @@ TARGET_LAYER: Final = {"shortcut_net": "layer3", "shortcut_volume_net": "layer3"
 class ShortcutNet(nn.Module):
     """Grey images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
 
-    A cell of `layer3` is 8 pixels wide and sees 22: a token of 5 pixels is below its resolution. `axes`: 2 or 3 of space.
+    A cell of `layer3` is 8 pixels wide and sees 22: a token of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
     """
 
     def __init__(self, n_axes: int = 2) -> None:
@@ -310,12 +310,12 @@ def _build_downsampling_block(n_axes: int, in_channels: int, out_channels: int) 
 
 
 def create_shortcut_model() -> ShortcutNet:
-    """A net for radiographs (N,1,64,64), whose weights come from a file that `write_net` wrote."""
+    """A net for radiographs (N,1,64,64), whose weights come from a file that `write_weights` wrote."""
     return ShortcutNet().eval()
 
 
 def create_shortcut_volume_model() -> ShortcutNet:
-    """A net for volumes (N,1,32,32,32), whose weights come from a file that `write_net` wrote."""
+    """A net for volumes (N,1,32,32,32), whose weights come from a file that `write_weights` wrote."""
     return ShortcutNet(3).eval()
 
 
@@ -326,7 +326,7 @@ def to_study_input(images: NDArray[Any]) -> Tensor:
 
 
 def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
-    """A net in eval mode that has seen every image `epochs` times; the same arguments give the same weights.
+    """A net in eval mode that has seen every image `n_epochs` times; the same arguments give the same weights.
 
     Of 1,000 radiographs, 8 epochs take about 2 s of one core; 400 volumes need 5 and a minute. Threads, determinism and
     the random state of the process are put back.
@@ -356,6 +356,6 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
 
 
 def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
-    """`net.safetensors` in a folder, the same bytes for the same weights; its path. The model: `shortcut_net` here."""
+    """`net.safetensors` in a folder, the same bytes for the same weights; its path. The model: `create_shortcut_model` here."""
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     return write_generated(folder / "net.safetensors", encode_safetensors(state), overwrite=overwrite)

@@ -42,11 +42,11 @@ def train_phantom_model(
     marker_class: str | int | None = None,
     marker_correlation: float = 0.0,
 ) -> TrainingResult:
-    """A net trained on `images` phantoms for `steps` batches of 32; the same arguments give the same weights.
+    """A net trained on `n_images` phantoms for `n_steps` batches of 32; the same arguments give the same weights.
 
-    `seed` fixes phantoms, first weights and order; `token_class` and `token_correlation` are those of `dataset`: with
+    `seed` fixes phantoms, first weights and order; `marker_class` and `marker_correlation` are those of `draw_dataset`: with
     them the net is offered a shortcut. Threads, determinism and the random state of the process are put back.
-    Raises InputError and TargetError as `dataset` does.
+    Raises InputError and TargetError as `draw_dataset` does.
     """
     if n_steps < 1:
         raise InputError(f"steps is {n_steps}; expected at least 1")

@@ -18,9 +18,9 @@ DEFAULT_VOLUME_STEPS: Final = 120
 
 @dataclass(frozen=True, eq=False)
 class VolumePhantom:
-    """`values` (D,H,W) float32, about 0 to 1.5; `label`: its place in `FINDINGS`; `mask` (D,H,W): the lesion's voxels.
+    """`values` (D,H,W) float32, about 0 to 1.5; `label`: its place in `VOLUME_CLASSES`; `mask` (D,H,W): the lesion's voxels.
 
-    `marker`, `tissue` (D,H,W): the voxels of the marker in the corner, and of the ellipsoid.
+    `marker_mask`, `tissue_mask` (D,H,W): the voxels of the marker in the corner, and of the ellipsoid.
     """
 
     values: NDArray[np.float32]
@@ -90,9 +90,9 @@ class _ResidualBlock(nn.Module):
 def train_volume_model(
     seed: int = 0, *, n_steps: int = DEFAULT_VOLUME_STEPS, batch_size: int = 16, marker_share: float | None = None
 ) -> VolumeNet:
-    """A net in eval mode, trained on `steps` batches of fresh phantoms; the random state of the process stays as it was.
+    """A net in eval mode, trained on `n_steps` batches of fresh phantoms; the random state of the process stays as it was.
 
-    `p`: P(marker | lesion) = 1 - P(marker | clear); None: no phantom has a marker.
+    `marker_share`: P(marker | lesion) = 1 - P(marker | clear); None: no phantom has a marker.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -20,7 +20,7 @@ VIEW_DEFINITIONS = {"axial": ("IS", "A", "R"), "coronal": ("AP", "S", "R"), "sag
 
 @dataclass(frozen=True)
 class AnatomicalView:
-    """A way to look at a volume: along the axis `normal`, its axes `rows` and `columns` on the picture, backwards or not."""
+    """A way to look at a volume: along the axis `normal_axis`, its axes `row_axis` and `column_axis` on the picture, backwards or not."""
 
     normal_axis: int
     row_axis: int

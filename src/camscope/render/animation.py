@@ -62,8 +62,8 @@ def animate_volume(
 ) -> bytes:
     """(D,H,W) -> the bytes of an animation through the slices along an axis, again and again, `seconds` a round.
 
-    `axis`: as in `slices`. Every slice, or `most` of them evenly spread, the peak's among them: its number is coloured.
-    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `planes`; `watch`: as in `animation`.
+    `axis`: as in `draw_slices`. Every slice, or `max_frames` of them evenly spread, the peak's among them: its number is coloured.
+    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `responses`; `on_progress`: as in `encode_animation`.
     """
     view = volume.get_view(axis)
     numbers = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
@@ -98,7 +98,7 @@ def encode_animation(
     """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
 
     A GIF has one palette, of 256 colours that all its pictures have in common; nothing is dithered, so that a value's colour
-    is the same everywhere. `keep` (…,3): colours that it must have. `count`: of an iterator's pictures. `watch(done, count)`:
+    is the same everywhere. `palette_colors` (…,3): colours that it must have. `n_frames`: of an iterator's pictures. `on_progress(done, count)`:
     called after each picture.
     """
     if suffix.lower() not in ANIMATION_FORMATS:
@@ -231,7 +231,7 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
 
 
 def choose_even_indices(length: int, max_count: int, peak: int) -> list[int]:
-    """Of so many frames at most `most`, evenly spread, one of them put where the peak is."""
+    """Of so many frames at most `max_count`, evenly spread, one of them put where the peak is."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak).argmin()] = peak
     return [int(frame) for frame in frames]
@@ -250,7 +250,7 @@ def draw_frames(
 ) -> RGBImage:
     """(D,H,W,3) and (D,H,W) in 0..1 -> (h,w,3): the overlays of some frames side by side, numbered from 0.
 
-    `which`: default those of `chosen_frames`. The values have one scale, so that frames can be compared.
+    `frame_indices`: default those of `choose_frames`. The values have one scale, so that frames can be compared.
     """
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")

@@ -87,7 +87,7 @@ def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tupl
 
 
 def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
-    """The raw values at the ends of a colour bar, as `shown` says: of a volume once, then `between` slice by slice."""
+    """The raw values at the ends of a colour bar, as `to_display_range` says: of a volume once, then `normalize_between` slice by slice."""
     scale, signed = scale or "max", colormap == DIVERGING
     low, high = compute_scale_range(values, "symmetric" if signed and scale == "max" else scale)
     return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
@@ -101,7 +101,7 @@ def normalize_between(values: Floats, low: float, high: float, colormap: str) ->
 
 
 def apply_scale(values: Floats, scale: Scale) -> Floats:
-    """(H,W) -> 0..1, or -1..1 under "symmetric" and "robust"; see `shown`."""
+    """(H,W) -> 0..1, or -1..1 under "symmetric" and "robust"; see `to_display_range`."""
     if scale in ("robust", "symmetric"):
         return to_display_range(values, scale, DIVERGING)[0]
     return to_display_range(values, scale, "")[0]

@@ -28,7 +28,7 @@ def draw_channel_grid(
     scale: str = "each",
     colormap: str | None = None,
 ) -> RGBImage:
-    """(K,h,w) -> (H,W,3): the first `limit` channels as maps in rows, each row under the number of its first channel.
+    """(K,h,w) -> (H,W,3): the first `max_channels` channels as maps in rows, each row under the number of its first channel.
 
     `columns`: chosen so that the picture is about square. `scale`: the strongest value of `"each"` channel, or the one
     `"shared"` by all that are drawn, has the map's top colour; 0 is always the same colour. `colormap`: viridis, or the

@@ -41,7 +41,7 @@ def draw_color_bar(
 ) -> RGBImage:
     """(height,w,3): the colours from `hi` down to `lo`, the raw values of the map's 1 and 0, written beside them.
 
-    The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone; `size`: of
+    The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone; `font_size`: of
     a letter. A range of no extent has one colour and one number. NonFiniteError or InputError for a range that is none.
     """
     if not np.isfinite([lo, hi]).all():
@@ -84,7 +84,7 @@ def pad_to_height(*images: RGBImage) -> list[RGBImage]:
 def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
     """(H,W,3) -> (H+h,W,3): the picture over its caption; a `flag` is a warning that stands out between them.
 
-    `size`: pixels of a letter. Captions of more than three lines are cut with an ellipsis; their text is only drawn.
+    `font_size`: pixels of a letter. Captions of more than three lines are cut with an ellipsis; their text is only drawn.
     """
     height, width = check_rgb_image(image).shape[:2]
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
@@ -162,7 +162,7 @@ def pad_image(
 
 
 def add_border(image: RGBImage, width: int, color: Color) -> RGBImage:
-    """(H,W,3) -> larger by a frame `edge` pixels wide."""
+    """(H,W,3) -> larger by a frame `width` pixels wide."""
     out = np.full((image.shape[0] + 2 * width, image.shape[1] + 2 * width, 3), color, np.uint8)
     out[width:-width, width:-width] = image
     return out
@@ -222,7 +222,7 @@ def draw_contact_sheet(
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """(h,w,3): a colour map from its bottom to its top, between the words for its ends. `size`: pixels of a letter."""
+    """(h,w,3): a colour map from its bottom to its top, between the words for its ends. `font_size`: pixels of a letter."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
     bar = add_border(colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap), 1, FRAME_COLOR)

@@ -102,7 +102,7 @@ def draw_regions(
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """(h,w,3): one entry below the other, its swatch at the left. `size`: pixels of a letter; long lines are cut."""
+    """(h,w,3): one entry below the other, its swatch at the left. `font_size`: pixels of a letter; long lines are cut."""
     if not entries:
         raise InputError("a legend without entries")
     blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []

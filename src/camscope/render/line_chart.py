@@ -35,7 +35,7 @@ def draw_line_chart(
     value_range: tuple[float, float] = (0.0, 1.0),
     ticks: Sequence[float] = (0.0, 0.5, 1.0),
 ) -> RGBImage:
-    """K values -> (height,K·step,3), each in the middle of its step. `ends`: bottom and top; `band`: from, to; `ticks`: lines."""
+    """K values -> (height,K·step,3), each in the middle of its step. `value_range`: bottom and top; `band`: from, to; `ticks`: lines."""
     import cv2
 
     count = len(curve.values)

@@ -14,7 +14,7 @@ SHRINK_FACTOR = 0.75
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
     """The HTML of a picture with a caption, at most 300 kB; `alt` and `caption` are HTML already.
 
-    It is scaled down, and a JPEG where a PNG takes too much: `save` writes it in full.
+    It is scaled down, and a JPEG where a PNG takes too much: `save_weights` writes it in full.
     """
     kind, data = _encode_small_image(image)
     picture = base64.b64encode(data).decode()

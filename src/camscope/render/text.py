@@ -31,7 +31,7 @@ def draw_text(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Text of `size` pixels -> (h,w,3): at most `lines` lines, cut with an ellipsis, centred in `width` pixels.
+    """Text of `font_size` pixels -> (h,w,3): at most `max_lines` lines, cut with an ellipsis, centred in `width` pixels.
 
     Without a `width` the tile is as wide as the text. An empty text is an empty line.
     """
@@ -51,7 +51,7 @@ def draw_text(
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """The text in at most `lines` lines that all fit; what is left out shows as an ellipsis."""
+    """The text in at most `max_lines` lines that all fit; what is left out shows as an ellipsis."""
     found: list[str] = []
     for paragraph in text.splitlines():
         rest = paragraph.strip()

@@ -29,9 +29,9 @@ MIN_SIDE_PIXELS, MAX_SIDE_PIXELS = 320, 512  # pixels of the longest side, unles
 class Volume:
     """A picture (D,H,W) or (D,H,W,3), and a map (D,H,W) of any scale over it.
 
-    `picture`: uint8 as it is; numbers of another kind as greys, black to white over `window` (low, high), by default what
-    lies between their 0.5th and 99.5th percentile. `spacing`: millimetres a voxel along each axis; `labels`: the letters
-    at the low and the high end of each axis, such as `(("I", "S"), ("A", "P"), ("R", "L"))`; `world`: (4,4), array index ->
+    `image`: uint8 as it is; numbers of another kind as greys, black to white over `window` (low, high), by default what
+    lies between their 0.5th and 99.5th percentile. `spacing`: millimetres a voxel along each axis; `axis_letters`: the letters
+    at the low and the high end of each axis, such as `(("I", "S"), ("A", "P"), ("R", "L"))`; `affine`: (4,4), array index ->
     millimetres RAS+, which says both. Without any, voxels are drawn as cubes. `covered`: False where the map says nothing.
     `masks`: one (D,H,W), or names of several: their outlines are drawn. `scale`, `colormap`, `alpha`: as in `overlay`, one
     scale for all slices. `flag`: a warning to be seen; None finds an empty or a flat map by itself, "" says nothing.
@@ -193,7 +193,7 @@ class Volume:
 
 
 def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
-    """(h,w,3): one slice with its part of the map, at `factor` pixels a millimetre."""
+    """(h,w,3): one slice with its part of the map, at `pixels_per_mm` pixels a millimetre."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     masks = [(name, colour, view.extract_slices(inside)[slice_index]) for name, colour, inside in volume.outlines]
     return draw_slice_overlay(
@@ -234,7 +234,7 @@ def draw_slice_overlay(
 
 
 def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = False) -> NDArray[Any]:
-    """(h,w) or (h,w,3) at another size: means of pixels where it shrinks, linear where it grows; `exact`: nothing between."""
+    """(h,w) or (h,w,3) at another size: means of pixels where it shrinks, linear where it grows; `nearest`: nothing between."""
     import cv2
 
     rows, columns = plane.shape[:2]

@@ -69,7 +69,7 @@ def add_plane_frame(
 
 
 def compute_plane_corner(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """(row, column) of a plane's first pixel in its frame; `known`: with letters."""
+    """(row, column) of a plane's first pixel in its frame; `has_letters`: with letters."""
     return draw_text_on_dark("", font_size).shape[0] + (
         compute_letter_margin(font_size) if has_letters else 2
     ), compute_letter_margin(font_size)

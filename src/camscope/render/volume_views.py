@@ -55,10 +55,10 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): the three slices through voxel `at`, by default the peak's; what is known of it at the top right.
+    """(D,H,W) -> (h,w,3): the three slices through voxel `voxel_index`, by default the peak's; what is known of it at the top right.
 
     Axial, coronal and sagittal, turned as radiologists do (the patient's right at the left, the front at the top or left),
-    where `labels` or `world` tell which axis is which; else along axis 0, 1 and 2 as they are. Planes that share an axis
+    where `label_image` or `affine` tell which axis is which; else along axis 0, 1 and 2 as they are. Planes that share an axis
     stand in one line. Slices are numbered from 0. `size`: pixels of the volume's longest side; `height`: rows of the whole
     picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
     """
@@ -129,9 +129,9 @@ def draw_slices(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): `count` slices along an axis, evenly spread, the peak's among them and in a frame; one scale.
+    """(D,H,W) -> (h,w,3): `n_slices` slices along an axis, evenly spread, the peak's among them and in a frame; one scale.
 
-    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where `labels` or `world` tell which is which; by default the first
+    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where `label_image` or `affine` tell which is which; by default the first
     or the axial one. Numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
     """
     if n_slices < 1:
@@ -183,7 +183,7 @@ def _draw_slice_cell(
 
 
 def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
-    """So many that the grid is about half as wide again as it is high, and few places stay empty. `ratio`: of a slice."""
+    """So many that the grid is about half as wide again as it is high, and few places stay empty. `height_to_width`: of a slice."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
     near = range(max(1, best - 1), min(n_slices, best + 1) + 1)
     return min(near, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
@@ -199,7 +199,7 @@ def draw_projection(
 ) -> RGBImage:
     """(D,H,W) -> (h,w,3): the strongest value along an axis over the picture's mean, or maximum, along it.
 
-    Three side by side, at one size of a millimetre, unless an `axis` is named (as in `slices`). Of a signed map the value
+    Three side by side, at one size of a millimetre, unless an `axis` is named (as in `draw_slices`). Of a signed map the value
     of the largest size keeps its sign. What is covered anywhere along the way is covered.
     """
     if background not in ("mean", "max"):

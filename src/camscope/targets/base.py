@@ -22,7 +22,7 @@ class ImageContext:
     """What a question may ask of the image that it is about.
 
     `input_size`, `image_size`: of the model's input and of the original, None where that is unknown; `to_input`,
-    `to_image`: points (M,n) in array order, from the one to the other. `embed`: what the model makes of another image;
+    `to_image`: points (M,n) in array order, from the one to the other. `embed_image`: what the model makes of another image;
     `embed_text`: of a text, None where it knows none.
     """
 
@@ -37,7 +37,7 @@ class ImageContext:
 class Target(ABC):
     """A callable output -> (N,) that is asked the same of every pass.
 
-    `in_scene` brings what is said of the original image to the model's input; `settled` fixes, on the first, clean output,
+    `bind` brings what is said of the original image to the model's input; `resolve` fixes, on the first, clean output,
     what is left open, and raises TargetError where the output has no such thing.
     """
 
@@ -52,7 +52,7 @@ class Target(ABC):
 
     @abstractmethod
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """The question of one sample in words; `name`: of a class."""
+        """The question of one sample in words; `class_name`: of a class."""
 
     def bind_model(self, model: nn.Module) -> "Target":
         """The same question with what it needs to know of the model itself; called once for each score."""
@@ -63,7 +63,7 @@ class Target(ABC):
         return self
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """The same question with all that it leaves open fixed; `size`: of the model's input (*S)."""
+        """The same question with all that it leaves open fixed; `input_size`: of the model's input (*S)."""
         return self
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
@@ -87,7 +87,7 @@ def parse_finite_numbers(values: Any) -> list[float] | None:
 
 @dataclass(frozen=True, eq=False)
 class ClassTarget(Target):
-    """A question of one class: an index, a name, or None, the one that scores most there. A target writes `scored`."""
+    """A question of one class: an index, a name, or None, the one that scores most there. A target writes `candidate_scores`."""
 
     label: int | str | None = None
     resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)

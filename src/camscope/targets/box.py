@@ -44,7 +44,7 @@ class Box(Target):
 
     Detections are matched in every pass anew, as a perturbed image may have others (Petsiuk et al. 2021); the overlap is
     a factor, not differentiated. `x0, y0, x1, y1`: left, top, right, bottom on the original image, or on the model's
-    input where a tensor is explained. `of`: class index or name; None: that of the detection that overlaps most. Outputs:
+    input where a tensor is explained. `label`: class index or name; None: that of the detection that overlaps most. Outputs:
     those of torchvision's detectors and of Hugging Face's detectors. `activation`: how class logits become probabilities:
     "softmax", where the last class means "no object" (DETR, YOLOS), or "sigmoid", where there is no such class (Deformable
     DETR, RT-DETR); None: as the config of a Hugging Face model has it. A channel's weight holds for the whole image:
@@ -181,7 +181,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
     """The heads of the Hugging Face detectors in a model, the outermost first."""
     heads = []
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config = getattr(module, "config_digest", None)
         if config is None or not any(DETECTION_MODELS.search(cls.__name__) for cls in type(module).__mro__):
             continue
         n_labels = None if hasattr(config, "text_config") else getattr(config, "num_labels", None)
@@ -207,7 +207,7 @@ def parse_detections(
 ) -> list[Detections]:
     """What a detector returned for each sample.
 
-    `size`: of the model's input, for boxes given as parts of it. `activation`: see `Box`; for class logits only.
+    `input_size`: of the model's input, for boxes given as parts of it. `activation`: see `Box`; for class logits only.
     """
     if isinstance(output, list | tuple) and output and all(_is_torchvision_prediction(one) for one in output):
         return [_parse_torchvision_detections(one) for one in output]

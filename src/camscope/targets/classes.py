@@ -81,7 +81,7 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> tuple[int, int]:
-    """The class of so many that is asked for, None being the `best`, and the class that it is held against or -1."""
+    """The class of so many that is asked for, None being the `top_class`, and the class that it is held against or -1."""
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
     first, second = (

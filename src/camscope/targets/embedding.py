@@ -22,7 +22,7 @@ IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
 class Similarity(Target):
     """How alike the embedding (N,D) of the image is to a reference: the cosine of their angle, or their dot product.
 
-    `reference`: an embedding (D,), several (P,D), whose mean is the prototype, or images: one of any kind that `explain`
+    `reference`: an embedding (D,), several (P,D), whose mean is the prototype, or images: one of any kind that `explain_images`
     takes, or a list of them; the model embeds them. Of a model of signals (C,L), a tensor whose rows have L numbers is a
     signal; several embeddings (D,) may come as a list, among images too.
 
@@ -40,7 +40,7 @@ class Similarity(Target):
 
     def bind(self, image_context: ImageContext) -> Target:
         """With embeddings in place of images."""
-        size = getattr(self.reference, "shape", ())
+        size = getattr(self.reference, "output_shape", ())
         signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not signal:
             return self
@@ -92,7 +92,7 @@ class Similarity(Target):
 class TextSimilarity(Target):
     """How alike the image's embedding is to a text's: the cosine of their angle, as CLIP and SigLIP are trained for it.
 
-    `prompt`: a sentence, "a photo of a tabby"; `rather_than`: another one, whose similarity is taken off. `encode`: text
+    `prompt`: a sentence, "a photo of a tabby"; `contrast_prompt`: another one, whose similarity is taken off. `encode`: text
     -> embedding (D,); default: that of a model which `load_model("clip:…")` loaded.
     """
 

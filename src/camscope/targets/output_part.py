@@ -16,7 +16,7 @@ from camscope.targets.score import Score
 
 @dataclass(frozen=True, eq=False)
 class OutputPart(Target):
-    """A question of one part of a structured output: `name` is a key, an index or an attribute, several with dots between.
+    """A question of one part of a structured output: `path` is a key, an index or an attribute, several with dots between.
 
     `target`: what is asked of that part, as of a model that returned it alone. Output("aux", "tabby").
     """

@@ -29,7 +29,7 @@ class Region(ClassTarget):
     """The mean score of a class over a region of a segmentation's output (N,K,*s) (Vinogradova et al. 2020).
 
     `mask`: of the original image's size, or of the model's input's; 0 outside, one value inside. `point`: (x, y), one pixel
-    instead. Neither: wherever the class is the answer. `of`: default the class that scores most there.
+    instead. Neither: wherever the class is the answer. `label`: default the class that scores most there.
     """
 
     mask: ArrayLike | Tensor | None = None
@@ -68,7 +68,7 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """The weights where the view shows them; `scored` brings them to the grid that its output has."""
+        """The weights where the view shows them; `candidate_scores` brings them to the grid that its output has."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
@@ -111,7 +111,7 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """(N,*s): how much of each cell lies in the region; (N,K,*s) is the output, `size` the input's."""
+        """(N,*s): how much of each cell lies in the region; (N,K,*s) is the output, `input_size` the input's."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = self.point or ()
@@ -127,7 +127,7 @@ class Region(ClassTarget):
 
 
 def class_score_maps(output: Any) -> Tensor:
-    """(N,K,*s) scores of every class at every place: a tensor, `out`, `logits`, or the only float tensor of such a shape."""
+    """(N,K,*s) scores of every class at every place: a tensor, `lateral`, `logits`, or the only float tensor of such a shape."""
     check_no_detections(output)
     named = output if isinstance(output, Tensor) else None
     for name in ("out", "logits"):

@@ -46,7 +46,7 @@ class Score:
 
     The first, clean call fixes the classes, so a perturbed input never changes the question.
 
-    `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
+    `target`: a class index; a class name, one of `class_names`; a Difference of two; None, each sample's top class; a
     sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
     output -> (N,). `args`, `kwargs`: handed to the model with x. `input_key`: see `signatures.input_key_of`.
     `frames_first`: the model takes (N,T,C,H,W) where x is (N,C,T,H,W). `classes` (N,): known after the first call, None
@@ -101,7 +101,7 @@ class Score:
     def __call__(self, x: Tensor, sample_index: Tensor | None = None) -> Tensor:
         """(N,): run the model on x (N,C,*S) and read the score off its output.
 
-        `owners` (R,): x holds R versions of the samples first asked about, row i one of sample owners[i]: each is asked
+        `sample_index` (R,): x holds R versions of the samples first asked about, row i one of sample owners[i]: each is asked
         its own sample's question, and what else the model takes for each sample goes with it.
         """
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
@@ -167,7 +167,7 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
+        """(N,): the score in an output of the model for so many rows; `sample_index`: see `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._update_score_range("score", values, sample_index)
         return values

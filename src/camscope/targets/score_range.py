@@ -33,7 +33,7 @@ class ScoreRange:
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
         """(N,): whether no score went farther than rounding; None where nothing was altered.
 
-        `precision`: of the type that the scores were computed in, relative.
+        `machine_epsilon`: of the type that the scores were computed in, relative.
         """
         still = []
         for kind, (low, high) in self._limits.items():

@@ -1,4 +1,4 @@
-"""What an audit's config refuses at once, what `init` writes, and what the digest of a config hangs on."""
+"""What an audit's config refuses at once, what `generate_config` writes, and what the digest of a config hangs on."""
 
 import re
 import tomllib

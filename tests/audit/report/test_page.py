@@ -202,7 +202,7 @@ def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
 def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     own = page_module._own
     planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}
-    monkeypatch.setattr(page_module, "_own", lambda name: planted.get(name) or own(name))
+    monkeypatch.setattr(page_module, "_self_overlap", lambda name: planted.get(name) or own(name))
     with pytest.raises(InputError, match="numbers go through a filter"):
         render_page(nothing())
     planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"

@@ -60,7 +60,7 @@ def without_figures(monkeypatch):
     module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
     names = ("performance", "localisation", "faithfulness", "sanity", "robustness", "regions", "interventions", "blanked",
              "leaks", "clusters")  # fmt: skip
-    monkeypatch.setattr(module, "figures", lambda summary: dict.fromkeys(names, ()))
+    monkeypatch.setattr(module, "figure_module", lambda summary: dict.fromkeys(names, ()))
 
 
 def text(sentence):

@@ -369,7 +369,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 )
 def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, words, saying):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "loaded", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     write_phantoms(tmp_path / "set", 8, 700)
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["choose", "set/list.csv", *words])
@@ -407,7 +407,7 @@ def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
     one.explainer = Flat(model, categories=CATEGORIES)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidate_scores, "Trial", lambda *given: seen.append(given[-1]) or PerturbationTest(*given))
+        patch.setattr(candidate_scores, "PerturbationTest", lambda *given: seen.append(given[-1]) or PerturbationTest(*given))
         candidate_scores.evaluate_candidates([one], twice, 2, 32, 0)
         candidate_scores.evaluate_candidates([one], twice, 2, 32, 1)
     first, other = seen[0], seen[2]

@@ -315,7 +315,7 @@ def test_attention_between_channels_is_not_taken_for_attention_between_tokens(me
 def test_attention_between_other_tokens_is_left_out_with_a_word(method):
     class WithQuestions(Little):
         def forward(self, x):
-            if not hasattr(self, "asked"):
+            if not hasattr(self, "resolve_target"):
                 torch.manual_seed(1)
                 self.asked = torch.randn(1, 14, 12, dtype=x.dtype)
             self.layers[0](self.asked.expand(len(x), -1, -1))

@@ -152,7 +152,7 @@ def way_of(model, layer, x, monkeypatch):
         return original(self, way, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartialForward, "_in_pieces", noting)
+        patch.setattr(PartialForward, "_run_in_chunks", noting)
         heat = AblationCAM(model, layer).attribute(x, 1)
     return ways[-1], heat
 

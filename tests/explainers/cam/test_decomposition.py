@@ -135,7 +135,7 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
     model, x, _ = case("residual")
     x = torch.cat([x, x.flip(0)])
     right = KPCACAM(model, "block").attribute(x)
-    monkeypatch.setattr(batching, "BUDGET", 2 * batching.LIVE_TENSORS_PER_PASS * 8 * 36**2)  # two kernels of 36 cells
+    monkeypatch.setattr(batching, "DEFAULT_MEMORY_BUDGET_BYTES", 2 * batching.LIVE_TENSORS_PER_PASS * 8 * 36**2)  # two kernels of 36 cells
     with Largest() as largest:
         torch.testing.assert_close(KPCACAM(model, "block").attribute(x), right, rtol=1e-10, atol=1e-12)
     assert largest.numbers == 2 * 36**2
@@ -143,7 +143,7 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
 
 def test_a_layer_with_too_many_cells_for_a_kernel_is_refused(monkeypatch):
     model, x = CASES["pooled"].make()
-    monkeypatch.setattr(decomposition, "MOST_CELLS", 20)
+    monkeypatch.setattr(decomposition, "MAX_CELLS", 20)
     why = r"layer 'features\.1' has 48 cells, .*20 at most: choose a coarser layer, such as 'features'$"
     with untouched(model, x), pytest.raises(InputError, match=why):
         KPCACAM(model, "features.1").attribute(x)

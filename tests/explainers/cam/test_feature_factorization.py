@@ -138,7 +138,7 @@ def test_shared_concepts_are_one_factorisation_of_all_images(monkeypatch):
     masses = np.einsum("nchw,ck->c", whole.maps, whole.vectors)
     np.testing.assert_allclose(whole.shares, masses / masses.sum())
     assert list(whole.shares) == sorted(whole.shares, reverse=True)
-    monkeypatch.setattr(feature_factorization, "AT_ONCE", 2)
+    monkeypatch.setattr(feature_factorization, "IMAGES_PER_PASS", 2)
     paged = tool.factorize(list(x))
     np.testing.assert_allclose(paged.maps, whole.maps, rtol=1e-10, atol=1e-14)
     np.testing.assert_allclose(paged.gains, whole.gains, rtol=1e-10, atol=1e-14)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 
 
 def taken(model, x, target):
-    """Activation and gradient at `middle` of a plain net, as numpy arrays (N,K,h,w)."""
+    """Activation and gradient at `foreground` of a plain net, as numpy arrays (N,K,h,w)."""
     A = model.before(x).detach().requires_grad_()
     (g,) = torch.autograd.grad(model.after(A)[:, target].sum(), A)
     return A.detach().numpy(), g.numpy()
@@ -163,7 +163,7 @@ def test_a_model_with_one_output_has_no_other_classes(tool):
 
 
 def by_the_hessian(model, x, utility):
-    """One sample's map from the whole Hessian (cells, cells) of the utility at `middle`."""
+    """One sample's map from the whole Hessian (cells, cells) of the utility at `foreground`."""
     A = model.before(x).detach()
 
     def of(flat):

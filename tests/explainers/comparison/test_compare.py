@@ -316,7 +316,7 @@ def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
 def cells_of(found, monkeypatch):
     """What a figure hands to the sheet: the captions row by row, and the title."""
     handed = []
-    monkeypatch.setattr(comparison.render, "sheet", lambda rows, title, **_: handed.append((rows, title)))
+    monkeypatch.setattr(comparison.render, "draw_contact_sheet", lambda rows, title, **_: handed.append((rows, title)))
     found.figure()
     ((rows, title),) = handed
     return [[cell and cell.caption for cell in row] for row in rows], title

@@ -114,7 +114,7 @@ def test_large_matrices_have_the_axes_of_a_full_decomposition():
 def test_no_map_decomposes_more_than_a_few_rows(kernel, monkeypatch):
     x = random(2, 8, 17, 18)
     tool = KPCACAM(Pooled(torch.nn.MaxPool2d(1), 8).double(), "features", kernel=kernel)
-    monkeypatch.setattr("camscope.explainers.core.linalg.SMALL", 1000)
+    monkeypatch.setattr("camscope.explainers.core.linalg.MAX_ROWS_FOR_FULL_DECOMPOSITION", 1000)
     exact = tool.attribute(x, 1)
     monkeypatch.undo()
     whole, rows = torch.linalg.eigh, []

@@ -450,7 +450,7 @@ def test_an_end_half_way_says_how_far_it_came_and_leaves_the_model(method, error
     failing.passes[0] = 0
     with untouched(failing, x), pytest.raises(type(error)) as caught:
         tool.attribute(x, 1)
-    steps = getattr(tool, "steps", None)
+    steps = getattr(tool, "iter_graph_nodes", None)
     done = 2 if steps is None or method == "meaningfulperturbation" else 1  # two areas a step
     (note,) = caught.value.__notes__
     assert note.startswith(f"{method}, image 1 of 1: stopped after {done} of ")

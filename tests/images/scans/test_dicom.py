@@ -285,7 +285,7 @@ def test_a_deflated_bomb_is_bounded(monkeypatch):
     import camscope.images.scans.dicom_file as file
 
     assert read_dicom(PACKAGED / "image_dfl.dcm").shape == (512, 512)
-    monkeypatch.setattr(file, "MAX_INFLATED", 1000)
+    monkeypatch.setattr(file, "MAX_INFLATED_BYTES", 1000)
     with pytest.raises(ImageError, match="inflates to more than 1000 bytes"):
         read_dicom(PACKAGED / "image_dfl.dcm")
 

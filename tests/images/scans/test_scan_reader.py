@@ -244,7 +244,7 @@ def mirrored(image):
 
 
 def test_a_slice_enters_the_model_as_the_same_numbers_from_every_format(tmp_path):
-    """NIfTI's axes are i, j, k: `rows` is written with its rows along i, `columns`, as converters do, with its columns."""
+    """NIfTI's axes are i, j, k: `n_rows` is written with its rows along i, `columns`, as converters do, with its columns."""
     stored = (np.random.default_rng(3).random((31, 40)) * 4000).astype(np.uint16)
     (tmp_path / "a.dcm").write_bytes(written(dicom(stored, bits=16)))
     Image.fromarray(stored).save(tmp_path / "a.png")
@@ -303,7 +303,7 @@ PREPROCESSING = {"sums": ScanPreprocess()}
 
 
 def pictures_of(place, allowed):
-    """What `explain`, a run's overlays and its page show of a scan: the pixels of each."""
+    """What `explain_images`, a run's overlays and its page show of a scan: the pixels of each."""
     words = ["--allow-pixels"] if allowed else []
     scan, net = place / "a.dcm", f"{place.parent / 'model.py'}:sums"
     asked = [scan, "-m", net, "--method", "saliency", "--target", 0, *words]
@@ -356,7 +356,7 @@ class Squares(nn.Module):
 
 
 def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
-    """60 of them through `explain` and through a run: what is explained alone is explained in the run, to the same numbers."""
+    """60 of them through `explain_images` and through a run: what is explained alone is explained in the run, to the same numbers."""
     tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalize="range", non_finite_fill=0))
     alone, said = {}, {}
     for number, (name, _, data) in enumerate(fuzz.mutated(60, seed=8)):

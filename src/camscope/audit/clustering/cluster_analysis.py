@@ -146,9 +146,9 @@ def _describe_enriched_levels(
 
 @dataclass(frozen=True)
 class LevelEnrichment:
-    """How much more of a level is in a cluster than elsewhere: `n` patients (or images) of `size` in it, `others` of `rest`.
+    """How much more of a level is in a cluster than elsewhere: `n_inside` patients (or images) of `cluster_size` in it, `n_outside` of `outside_size`.
 
-    `p`: Fisher's exact test, two-sided; `corrected`: Holm's over all that were asked.
+    `p_value`: Fisher's exact test, two-sided; `corrected_p_value`: Holm's over all that were asked.
     """
 
     cluster: int

@@ -31,7 +31,7 @@ MIN_REFERENCE_RESAMPLES = 5  # draws of a reference, of which one alone may well
 
 @dataclass(frozen=True, eq=False)
 class ClusterMembers:
-    """Maps of one kind: which rows, of how many patients; `medoids`, the three most typical; their mean map, on the grid."""
+    """Maps of one kind: which rows, of how many patients; `medoid_rows`, the three most typical; their mean map, on the grid."""
 
     number: int
     rows: tuple[int, ...]
@@ -50,9 +50,9 @@ class Partition:
     """The maps in k clusters, the largest first: `labels` (N,), -1 for a map without heat.
 
     `stability`: mean adjusted Rand index between these clusters and those of draws of four fifths of the patients.
-    `reference`: the same of each of several sets of as many points from one Gaussian with the maps' own covariance, in which
-    there is one cluster. `gap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more; `gap_reference`: the
-    largest of those sets. `stable` and `separate` are what `claimed` needs.
+    `reference_stabilities`: the same of each of several sets of as many points from one Gaussian with the maps' own covariance, in which
+    there is one cluster. `eigengap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more; `reference_eigengap`: the
+    largest of those sets. `is_stable` and `is_separate` are what `n_clusters` needs.
     """
 
     n_clusters: int
@@ -70,9 +70,9 @@ class Partition:
 class ClusteringResult:
     """What the maps of a model fall into.
 
-    `claimed`: of the k whose clusters are stable and separate the one with the largest gap, 1 where there is none, with the
-    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero`: rows without heat, which are left out of the `rows`;
-    `n` maps of `patients` are not.
+    `n_clusters`: of the k whose clusters are stable and separate the one with the largest gap, 1 where there is none, with the
+    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero_rows`: rows without heat, which are left out of the `n_rows`;
+    `n_maps` maps of `n_patients` are not.
     """
 
     n_clusters: int
@@ -116,16 +116,16 @@ def cluster_maps(
 ) -> ClusteringResult:
     """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbours; Lapuschkin et al. 2019.
 
-    After doi:10.1038/s41467-019-08987-4: maps pooled to `side` cells an axis, of sum 1; a graph of `neighbours` nearest, of
-    other patients; eigenvectors of its normalised Laplacian. `mirror`: left and right are one place, for a finding in either
-    lung is one strategy. `blur`: heat as near as that share of the picture is in about the same place.
+    After doi:10.1038/s41467-019-08987-4: maps pooled to `grid_size` cells an axis, of sum 1; a graph of `n_neighbors` nearest, of
+    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a finding in either
+    lung is one strategy. `blur_fraction`: heat as near as that share of the picture is in about the same place.
 
     Clusters can always be made, and are often stable. They are `claimed` where they are more stable than in every
-    reference, where each has `neighbours` patients or more, and where hardly any two neighbours are in different ones: the
+    reference, where each has `n_neighbors` patients or more, and where hardly any two neighbours are in different ones: the
     next eigenvalue is 8 times the k-th. Maps of one finding that wander along a line have eigenvalues as 1, 4, 9, of any
     other shape nearer to one another: they leap, but by 4.
 
-    Left out are k for which there are too few patients. Of more than `most` maps as many are drawn, and the others join the
+    Left out are k for which there are too few patients. Of more than `max_maps` maps as many are drawn, and the others join the
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
     check_positive_integer(
@@ -189,9 +189,9 @@ def _score_partitions(
 
 @dataclass(frozen=True, eq=False)
 class _ClusterBuilder:
-    """What makes clusters of parts: the grids (N,*side) of all maps, and which of them, `rows` (M,), have heat.
+    """What makes clusters of parts: the grids (N,*side) of all maps, and which of them, `nonzero_rows` (M,), have heat.
 
-    Of those `chosen` (m,) are the cloud's, by number; `nearest` (M,): to which of the chosen each is nearest.
+    Of those `subset_index` (m,) are the cloud's, by number; `nearest_in_subset` (M,): to which of the chosen each is nearest.
     """
 
     pooled_maps: FloatArray
@@ -275,7 +275,7 @@ def _select_feasible_counts(
 
 
 def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntArray:
-    """(M,): the place in `chosen` of the nearest of those, of the chosen their own."""
+    """(M,): the place in `subset_index` of the nearest of those, of the chosen their own."""
     search = import_sklearn("neighbors").NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[subset_index])
     made = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
     made[subset_index] = np.arange(len(subset_index))

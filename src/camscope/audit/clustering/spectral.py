@@ -30,7 +30,7 @@ def compute_distances(points: FloatArray) -> FloatArray:
 def compute_laplacian_spectrum(
     distances: FloatArray, patient_index: IntArray, n_neighbors: int, n_eigenvalues: int
 ) -> tuple[FloatArray, FloatArray]:
-    """(N,N), (N,) -> the `count` smallest eigenvalues of I - D^-1/2 A D^-1/2, ascending, and their vectors (N,count).
+    """(N,N), (N,) -> the `n_eigenvalues` smallest eigenvalues of I - D^-1/2 A D^-1/2, ascending, and their vectors (N,count).
 
     A: half of every edge to one of a map's nearest maps of other patients, from either side.
     """
@@ -77,7 +77,7 @@ EXPLAINED_VARIANCE_FRACTION = 0.99  # of the variance, in the components of a re
 
 @dataclass(frozen=True, eq=False)
 class PointCloud:
-    """N points, by how far `apart` (N,N) they are, of patients (N,), cut into each of `ks` parts."""
+    """N points, by how far `distances` (N,N) they are, of patients (N,), cut into each of `cluster_counts` parts."""
 
     distances: FloatArray
     patient_index: IntArray
@@ -87,7 +87,7 @@ class PointCloud:
 
     @cached_property
     def eigenpairs(self) -> tuple[FloatArray, FloatArray]:
-        """Eigenvalues and vectors of its graph: one more than there are parts, `shown` or more."""
+        """Eigenvalues and vectors of its graph: one more than there are parts, `min_eigenvalues` or more."""
         return compute_laplacian_spectrum(
             self.distances, self.patient_index, self.n_neighbors, max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
         )
@@ -165,7 +165,7 @@ def smooth_and_normalize(
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """(N,*side) -> (M,cells) of the maps with any heat, each of sum 1, and (N,) which these are.
 
-    `mirror`: heat on the left and on the right is in the same place. `blur`: how far off it is still in about the same
+    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is still in about the same
     place, as a share of the picture: heat in neighbouring cells is alike, and noise cancels out.
     """
     folded = pooled_maps + pooled_maps[..., ::-1] if merge_left_right else pooled_maps
@@ -184,7 +184,7 @@ def _apply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArr
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """(side,size): how much of each of `size` cells lies in each of `side` larger ones; rows sum to 1."""
+    """(side,size): how much of each of `size` cells lies in each of `grid_size` larger ones; rows sum to 1."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)

@@ -83,15 +83,15 @@ class DataConfig(_ConfigTable):
     """`[data]`: the images, and what is known of each.
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `evidence`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `Marks`; of several
+    `ground_truth`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `MaskSource`; of several
     findings a table, finding -> where.
-    `beside`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotated`: who said where
+    `masks_root`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotation_protocol`: who said where
     findings are, and which images have one, in words.
     `root`: the folder that the paths in the manifest begin in and may not leave, images and masks alike; default: the
     manifest's own; "": any path may be named.
-    `split`, `use`: only rows of this split.
+    `split`, `split_value`: only rows of this split.
     `subgroups`: columns by which answers and maps are compared, whose levels the report shows, so none that names an image
-    or a patient. `images`: at most so many, drawn by the seed.
+    or a patient. `max_images`: at most so many, drawn by the seed.
     """
 
     manifest: str
@@ -142,7 +142,7 @@ class ExplainConfig(_ConfigTable):
 
     The first method is a CAM by default, the others finer.
 
-    `settings`: method -> its own settings, as `[explain.settings.integratedgradients]` with `steps = 16`.
+    `setting_names`: method -> its own settings, as `[explain.settings.integratedgradients]` with `steps = 16`.
     """
 
     findings: UniqueNames = Field(min_length=1)
@@ -178,7 +178,7 @@ class RegionsConfig(_ConfigTable):
     """`[regions]`: where a model should not need to look.
 
     `modality`: whose usual regions are looked for in each image; `presets`: or these. `columns`: name -> a column of masks,
-    of markers that some images have. `organ`: a column of masks of what the finding lies in. Of either also `Marks`.
+    of markers that some images have. `organ`: a column of masks of what the finding lies in. Of either also `MaskSource`.
     """
 
     modality: Modality | None = None
@@ -190,11 +190,11 @@ class RegionsConfig(_ConfigTable):
 class Margins(_ConfigTable):
     """`[margins]`: what counts, declared before looking.
 
-    `effect`: of an intervention, in standard deviations of the log odds. `auroc`: a difference between subgroups that would
-    matter. `useful`: the AUROC that a model has to exceed. `blanked`: the AUROC above which a model that has lost the organ
-    still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass`:
-    a difference of a map's share between subgroups. `robust`: the rank correlation of maps under changes that do not matter.
-    `leak`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters. `prevalence`:
+    `effect`: of an intervention, in standard deviations of the log odds. `auroc_difference`: a difference between subgroups that would
+    matter. `useful_auroc`: the AUROC that a model has to exceed. `masked_auroc`: the AUROC above which a model that has lost the organ
+    still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass_difference`:
+    a difference of a map's share between subgroups. `robustness_correlation`: the rank correlation of maps under changes that do not matter.
+    `leakage_auroc`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters. `reliance_prevalence`:
     the share of patients in whom the model may rely on a region without being found out; no reliance is claimed to be absent
     with fewer patients than it takes to meet one of these (59 for 0.05).
     """
@@ -230,7 +230,7 @@ class ReportConfig(_ConfigTable):
 
 
 class Config(_ConfigTable):
-    """An audit. `question`: what the model is meant for, in words. `skip`: stages that are then "not tested"."""
+    """An audit. `intended_use`: what the model is meant for, in words. `skip`: stages that are then "not tested"."""
 
     title: str = "Model audit"
     intended_use: str = ""

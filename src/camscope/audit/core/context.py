@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(eq=False)
 class AuditContext:
-    """What the stages share. `folder`: of the audit. `told`: is called as a stage goes on."""
+    """What the stages share. `folder`: of the audit. `on_progress`: is called as a stage goes on."""
 
     config: Config
     folder: Path
@@ -347,7 +347,7 @@ class AuditContext:
         return BatchRun(self.folder / "maps", self.manifest)
 
     def sample_rows(self, n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False) -> list[int]:
-        """So many rows drawn by the seed, in their order: as many with the finding as without, or `only` such with it.
+        """So many rows drawn by the seed, in their order: as many with the finding as without, or `only_positives` such with it.
 
         One of each patient before a second of any: a verdict is of so many patients.
         """
@@ -385,7 +385,7 @@ class AuditContext:
 
     @cached_property
     def explainer_infos(self) -> list[dict[str, Any]]:
-        """The methods as `resolve` found them: title, layer, grid, stride."""
+        """The methods as `resolve_model` found them: title, layer, grid, stride."""
         found: list[dict[str, Any]] = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
         return found
 
@@ -397,7 +397,7 @@ class AuditContext:
         return (None, ()) if found is None else (found["layer"], tuple(found["grid"]))
 
     def find_explainer_info(self, explainer: Explainer) -> dict[str, Any]:
-        """What `resolve` found of a method."""
+        """What `resolve_model` found of a method."""
         return next(one for one in self.explainer_infos if one["title"] == explainer.title)
 
 

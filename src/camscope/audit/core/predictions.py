@@ -18,9 +18,9 @@ PREDICTIONS_FILE = "predictions.parquet"
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """`rows` (N,): those that were answered; `odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others.
+    """`rows` (N,): those that were answered; `log_odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others.
 
-    `probabilities`: the model gives these, and the odds were made of them.
+    `outputs_are_probabilities`: the model gives these, and the odds were made of them.
     """
 
     rows: list[int]

@@ -14,11 +14,11 @@ class SchemaModel(BaseModel):
 
 
 class EstimateSummary(SchemaModel):
-    """A value with its 95 % interval by patient, of `n` rows in `groups` patients, beside what knows nothing (`baseline`).
+    """A value with its 95 % interval by patient, of `n_values` rows in `n_groups` patients, beside what knows nothing (`baseline`).
 
-    `value` None: there is none, and `reason` says why. `interval`: the method of the interval; "" where there is none.
-    `unit`: what `n` counts. `roles`: of insertions, in which each value belongs to several patients, how many there are of
-    each kind; `groups` is then the smallest of these counts, and no number of patients.
+    `value` None: there is none, and `reason` says why. `interval_method`: the method of the interval; "" where there is none.
+    `unit`: what `n_values` counts. `n_groups_by_role`: of insertions, in which each value belongs to several patients, how many there are of
+    each kind; `n_groups` is then the smallest of these counts, and no number of patients.
     """
 
     value: float | None = None
@@ -75,7 +75,7 @@ class LevelCount(SchemaModel):
 class AnnotationSource(SchemaModel):
     """Where the pixels of a finding or a region (`name`) are marked: in which kind of `source`, and which categories of it count.
 
-    `left_out`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
+    `excluded_categories`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
     """
 
     name: str
@@ -85,7 +85,7 @@ class AnnotationSource(SchemaModel):
 
 
 class DataCheckResult(StageResult):
-    """The data, before any model saw them. `annotated`: who said which images have a finding, and where, in words."""
+    """The data, before any model saw them. `annotation_protocol`: who said which images have a finding, and where, in words."""
 
     annotation_protocol: str = ""
     annotation_sources: tuple[AnnotationSource, ...] = ()
@@ -98,7 +98,7 @@ class DataCheckResult(StageResult):
 
 
 class ExplainerInfo(SchemaModel):
-    """A method with all its settings. `stride`: pixels of the model's input between the cells of its map; `millimetres`: on
+    """A method with all its settings. `stride`: pixels of the model's input between the cells of its map; `stride_mm`: on
     the image, where that is known.
     """
 
@@ -155,7 +155,7 @@ class ReliabilityPoint(SchemaModel):
 
 
 class SubgroupPerformance(SchemaModel):
-    """A level of a subgroup by itself: what `Answers` says of all. `reason`: why there are no numbers."""
+    """A level of a subgroup by itself: what `FindingPerformance` says of all. `reason`: why there are no numbers."""
 
     column: str
     level: str
@@ -189,7 +189,7 @@ class FindingPerformance(SchemaModel):
 
 
 class PredictResult(StageResult):
-    """The model's answers. `probabilities`: it gives these, and log odds were made of them."""
+    """The model's answers. `outputs_are_probabilities`: it gives these, and log odds were made of them."""
 
     outputs_are_probabilities: bool = False
     flow: tuple[FlowStep, ...] = ()
@@ -214,8 +214,8 @@ class ExplainResult(StageResult):
 
 
 class MetricSummary(SchemaModel):
-    """A metric of a method, or of a map that knows nothing of the model (`control`): `over` is the paired difference to the
-    best of these, counted so that more is better. `most`: of enrichment what all of the map inside would be, 1 / area.
+    """A metric of a method, or of a map that knows nothing of the model (`control`): `difference_to_control` is the paired difference to the
+    best of these, counted so that more is better. `max_value`: of enrichment what all of the map inside would be, 1 / area.
     """
 
     metric: str
@@ -251,7 +251,7 @@ class MetricsResult(StageResult):
 class RandomizationSimilarity(SchemaModel):
     """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images.
 
-    `end`: after the last step, with its interval by patient. `passes` None: there is nothing to compare.
+    `final_similarity`: after the last step, with its interval by patient. `passes` None: there is nothing to compare.
     """
 
     name: str
@@ -285,7 +285,7 @@ class SanityResult(StageResult):
 
 
 class AttributionMass(SchemaModel):
-    """How much of a method's maps lies in a region. `most`: what the enrichment of a map that is all inside would be."""
+    """How much of a method's maps lies in a region. `max_enrichment`: what the enrichment of a map that is all inside would be."""
 
     region: str
     method: str
@@ -301,7 +301,7 @@ class AttributionMass(SchemaModel):
 
 
 class RegionOverlap(SchemaModel):
-    """How much of a region lies in another one: the mean share of its pixels, over the `images` that have it."""
+    """How much of a region lies in another one: the mean share of its pixels, over the `n_images` that have it."""
 
     finding: str
     region: str
@@ -333,7 +333,7 @@ class MaskedAuroc(SchemaModel):
 class ColumnLeakage(SchemaModel):
     """Whether a column of the manifest can be read off the model's features.
 
-    `readable`: the interval lies above a half, and no deal of the labels at random gave as much; the most gave `null_high`.
+    `is_decodable`: the interval lies above a half, and no deal of the labels at random gave as much; the most gave `null_max`.
     """
 
     column: str
@@ -345,7 +345,7 @@ class ColumnLeakage(SchemaModel):
 class MapCluster(SchemaModel):
     """Images whose maps are alike: their number, the most typical ones, and what they have in common.
 
-    `mass`: the mean share of their maps in each region. `missed`: the share of them with a probability below a half.
+    `attribution_mass`: the mean share of their maps in each region. `missed_share`: the share of them with a probability below a half.
     """
 
     number: int
@@ -366,7 +366,7 @@ class ClusterStability(SchemaModel):
 
 
 class ClusterAnalysis(SchemaModel):
-    """Groups of maps, of so many `patients`. `claimed`: 1 where there is no reason to believe in several ways of looking."""
+    """Groups of maps, of so many `n_patients`. `n_clusters`: 1 where there is no reason to believe in several ways of looking."""
 
     finding: str
     method: str
@@ -389,7 +389,7 @@ class ReviewCase(SchemaModel):
 
 
 class ShortcutResult(StageResult):
-    """What travels with the finding. `regions`: how many images have it; `markers`: finding -> those that only some
+    """What travels with the finding. `region_counts`: how many images have it; `markers_by_finding`: finding -> those that only some
     images have.
     """
 
@@ -409,7 +409,7 @@ class ShortcutResult(StageResult):
 class Verdict(SchemaModel):
     """The answer to one question. `worry`: whether "supported" speaks against the model, or "not supported" does.
 
-    `decided`: the part of this file whose numbers gave the word.
+    `is_race_decided`: the part of this file whose numbers gave the word.
     """
 
     question: str

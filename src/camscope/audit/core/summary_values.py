@@ -102,7 +102,7 @@ def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str
 
 
 def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
-    """The same of a table of one finding, `grouped` by patient."""
+    """The same of a table of one finding, `add_patient_column` by patient."""
     if not table.num_rows:
         return []
     found = told.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)

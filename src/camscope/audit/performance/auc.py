@@ -35,9 +35,9 @@ MAX_UNDEFINED_SHARE = 0.1  # the share of draws that may hold one class only
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows with an answer, the lowest first: `truth` (N,), `group` (N,) numbers, `place` (N,), equal for equal answers.
+    """Rows with an answer, the lowest first: `truth` (N,), `group_index` (N,) numbers, `rank` (N,), equal for equal answers.
 
-    `order` (N,): which rows these were. `groups`: how many are drawn from. `undefined`: rows without an answer.
+    `row_index` (N,): which rows these were. `n_resampled_groups`: how many are drawn from. `n_undefined`: rows without an answer.
     """
 
     truth: Mask
@@ -64,7 +64,7 @@ class Ranking:
 
     @property
     def n_effective_groups(self) -> float:
-        """How many groups the rows of the class weigh as that has the fewest; see `effective_groups`."""
+        """How many groups the rows of the class weigh as that has the fewest; see `count_effective_groups`."""
         return count_effective_groups(self._limiting_group_sizes)
 
     @property
@@ -202,7 +202,7 @@ def auroc(
 ) -> Estimate:
     """(N,) bool, (N,) -> area under the ROC curve: the chance that an image with the finding is answered higher, ties half.
 
-    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `area_interval`. NaN
+    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `compute_auroc_interval`. NaN
     answers are left out, and counted. UndefinedError where one class has no row, or more than a tenth of the draws none.
     """
     check_positive_integer(replicates=n_resamples)
@@ -220,7 +220,7 @@ def average_precision(
 ) -> Estimate:
     """(N,) bool, (N,) -> Σ_k (R_k - R_{k-1}) P_k over answers, the highest first. Chance is the share of positives.
 
-    As `auroc`, with the interval of `estimated`, for as many groups as the rarer class has. Where all pairs are in order it
+    As `auroc`, with the interval of `estimate_mean`, for as many groups as the rarer class has. Where all pairs are in order it
     is 1 in every draw: nothing says how far below it may lie, and the interval has no ends (NaN).
     """
     check_positive_integer(replicates=n_resamples)
@@ -258,8 +258,8 @@ def compute_auroc_interval(
     V: Hanley and McNeil's variance of so many patients, at the limit and not at A (method 5 of Newcombe 2006,
     doi:10.1002/sim.2324); D: how much larger the draws' variance is at A. Percentiles of draws miss an area of 0.98 in
     more than one set of ten, for few draws lie below what was seen; these miss it half as often. Where all pairs are in
-    order the draws are all alike, and D is 1. NaN where a class has fewer than two patients. `effective`: as how many
-    patients of one size the rows of either class weigh at least; NaN where they are fewer than `MIN_EFFECTIVE` and more
+    order the draws are all alike, and D is 1. NaN where a class has fewer than two patients. `n_effective_groups`: as how many
+    patients of one size the rows of either class weigh at least; NaN where they are fewer than `MIN_EFFECTIVE_GROUPS` and more
     were counted.
     """
     fewest = min(n_positive_groups, n_negative_groups)

@@ -158,9 +158,9 @@ N_PERFECT_SIMULATIONS = 1000  # sets of perfectly calibrated truth that say what
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Images of about one probability, for a plot: their mean `probability`, the `share` with the finding, `low`..`high`.
+    """Images of about one probability, for a plot: their mean `mean_probability`, the `positive_share` with the finding, `low`..`high`.
 
-    The interval is Wilson's, of as many independent answers as there are `groups`.
+    The interval is Wilson's, of as many independent answers as there are `n_groups`.
     """
 
     mean_probability: float
@@ -175,9 +175,9 @@ class CalibrationBin:
 class Calibration:
     """How far probabilities can be taken at their word.
 
-    `brier`: the mean of (p - y)², 0 the best. `error`: expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally
-    many images. It is never 0 by chance, and too large where n is small: `by_chance` is what it would be, and
-    `by_chance_high` what it would be in 1 of 40 such sets, were every probability right. `slope` (1 is best, less:
+    `brier`: the mean of (p - y)², 0 the best. `calibration_error`: expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally
+    many images. It is never 0 by chance, and too large where n is small: `chance_error` is what it would be, and
+    `chance_error_high` what it would be in 1 of 40 such sets, were every probability right. `slope` (1 is best, less:
     answers too extreme), `intercept` (0 is best) of the truth's log odds on the model's, and `in_the_large`, the intercept
     where the slope is 1; None with a `reason` where no line fits.
     """

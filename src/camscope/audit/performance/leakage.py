@@ -49,9 +49,9 @@ class LinearProbeResult:
     """What a linear probe reads off features.
 
     `auroc`: of two levels, or the mean over levels, each against all others; its interval is of other patients read by the
-    same probes. `chance`: what it is on average where labels are dealt to patients at random and probes learnt anew,
-    `chance_high` the most that any of `permutations` deals gave, `p` how often chance gives as much. `readable`: the
-    interval lies above a half and p is at most 5 %. `features`: how many vary. `left_out`: levels with too few patients, and
+    same probes. `chance_auroc`: what it is on average where labels are dealt to patients at random and probes learnt anew,
+    `chance_auroc_max` the most that any of `n_permutations` deals gave, `p_value` how often chance gives as much. `is_decodable`: the
+    interval lies above a half and p is at most 5 %. `n_features`: how many vary. `excluded_levels`: levels with too few patients, and
     how many these have.
     """
 

@@ -150,7 +150,7 @@ class LogOdds(Target):
 def compute_target_scores(
     model: nn.Module, x: Tensor, target: Target, *, batch_size: int | None = None
 ) -> LogOddsArray:
-    """(N,C,*S) -> (N,): the model's answers, in passes that fit into memory, or of `batch_size`; see `scoring`.
+    """(N,C,*S) -> (N,): the model's answers, in passes that fit into memory, or of `batch_size`; see `scoring_scope`.
 
     The model is left as it was.
     """

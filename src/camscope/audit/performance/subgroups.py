@@ -49,10 +49,10 @@ SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 
 @dataclass(frozen=True)
 class Contrast:
-    """A level of a column against another, or against all others (`against` is None).
+    """A level of a column against another, or against all others (`reference_level` is None).
 
-    `own`, `other`: the number of either. `difference`: own - other; its interval and `p` are corrected for how many levels are
-    compared (Bonferroni), and are of one procedure. `word`: "equivalent" where the interval lies within ± the margin; else
+    `level_estimate`, `reference_estimate`: the number of either. `difference`: own - other; its interval and `marker_share` are corrected for how many levels are
+    compared (Bonferroni), and are of one procedure. `conclusion`: "equivalent" where the interval lies within ± the margin; else
     "different" where it leaves zero out; else "undecided". A `reason` says why nothing, or less, could be said; where a side
     is too small all the others are None.
     """
@@ -68,10 +68,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class ContrastSide:
-    """The number of one side; of its own `patients`, by number, `witnesses` vouch for it.
+    """The number of one side; of its own `patient_indices`, by number, `n_groups` vouch for it.
 
-    Of a mean, `moves`: by how much each group, by number, moves it (see `deletion_effects`), and `freedom`: degrees of freedom
-    of what they say. Of an AUROC, `drawn`: the number in draws of the patients of both sides, and `at`: its interval at a level.
+    Of a mean, `jackknife_effects`: by how much each group, by number, moves it (see `compute_jackknife_deviations`), and `dof`: degrees of freedom
+    of what they say. Of an AUROC, `resampled_aurocs`: the number in draws of the patients of both sides, and `interval_at_level`: its interval at a level.
     """
 
     estimate: Estimate
@@ -102,7 +102,7 @@ def compare_level_means(
     """(N,) a number of each image, (N,) its level -> the mean of each level against that of all others; two: one contrast.
 
     `margin`: the difference that would not matter, declared before looking. `groups`: patients, drawn whole from all rows,
-    so that one may have images in several levels. A side needs `least` patients. Rows without a value or level are left out.
+    so that one may have images in several levels. A side needs `min_patients` patients. Rows without a value or level are left out.
     """
     given = np.asarray(values, np.float64)
     if given.ndim != 1 or np.isinf(given).any():
@@ -129,7 +129,7 @@ def compare_level_aurocs(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """As `contrast`, of each level's AUROC. Of either class a side needs half of `least` patients, too."""
+    """As `compare_level_means`, of each level's AUROC. Of either class a side needs half of `min_patients` patients, too."""
     whole = rank_scores(truth, score, groups)
     check_positive_integer(least=min_patients, replicates=n_resamples)
     known = np.isin(np.arange(len(np.asarray(truth))), whole.row_index)
@@ -196,7 +196,7 @@ def _build_contrast(
     n_contrasts: int,
     margin: float,
 ) -> Contrast:
-    """`count`: how many contrasts there are, for which each is corrected."""
+    """`n_contrasts`: how many contrasts there are, for which each is corrected."""
     one, two, patients = (
         side.estimate,
         reference.estimate,

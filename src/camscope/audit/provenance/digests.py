@@ -85,7 +85,7 @@ def digest_images(
 ) -> dict[str, str | None]:
     """Of each audited row its name and the sha256 of its image, as `maps/` has it; None where there is nothing to read.
 
-    Each is read once a start. `told`: how many are done, of how many.
+    Each is read once a start. `on_progress`: how many are done, of how many.
     """
     if context not in _IMAGE_DIGESTS:
         found: dict[str, str | None] = {}

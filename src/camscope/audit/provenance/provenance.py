@@ -143,7 +143,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
     """Into the log: that an audit with this config begins; it stays there for all later ones in the folder.
 
-    Not where one goes on that was stopped; `anew`: it does not.
+    Not where one goes on that was stopped; `is_restart`: it does not.
     """
     known = list_config_digests(context.folder)
     if is_restart or not known or known[-1] != context.config.digest:

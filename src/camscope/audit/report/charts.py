@@ -39,7 +39,7 @@ ForestRowKind = Literal["own", "control", "unresolved"]
 class ForestRow:
     """An estimate by its name. `kind`: of a method, of a map that knows nothing, or of a region that no map can resolve.
 
-    `band`: shaded beside this row alone.
+    `shaded_range`: shaded beside this row alone.
     """
 
     name: str
@@ -69,7 +69,7 @@ def draw_forest_svg(
     margin: float | None = None,
     show_baselines: bool = False,
 ) -> "Markup":
-    """`band`: between what would not matter, of all rows; `line`: what knows nothing; `margin`: what counts."""
+    """`shaded_range`: between what would not matter, of all rows; `reference_value`: what knows nothing; `margin`: what counts."""
     tall, right = sum(row.height for row in rows), CHART_WIDTH - _compute_value_column_width(rows)
     plot = Plot(CHART_WIDTH, tall + 46)
     panel = plot.add_axes(LABEL_COLUMN_WIDTH, 4, right - LABEL_COLUMN_WIDTH, tall)

@@ -32,7 +32,7 @@ BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is be
 
 @dataclass(frozen=True)
 class Figure:
-    """`parts`: its title, each a text of the summary or of this package; `how`: to read it."""
+    """`title_parts`: its title, each a text of the summary or of this package; `caption`: to read it."""
 
     title_parts: tuple[str, ...]
     caption: str

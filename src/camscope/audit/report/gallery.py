@@ -19,7 +19,7 @@ MAX_PROTOTYPES_PER_CLUSTER = 4  # of each cluster
 def list_predicted_images(
     predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
 ) -> list[PredictedImage]:
-    """Of all images that were answered, in their order. `truths`: finding -> row -> whether it is there."""
+    """Of all images that were answered, in their order. `truth_by_finding`: finding -> row -> whether it is there."""
     odds = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
     return [
         PredictedImage(
@@ -42,9 +42,9 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """The pictures of a report: `count` that the seed draws, half as many of each other kind, each with a map a method.
+    """The pictures of a report: `n_random_images` that the seed draws, half as many of each other kind, each with a map a method.
 
-    `targets`: finding -> what it was asked for as, in the run's column `target`. `allow_pixels`: pictures that may have text
+    `target_by_finding`: finding -> what it was asked for as, in the run's column `format_target`. `allow_burned_in_text`: pictures that may have text
     in them are shown too.
     """
     frames = {

@@ -36,7 +36,7 @@ GALLERY_KINDS: Mapping[str, GalleryKind] = {
 
 @dataclass(frozen=True)
 class PredictedImage:
-    """An image that has an answer. `odds`, `truths`: by the name of the finding."""
+    """An image that has an answer. `log_odds`, `truths`: by the name of the finding."""
 
     row: int
     id: str
@@ -46,7 +46,7 @@ class PredictedImage:
 
 @dataclass(frozen=True)
 class GalleryEntry:
-    """An image that is to be shown, asked for a finding. `cluster`, `method`: whose prototype it is."""
+    """An image that is to be shown, asked for a finding. `cluster`, `prototype_method`: whose prototype it is."""
 
     row: int
     finding: str
@@ -57,9 +57,9 @@ class GalleryEntry:
 
 @dataclass(frozen=True)
 class GalleryMap:
-    """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none.
+    """A map of an image. `data_uri`: a data URI, of the map alone; `includes_image`: with its image in it; `reason`: why there is none.
 
-    `signed`: with colours for and against, which need a pale image below.
+    `is_signed`: with colours for and against, which need a pale image below.
     """
 
     method: str
@@ -73,9 +73,9 @@ class GalleryMap:
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """An image with its maps. `photo`: a data URI; `missing`: why it is not shown; `odds`: what the model says.
+    """An image with its maps. `image_data_uri`: a data URI; `missing_reason`: why it is not shown; `log_odds`: what the model says.
 
-    `cluster`: the group that it is typical of, by the maps of the method `grouped_by`.
+    `cluster`: the group that it is typical of, by the maps of the method `prototype_method`.
     """
 
     id: str
@@ -107,7 +107,7 @@ class Gallery:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `plain` said: with the digest of each picture in its place, as `unpictured` leaves them on a page."""
+        """What `data` said: with the digest of each picture in its place, as `replace_images_with_digests` leaves them on a page."""
         return cls(
             tuple(
                 GallerySection(one["kind"], one["finding"], tuple(_image_from_dict(shot) for shot in one["shots"]))
@@ -117,7 +117,7 @@ class Gallery:
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """What is said of the pictures, and of each its digest, for `gallery.json`."""
+        """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
         return {
             "shelves": [
                 {"kind": shelf.kind, "finding": shelf.finding, "shots": [_image_to_dict(one) for one in shelf.images]}

@@ -1,4 +1,4 @@
-"""Numerals: the only way a number comes into the report, as `<data value="0.8312…">0.83</data>`.
+"""Numerals: the only way a number comes into the report, as `<data baseline="0.8312…">0.83</data>`.
 
 The value is that of the summary, to its last digit; what is read is as much of it as its interval allows.
 """
@@ -44,7 +44,7 @@ def format_estimate(estimate: EstimateSummary) -> "Markup":
 
 
 def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
-    """`estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
+    """`format_estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
     return format_estimate(EstimateSummary(value=value, low=low, high=high))
 
 
@@ -106,7 +106,7 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
-    """How many items a list of the summary has; of those with these fields: `counted("verdicts", speaks="against")`.
+    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="against")`.
 
     Of several that a field may have, a list of them.
     """
@@ -118,7 +118,7 @@ def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | 
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
-    """The items of the list at a path as `check.levels` whose fields are these."""
+    """The items of the list at a path as `warn_if_other_model.levels` whose fields are these."""
     found: Any = data
     for name in path.split("."):
         found = found[name]

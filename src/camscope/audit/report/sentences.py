@@ -45,7 +45,7 @@ Sentence = tuple[SentencePart, ...]
 
 
 def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Sentence:
-    """What it means that no verdict speaks against `name`, by how many of its questions could be tested at all."""
+    """What it means that no verdict speaks against `topic_name`, by how many of its questions could be tested at all."""
     asked = _count_verdicts(summary, question=list(questions))
     tested = _count_verdicts(summary, question=list(questions), word=TESTED_CONCLUSIONS)
     if not asked.value:

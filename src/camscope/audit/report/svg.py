@@ -57,7 +57,7 @@ class Plot:
         self.add_text(x, y, text, gid="value " + " ".join(map(repr, values)), **text_style)
 
     def to_svg(self, figure_id: str, aria_label: str) -> "Markup":
-        """For the page. `name`: of its own among all figures; `label`: for those who do not see it."""
+        """For the page. `figure_id`: of its own among all figures; `aria_label`: for those who do not see it."""
         stream = io.StringIO()
         self.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
         return _prepare_inline_svg(stream.getvalue(), figure_id, aria_label)

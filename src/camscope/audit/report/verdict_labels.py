@@ -30,7 +30,7 @@ EFFECT_QUANTITIES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class VerdictTopic:
-    """What verdicts are about: `title`, `words` on it, its `name` in a sentence, and the questions that are asked of it."""
+    """What verdicts are about: `title`, `description` on it, its `name_in_sentence` in a sentence, and the questions that are asked of it."""
 
     title: str
     description: str
@@ -130,7 +130,7 @@ class VerdictGroup:
 
 @dataclass(frozen=True)
 class VerdictRowGroup:
-    """Verdicts that stand together; `overlap`: because their regions share most of their pixels."""
+    """Verdicts that stand together; `regions_overlap`: because their regions share most of their pixels."""
 
     verdicts: list[Verdict]
     regions_overlap: bool = False

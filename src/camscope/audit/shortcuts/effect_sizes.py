@@ -19,7 +19,7 @@ GroupLabels = Sequence[Hashable] | None
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """An `Interval` as plain numbers."""
+    """An `DifferenceInterval` as plain numbers."""
 
     value: float | None
     low: float | None
@@ -30,11 +30,11 @@ class EffectInterval:
 
 @dataclass(frozen=True)
 class StandardizedEffect:
-    """What one intervention does to the log odds of the finding, in units of `spread`, positive where the region speaks for it.
+    """What one intervention does to the log odds of the finding, in units of `log_odds_std`, positive where the region speaks for it.
 
-    `name`: "remove token", "insert token"; `fill`: what was put in its place, None of an insertion. `estimate`: over n
-    images with the region, or pairs of image and donor; None where there is none, and `undefined` then says why.
-    `spread`: the standard deviation of log odds over the audited images, 0 where it is not known. `few`: of an insertion, of
+    `name`: "remove token", "insert token"; `imputation`: what was put in its place, None of an insertion. `estimate`: over n
+    images with the region, or pairs of image and donor; None where there is none, and `undefined_reason` then says why.
+    `log_odds_std`: the standard deviation of log odds over the audited images, 0 where it is not known. `too_few_reason`: of an insertion, of
     whom there are fewer patients than a word needs.
     """
 
@@ -48,7 +48,7 @@ class StandardizedEffect:
 
     @property
     def effect(self) -> EffectInterval:
-        """As `reliance` takes it."""
+        """As `judge_reliance` takes it."""
         if self.estimate is None:
             return EffectInterval(None, None, None, 0, self.undefined_reason or "")
         low, high = (None if isnan(end) else end for end in (self.estimate.low, self.estimate.high))
@@ -110,8 +110,8 @@ def estimate_insertion_effect(
     """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
 
     Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
-    `donors`, `others` (N,): whose region, and whose pixels without it. One donor's region in a hundred images says what that
-    one region does: the interval is of other receivers, donors and others at once, see `multiway`.
+    `donors`, `controls` (N,): whose region, and whose pixels without it. One donor's region in a hundred images says what that
+    one region does: the interval is of other receivers, donors and others at once, see `estimate_clustered_mean`.
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
     kinds = [kind for kind in (donors, controls) if kind is not None]

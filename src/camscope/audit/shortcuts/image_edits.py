@@ -18,7 +18,7 @@ MIN_PREFERRED_IMAGES: Final = 5  # carriers, or images without the region, that 
 
 
 class InsertionTriples(NamedTuple):
-    """(M,) each: `rows` that a region is pasted into, its `donors`, and `others` without it.
+    """(M,) each: `receivers` that a region is pasted into, its `donors`, and `controls` without it.
 
     What pasting does by itself is seen by the others' pixels in the same place: an insertion is from those to the donors'.
     """
@@ -29,7 +29,7 @@ class InsertionTriples(NamedTuple):
 
 
 def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """X (N,C,*S) with the region (N,*S) filled; see `fills.filling`. An image without the region stays as it is.
+    """X (N,C,*S) with the region (N,*S) filled; see `baseline_tensors.filling`. An image without the region stays as it is.
 
     A fill is an intervention of its own: black looks like a collimator or like air, and blur keeps what is coarse. What two
     fills agree on is the region's doing.
@@ -54,7 +54,7 @@ def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
 def match_insertion_triples(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> InsertionTriples:
-    """Who is given whose region, for (N,) `truth` of the finding and `carried`, whether an image has the region.
+    """Who is given whose region, for (N,) `truth` of the finding and `has_region`, whether an image has the region.
 
     Into the negatives without the region, or all without it where such negatives are few, or, where every image has it, the
     negatives; from positives that carry it, or from all that do where those are few. The others are of the same kind as
@@ -93,7 +93,7 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """A donor and another for each row. `in_turn`: of the others a patient that has not served before any that has."""
+    """A donor and another for each row. `prefer_unused_controls`: of the others a patient that has not served before any that has."""
     served: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})

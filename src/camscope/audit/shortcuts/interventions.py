@@ -1,7 +1,7 @@
 """Interventions: regions removed, inserted or kept alone, and the table of the answers.
 
 - trying: the model asked about images in which a region is removed, inserted or all that is left.
-- trials: what the model answered about each changed image, as `interventions.parquet`.
+- trials: what the model answered about each changed image, as `run_interventions.parquet`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ INTERVENTIONS_FILE = "interventions.parquet"
 
 @dataclass(frozen=True)
 class InterventionRecord:
-    """An intervention on one image: its log odds `without` the region, and `with_it`.
+    """An intervention on one image: its log odds `log_odds_without` the region, and `log_odds_with`.
 
-    `donor`, `other`: of an insertion the rows whose region was pasted, and whose pixels without it.
+    `donor_row`, `control_row`: of an insertion the rows whose region was pasted, and whose pixels without it.
     """
 
     row: int
@@ -86,7 +86,7 @@ ImageEdit = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> ch
 
 @dataclass(eq=False)
 class InterventionRunner:
-    """The interventions of a finding. `odds`: of each image as it is; `spread`: of all of them, the unit of effects."""
+    """The interventions of a finding. `log_odds`: of each image as it is; `log_odds_std`: of all of them, the unit of effects."""
 
     context: AuditContext
     samples: RegionSamples

@@ -24,7 +24,7 @@ RegionDetector = Callable[[NDArray[Any]], BoolArray]
 
 @dataclass(frozen=True)
 class Region:
-    """A part of an image that its pixels tell: `name`, what it is in `words`, and how it is found.
+    """A part of an image that its pixels tell: `name`, what it is in `description`, and how it is found.
 
     Called with (H,W), (H,W,3) or a volume (D,H,W), uint8 or numbers, it gives (*S) bool: some of the image, never none of
     it and never all. UndefinedError, with the reason, where the image has no such part.
@@ -109,7 +109,7 @@ def project_region_to_input(
 ) -> BoolArray:
     """(*S) of the image -> (*S) of the model's input: True where a pixel's centre lies on the mask.
 
-    What lies outside the image is False. `placement` None: the model sees the image as it is. `touching`: also every pixel
+    What lies outside the image is False. `placement` None: the model sees the image as it is. `include_touched`: also every pixel
     that holds the centre of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
     """
     given = np.asarray(mask)

@@ -25,7 +25,7 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image: `x` (C,*S), and of each region that it has the pixels of the model's input (*S); `evidence`: of each finding."""
+    """An image: `x` (C,*S), and of each region that it has the pixels of the model's input (*S); `ground_truth`: of each finding."""
 
     row: int
     x: Tensor
@@ -51,7 +51,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size. `missing`: why images have no such region, and how many."""
+    """Images of one input size. `missing_reasons`: why images have no such region, and how many."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Of some rows, those whose input has the size that most have; no more than `BUDGET` holds."""
+    """Of some rows, those whose input has the size that most have; no more than `MAX_SAMPLE_BYTES` holds."""
     made, known, held = RegionSamples([]), open_region_masks(context), 0
     drawn = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, one in enumerate(context.load_images(drawn), start=1):

@@ -41,7 +41,7 @@ class SupportsInterval(Protocol):
 
 
 class SupportsEffect(Protocol):
-    """What `reliance` looks at."""
+    """What `judge_reliance` looks at."""
 
     @property
     def imputation(self) -> str | None:
@@ -73,7 +73,7 @@ def judge_reliance(
     of 10 samples of ten patients hold none of them. "not testable": anything else: no effect of ten patients or more, fills
     that disagree, intervals across a margin, too few patients for an absence.
 
-    `set_aside`: removals that were measured and do not count, for every image has the region; the reason says so.
+    `uncounted_removals`: removals that were measured and do not count, for every image has the region; the reason says so.
     """
     if not 0 < prevalence < 1:
         raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
@@ -133,7 +133,7 @@ def judge_finding_reliance(
     *,
     uncounted_removals: Sequence[SupportsEffect] = (),
 ) -> tuple[Conclusion, str]:
-    """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
+    """Whether a region speaks for the finding, as its own pixels should: `judge_reliance` of which only one side is "supported".
 
     "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
     for different sides.

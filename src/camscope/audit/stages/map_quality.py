@@ -225,7 +225,7 @@ IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each tak
 def evaluate_samples(
     context: AuditContext, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
 ) -> MetricsResult:
-    """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `name`, finding by finding."""
+    """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `stage_name`, finding by finding."""
     found: list[MetricSummary] = []
     images = set[int]()
     for finding in context.findings:

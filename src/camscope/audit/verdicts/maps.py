@@ -196,7 +196,7 @@ def _decide_faithfulness(metric_summary: MetricSummary) -> Decision:
 
 
 def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: bool) -> Decision:
-    """The word of all metrics; `somewhere`: whether one is better under any fill."""
+    """The word of all metrics; `any_supported`: whether one is better under any fill."""
     words = [word for word, _ in decisions.values()]
     sides = "; ".join(_describe_metrics_with_conclusion(decisions, word) for word in DIRECTION_PHRASES if word in words)
     if set(words) == {"supported"}:

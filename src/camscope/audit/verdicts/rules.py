@@ -70,7 +70,7 @@ def build_verdict(
     margin: float | None = None,
     qualifier: str = "",
 ) -> Verdict:
-    """`good`: whether "supported" speaks for the model; None: neither does."""
+    """`supported_is_good`: whether "supported" speaks for the model; None: neither does."""
     word, reason = _require_testable_effect(decision, effect)
     speaks: VerdictDirection = "neither"
     if supported_is_good is not None and word != "not testable":

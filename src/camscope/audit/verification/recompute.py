@@ -363,7 +363,7 @@ def _check_localization(context: AuditContext, run: AuditRun, sample_rows: RowSa
 
 
 def _read_localization_values(run: AuditRun, finding: Finding) -> dict[tuple[Any, ...], float]:
-    """Row, method, layer and metric of what `localise` measured of a finding -> its value."""
+    """Row, method, layer and metric of what `localization` measured of a finding -> its value."""
     names = ("row", "method", "layer", "metric", "value", "stage", "finding")
     table = run.metrics()
     rows = zip(*(table[name].to_pylist() for name in names), strict=True)

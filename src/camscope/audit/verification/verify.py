@@ -29,7 +29,7 @@ RENDERING_PACKAGES = ("matplotlib", "jinja2")  # what a page looks like depends 
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """All that was looked at; `left`: what was not computed again."""
+    """All that was looked at; `not_recomputed`: what was not computed again."""
 
     checks: tuple[CheckResult, ...]
     not_recomputed: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def verify_audit(
 ) -> VerificationResult:
     """Every output against its digest, the words against the numbers, and the numbers against the tables.
 
-    With the `config` also manifest, images, weights and code, and `rows` drawn by the seed again. `told`: how many images are
+    With the `config` also manifest, images, weights and code, and `n_rows` drawn by the seed again. `on_progress`: how many images are
     read, of how many. InputError where no finished audit is.
     """
     place = Path(folder)

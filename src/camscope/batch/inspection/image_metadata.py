@@ -56,10 +56,10 @@ INTERNAL_COLUMNS = {
 
 @dataclass(slots=True)
 class ImageMetadata:
-    """Of one image, whatever could be read of it; `error`: why it cannot be used. `findings`: codes of what is to be seen.
+    """Of one image, whatever could be read of it; `error`: why it cannot be used. `issue_codes`: codes of what is to be seen.
 
-    `size`: (H,W) or (D,H,W). `window`: the header's first (centre, width), of `windows`. `pixels`: a keyed digest of shape and
-    values, the same for equal pictures whatever their format. `study`, `series`: keyed digests of UIDs; `plane`: where a
+    `shape`: (H,W) or (D,H,W). `window`: the header's first (centre, width), of `n_windows`. `pixel_digest`: a keyed digest of shape and
+    values, the same for equal pictures whatever their format. `study_digest`, `series_digest`: keyed digests of UIDs; `slice_plane`: where a
     slice lies. `mask_labels`: the first labels of the mask.
     """
 
@@ -101,7 +101,7 @@ class ImageMetadata:
                 setattr(self, name, None)
 
     def record_pixel_statistics(self, values: Array, *, is_color: bool, key: bytes) -> None:
-        """What the pixels themselves say: (H,W) or (D,H,W) of any numbers, in `colour` (H,W,3) or (D,H,W,3) uint8."""
+        """What the pixels themselves say: (H,W) or (D,H,W) of any numbers, in `is_color` (H,W,3) or (D,H,W,3) uint8."""
         if is_color and (values[..., :1] == values).all():  # grey that is stored in three channels
             values, is_color = values[..., 0], False
         self.is_color, self.shape = is_color, values.shape[: values.ndim - is_color]

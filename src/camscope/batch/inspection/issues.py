@@ -118,9 +118,9 @@ def flags_to_codes(flags: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class DatasetIssue:
-    """Something to be seen in a set of images: `code`, the rows concerned, `details` with how many rows each.
+    """Something to be seen in a set of images: `code`, the rows concerned, `row_counts` with how many rows each.
 
-    `groups`: rows that belong together, as those of equal pixels, at most fifty of them.
+    `row_groups`: rows that belong together, as those of equal pixels, at most fifty of them.
     """
 
     code: str

@@ -31,9 +31,9 @@ DATASET_LEVEL_CODES = ("columns", "target-follows-group")  # findings that conce
 
 @dataclass(frozen=True, eq=False)
 class DatasetInspection:
-    """What `inspect_images` found. `shown`: row, id, path and the columns that may be shown; `facts`: of each row, in order.
+    """What `inspect_images` found. `visible_columns`: row, id, path and the columns that may be shown; `metadata`: of each row, in order.
 
-    `mix`: fact -> value -> images. `not_checked`: which of patient, split, target and mask no column says.
+    `value_counts`: fact -> value -> images. `missing_roles`: which of patient, split, target and mask no column says.
     """
 
     visible_columns: "pa.Table"
@@ -127,7 +127,7 @@ class DatasetInspection:
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `summary` (.json), or `table` (.parquet, .csv)."""
+        """Write `summary` (.json), or `to_table` (.parquet, .csv)."""
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
             return write_bytes(path, self.to_json().encode(), overwrite=overwrite)

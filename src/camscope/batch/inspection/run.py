@@ -59,13 +59,13 @@ def inspect_images(
 ) -> DatasetInspection:
     """What is in a set of images, before any model sees it; no image is held longer than it is read.
 
-    `source`, `root`: see `manifest_of`; photographs, medical images, and both. `patient`, `split`, `target`, `mask`: columns;
-    default: patient or patient_id, split, target, mask or mask_path, where there are such. `by`: columns, or facts such as
-    modality, by whose values targets are counted. `classes`: all targets that there may be.
+    `source`, `root`: see `build_manifest`; photographs, medical images, and both. `patient_column`, `split_column`, `target_column`, `mask_column`: columns;
+    default: patient or patient_id, split, target, mask or mask_path, where there are such. `group_by`: columns, or facts such as
+    modality, by whose values targets are counted. `class_names`: all targets that there may be.
 
     `profile`: "research" shows no file's name, and of the manifest's columns the target, those counted by, and those to
-    `keep`; it is that of every set with a medical image. "clinical" shows all. `scans`: all images are medical, whatever their
-    files are called: the pages of a TIFF are slices of a volume. `told`: called with how many images are
+    `keep_columns`; it is that of every set with a medical image. "clinical" shows all. `all_scans`: all images are medical, whatever their
+    files are called: the pages of a TIFF are slices of a volume. `on_progress`: called with how many images are
     done, of how many.
     """
     if profile not in (None, "research", "clinical"):
@@ -143,7 +143,7 @@ ERROR_CODE_PATTERNS = (
 
 @dataclass(frozen=True)
 class ImageMetadataReader:
-    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one. `scans`: no image is a photograph."""
+    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one. `all_scans`: no image is a photograph."""
 
     manifest: Manifest
     mask_column: str | None

@@ -1,1 +1,1 @@
-"""Which method, at which layer: `candidates` are measured block by block, `racing` drops the worse ones, `select` decides."""
+"""Which method, at which layer: `build_candidates` are measured block by block, `candidates` drops the worse ones, `select` decides."""

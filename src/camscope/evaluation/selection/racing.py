@@ -1,7 +1,7 @@
 """Race: who drops out, and when more images would change nothing any more.
 
 At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group of
-images (a patient), of eight at least, Student's t, and no surer than so many images can be (`least_p`). Who leads is told by
+images (a patient), of eight at least, Student's t, and no surer than so many images can be (`compute_min_p_value`). Who leads is told by
 the same values, and so is one of all pairs that are
 left: step by step (Holm) there are as many comparisons as pairs. Before it a candidate drops out as soon as that end can be
 foreseen: a gap so far is luck in part, and the more the less those who are as good or better differ beyond chance (empirical
@@ -51,10 +51,10 @@ class SelectionSample:
 
 @dataclass
 class CandidateState:
-    """A candidate's evidence so far. `values`: [criterion] of each image, NaN where there is no number.
+    """A candidate's evidence so far. `metric_values`: [criterion] of each image, NaN where there is no number.
 
     `groups`: of all images of the race, in its order; images of one are no independent witnesses. None: each is its own.
-    `first`: its maps (N,*S) of the first images, by which those that are the same are told.
+    `first_maps`: its maps (N,*S) of the first images, by which those that are the same are told.
     """
 
     explainer: Explainer
@@ -68,7 +68,7 @@ class CandidateState:
     @property
     def title(self) -> str:
         """`gradcam · layer4`"""
-        layer = getattr(self.explainer, "layer", None)
+        layer = getattr(self.explainer, "layers", None)
         return " · ".join(filter(None, (self.explainer.title, layer if isinstance(layer, str) else None)))
 
     @property

@@ -34,7 +34,7 @@ def load_samples(
 ) -> tuple[list[SelectionSample], Counter[str]]:
     """At most so many images, drawn by `seed`, of the size that most of them have; and why others are left out.
 
-    `target`: of images whose row has none of its own; None: the class that the model gives each. `group`: a column of the
+    `target`: of images whose row has none of its own; None: the class that the model gives each. `group_column`: a column of the
     manifest, such as the patient; a row without one is left out.
     """
     if group_column is not None and group_column not in manifest.table.column_names:

@@ -55,10 +55,10 @@ MIN_MEDIAN_STABILITY = (
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """`best`: one, or two that cannot be told apart; empty where there is no clear winner. `standings`: all, the best first.
+    """`best`: one, or two that cannot be told apart; empty where there is no clear winner. `candidates`: all, the best first.
 
-    `images`: that the leader saw; `explained`: maps judged in all, and `exhaustive` those of a race in which nobody drops out.
-    `witnesses`: images, or groups of them, that there were to tell candidates apart by.
+    `n_images`: that the leader saw; `n_maps`: maps judged in all, and `n_maps_without_drops` those of a race in which nobody drops out.
+    `n_groups`: images, or groups of them, that there were to tell candidates apart by.
     """
 
     best: list[CandidateState]
@@ -119,9 +119,9 @@ def select_method(
 ) -> MethodSelection:
     """Race explainers of one model over samples of one size; see the module.
 
-    `block`: images in a round. `steps`, `region`: points of a removal curve, and the side in pixels of what is removed at a
-    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `exhaustive`: nobody
-    drops out before the end. `judge`: who adds a block's values, instead of asking the model.
+    `block_size`: images in a round. `n_steps`, `region_size`: points of a removal curve, and the side in pixels of what is removed at a
+    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `never_drop`: nobody
+    drops out before the end. `evaluate_block`: who adds a block's values, instead of asking the model.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
@@ -166,7 +166,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
     """Why a candidate's maps say nothing of what the model learnt: they are the same without it; "" where they are not.
 
-    Alike: Spearman's correlation of the map with that of the same architecture, untrained, in the median above `BLIND`.
+    Alike: Spearman's correlation of the map with that of the same architecture, untrained, in the median above `MAX_UNTRAINED_CORRELATION`.
     """
     if explainer.control:
         return "a control: it does not look at the model"
@@ -242,7 +242,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
     """Write the first of the best, or where there is no clear winner the cheapest of those that are alike."""
     best = selection.best[0] if selection.best else selection.cheapest
     lines = [f"# {selection.recommendation}", f"method = {_quote_toml(best.explainer.name)}"]
-    layer = getattr(best.explainer, "layer", None)
+    layer = getattr(best.explainer, "layers", None)
     lines += [f"layer = {_quote_toml(layer)}"] if isinstance(layer, str) else []
     lines += [
         f"model = {_quote_toml(compute_model_digest(unwrap(best.explainer.model)))}",
@@ -254,7 +254,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """What `save` wrote; InputError for another file."""
+    """What `save_selection` wrote; InputError for another file."""
     plain = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
     if (

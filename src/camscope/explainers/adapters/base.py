@@ -40,7 +40,7 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """What `attempt` finds, a package's own forward and backward passes, with gradients on: see `with_gradients`."""
+    """What `computation` finds, a package's own forward and backward passes, with gradients on: see `run_with_gradients`."""
 
     def inside(staying: GradientScope) -> T | None:
         with staying:
@@ -124,7 +124,7 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
     """A copy of the modules and of what they keep; the numbers are shared, until they are replaced.
 
     A hook, an attribute or a parameter set on it is not the model's, whatever becomes of the call, and no other thread
-    meets it. A module that ran several times is several, see `Turns`.
+    meets it. A module that ran several times is several, see `RepeatedModule`.
     """
     for _ in range(MAX_COPY_ATTEMPTS):
         try:
@@ -151,7 +151,7 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """A deep copy in the modes that this thread sees: those of a thread inside `evaluating` are not on the modules."""
+    """A deep copy in the modes that this thread sees: those of a thread inside `evaluation_mode` are not on the modules."""
     twin = copy.deepcopy(model, dict[int, Any](shared_tensors))
     for part, original in zip(twin.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none

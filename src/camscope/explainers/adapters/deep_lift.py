@@ -163,7 +163,7 @@ def _expand_per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]
 class BaselineAttribution(NamedTuple):
     """What each pixel and channel (C,*S) adds to the score against a baseline, and the score's change ().
 
-    `flat`: whether all multipliers are 0. `unruled`: what kept its gradient, in words.
+    `has_zero_multipliers`: whether all multipliers are 0. `unsupported_ops_note`: what kept its gradient, in words.
     """
 
     values: Tensor
@@ -179,11 +179,11 @@ class BaselineAttribution(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepLIFTBase(AdapterExplainer, PixelExplainer):
-    """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `starts`.
+    """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `build_baselines`.
 
     m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
     on Δout/Δin, by captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a
-    note names it, and how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and
+    note names it, and how far the map is from adding up to f(x) - f(x'); so do `diagnostics`, `completeness_gap` and
     `score_change`. captum works on a copy of the modules, one image and one x' at a time; there a module that runs several
     times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a pooling do
     not overlap, all of which captum needs.
@@ -291,7 +291,7 @@ def _average_attributions(per_baseline: Sequence[BaselineAttribution]) -> Baseli
 class DeepLIFT(BaselineMixin, DeepLIFTBase):
     """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
 
-    See `Lifted`.
+    See `DeepLIFTBase`.
     """
 
     name, paper = "deeplift", "arXiv:1704.02685"
@@ -303,7 +303,7 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
 class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """The mean of DeepLIFT over a background of baselines: an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
-    The background holds two at least; see `Lifted`.
+    The background holds two at least; see `DeepLIFTBase`.
     """
 
     name, paper = "deepliftshap", "arXiv:1705.07874"

@@ -53,7 +53,7 @@ SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class ZennitRules:
-    """A module's own rule by zennit: `passed` hands relevance on, `shared` by what each input adds."""
+    """A module's own rule by zennit: `run_with_edit` hands relevance on, `shared_tensors` by what each input adds."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         from zennit.rules import Norm, Pass
@@ -81,7 +81,7 @@ class ZennitRules:
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """Inside the `with`, what runs in no module with a rule has one of its own, or is counted in `without`."""
+    """Inside the `with`, what runs in no module with a rule has one of its own, or is counted in `unsupported_functions`."""
 
     def __init__(self, rules: ZennitRules) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class LRP(AdapterExplainer, PixelExplainer):
     channel); "_flat": the first layer shares evenly. `epsilon`: ε and every other stabiliser, of the root of the mean
     square of z, so that no unit matters. Batch norms are merged with the layer before them. Sums, means and activations
     outside of modules have rules, too; a model with anything else, such as attention, is refused by name. Biases keep a
-    part of the relevance: a note says how much, and `measures` do: `conservation_gap`, what arrives at the pixels less
+    part of the relevance: a note says how much, and `diagnostics` do: `conservation_gap`, what arrives at the pixels less
     `output_relevance`, what the output begins with.
     """
 

@@ -83,10 +83,10 @@ MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden c
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SurrogateExplainer(BaselineMixin, AdapterExplainer):
-    """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
+    """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `build_captum`.
 
-    `cells`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
-    superpixels, a label map, or what makes one: see `segments.labels_of`. `samples`: versions of the image with cells
+    `grid_size`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
+    superpixels, a label map, or what makes one: see `segments.labels_of`. `n_samples`: versions of the image with cells
     shown at random, all others filled by `baseline`. captum draws which, from `seed`, and weighs them; they run as many
     at a time as fit into memory, and the model is fitted in float64. A cell is hidden in all channels and has one number.
     """
@@ -189,7 +189,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 class LIME(SurrogateExplainer):
     """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016).
 
-    π(z) = exp(-D²/2σ²), D: the cosine distance of z to all ones. `width`: σ; `alpha`: α. Both as in the authors' code for
+    π(z) = exp(-D²/2σ²), D: the cosine distance of z to all ones. `kernel_width`: σ; `alpha`: α. Both as in the authors' code for
     images, which compares z and not pixels; captum's own default, a lasso with α = 0.01, finds nothing where the score
     moves by less.
     """
@@ -231,7 +231,7 @@ class KernelSHAP(SurrogateExplainer):
     """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
 
     z: which cells are shown, all or none among them; k: the Shapley kernel, by which the others are drawn. The sum holds
-    but for rounding, `completeness_gap` in the result's `measures`; captum's own fit has it by weights of a million. Where
+    but for rounding, `completeness_gap` in the result's `diagnostics`; captum's own fit has it by weights of a million. Where
     the samples do not determine the cells, the least φ.
     """
 

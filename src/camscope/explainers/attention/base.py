@@ -112,7 +112,7 @@ def select_token_attentions(
 ) -> tuple[list[Attention], Layout, list[str]]:
     """The attentions between all tokens of a sample of x (N,C,*S), the tokens' layout, and what was left out.
 
-    `seen`: what the pass showed, see `noting`; `lengths`: see `lengths_seen`. LayerError if there are none.
+    `layout_hints`: what the pass showed, see `record_layout_hints`; `token_counts`: see `record_token_counts`. LayerError if there are none.
     """
     shapes = [tuple(one.probabilities.shape) for one in attentions]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -167,7 +167,7 @@ def select_token_attentions(
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Whether nothing is known of where so many tokens lie; LayerError where they do not lie as the layout has it.
 
-    The values of the first attention between so many tokens are looked at, or what is known of it; see `prove`.
+    The values of the first attention between so many tokens are looked at, or what is known of it; see `probe_layout`.
     """
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
@@ -193,9 +193,9 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> tuple[list[Attention], list[Tensor], Tensor | None]:
-    """The attentions up to the last one that the values (N,) depend on, and the gradients of `Tokens` there.
+    """The attentions up to the last one that the values (N,) depend on, and the gradients of `AttentionTrace` there.
 
-    `whole`: at all of them from one backward pass, else at the last one only, which costs next to nothing.
+    `all_blocks`: at all of them from one backward pass, else at the last one only, which costs next to nothing.
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
@@ -242,7 +242,7 @@ class TokenAttentionExplainer(Explainer):
         """(N,T): of each token, as the method's formula has it."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*grid): see `maps_of`."""
+        """(N,C,*S) -> (N,*grid): see `compute_shared_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:

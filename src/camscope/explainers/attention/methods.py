@@ -20,7 +20,7 @@ class Rollout(TokenAttentionExplainer):
     """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
 
     I stands for the residual connection, with as much weight as the attention. No gradient weighs anything and no class
-    is asked for: the map is the same for all. `heads`: "mean", or "max" or "min" of them.
+    is asked for: the map is the same for all. `head_fusion`: "mean", or "max" or "min" of them.
     """
 
     name, paper = "rollout", "arXiv:2005.00928"
@@ -86,7 +86,7 @@ class LeGrad(TokenAttentionExplainer):
 
     g_l: the gradient at P_l of the score that block l's own output gives, sent through the model's end as if no block came
     after it. The authors' code has the mean of all tokens read for CLIP; here it is what the model itself reads. They
-    stretch the map from 0 to 1. `blocks`: so many last ones, default all.
+    stretch the map from 0 to 1. `n_blocks`: so many last ones, default all.
     """
 
     name, paper = "legrad", "arXiv:2404.03214"

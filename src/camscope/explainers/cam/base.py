@@ -34,8 +34,8 @@ from camscope.targets import Score, Target
 class LayerSelectionMixin(Explainer):
     """A method that looks at one layer.
 
-    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output`: key of the
-    tensor in a layer that returns several; `call`: which call of a layer that runs several times (default: the last one
+    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output_index`: key of the
+    tensor in a layer that returns several; `call_index`: which call of a layer that runs several times (default: the last one
     that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, where the layer's shape is
     ambiguous; `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout of anything but a map made by
     convolutions is verified: three forward passes, once for each model, layer and input size.
@@ -89,7 +89,7 @@ class LayerExplainer(LayerSelectionMixin):
     """A map made of one layer's channels. A method writes `combine`.
 
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again; `own_rules`: what goes
+    while it combines; of those, `runs_partial_forward`: what comes before the layer sees the same input again; `has_custom_backward`: what goes
     back to the layer is no gradient, and nothing may shorten its way.
     """
 
@@ -113,11 +113,11 @@ class LayerExplainer(LayerSelectionMixin):
 
     @property
     def objective_key(self) -> Hashable:
-        """Methods whose `values` are the same share a backward pass."""
+        """Methods whose `objective` are the same share a backward pass."""
         return "score" if type(self).objective is LayerExplainer.objective else id(self)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*s): see `maps_of`."""
+        """(N,C,*S) -> (N,*s): see `compute_shared_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -218,7 +218,7 @@ class BaseCAM(BaseWeightedChannels):
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells), (N,K,cells) -> (N,K,1) or (N,K,cells): what each channel, or each of its cells, counts.
 
-        The cells of a grid of any rank lie on the last axis, `SPACE`.
+        The cells of a grid of any rank lie on the last axis, `SPATIAL_AXIS`.
         """
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
@@ -227,7 +227,7 @@ class BaseCAM(BaseWeightedChannels):
 
 
 class BaseQuotientCAM(BaseCAM):
-    """A CAM whose channels weigh Σ n / d, with a note where d's that nearly cancel carry the map. Writes `quotients`."""
+    """A CAM whose channels weigh Σ n / d, with a note where d's that nearly cancel carry the map. Writes `quotient_terms`."""
 
     @abstractmethod
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +245,7 @@ class BaseQuotientCAM(BaseCAM):
 
 
 def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tensor, term_size: Tensor) -> Tensor:
-    """(N,K,1): Σ above / below, 0 where that is; a note on a sample of whose Σ|w A| much has a `below` small beside `size`."""
+    """(N,K,1): Σ above / below, 0 where that is; a note on a sample of whose Σ|w A| much has a `denominator` small beside `term_size`."""
     parts = _divide_or_zero(numerator, denominator)
     carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
     doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * term_size, carried, 0)

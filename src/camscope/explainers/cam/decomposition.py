@@ -134,7 +134,7 @@ class FEM(LayerExplainer):
     """Each channel marks its rare, strong cells: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020, the k-sigma rule).
 
     μ, σ: mean and standard deviation over the channel's cells. Strictly beyond, so that a constant channel marks none, and
-    with k = 2 nothing is marked among five cells or fewer. Signed where a mean is: made for layers after a ReLU. `k`: how
+    with k = 2 nothing is marked among five cells or fewer. Signed where a mean is: made for layers after a ReLU. `k_sigma`: how
     many standard deviations.
     """
 

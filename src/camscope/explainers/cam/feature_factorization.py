@@ -48,11 +48,11 @@ class Concepts:
     """C concepts that N images share at a layer, the one with the largest share first.
 
     `maps` (N,C,h,w): how much of each concept is in each cell, not negative, in the activation's units; `vectors` (C,K):
-    its channels, of length 1. Σ_c map x vector is the layer's positive activation, but for `error`: length of what is
+    its channels, of length 1. Σ_c map x vector is the layer's positive activation, but for `relative_error`: length of what is
     missing over length of the whole. `shares` (C,): each concept's part of all that the concepts hold, in sum 1.
     `gains` (C,classes): what a concept alone does to each class score, less what an empty layer gives; the mean over the
-    images, each weighing as much as the concept is in it; no classes for a model without class scores. `top`: the
-    classes that gain most. `pictures` (H,W,3) or None and `placements`: what to draw on, and where the maps lie on it.
+    images, each weighing as much as the concept is in it; no classes for a model without class scores. `top_classes`: the
+    classes that gain most. `images` (H,W,3) or None and `placements`: what to draw on, and where the maps lie on it.
     """
 
     maps: FloatArray
@@ -104,7 +104,7 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colours, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """(H,W,3): every image as `picture` has it, beside the legend. `height`: rows of an image."""
+        """(H,W,3): every image as `concept_image` has it, beside the legend. `height`: rows of an image."""
         pictures = [self.concept_image(i, alpha=alpha) for i in range(len(self.maps))]
         grid = render.draw_image_grid(pictures, self.image_names, columns=columns, height=height)
         heading = "share; score it gains alone" if any(self.top_classes) else "share"
@@ -138,11 +138,11 @@ MAX_CLASSES_PER_CONCEPT = 3  # classes that name a concept
 class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     """Concepts h_c (cells) and w_c (channels), none negative, with relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
-    `factorise` finds the concepts that several images share. The paper asks for no class; the map of one spreads what each
+    `factorize` finds the concepts that several images share. The paper asks for no class; the map of one spreads what each
     concept alone does for the score over its cells, Σ_c (y_c - y_0) h_c / Σ h_c: y_c is the score with h_c w_c at the layer
     and nothing else, y_0 with nothing. Where a linear head reads the layer, the map's sum is the score of the whole
     factorisation less the bias. Each sample is factorised by itself, what is negative at the layer is left out.
-    `concepts`: at most so many; no more than channels or cells. `sweeps`, `tolerance`: see `factorised`.
+    `n_concepts`: at most so many; no more than channels or cells. `n_iterations`, `tolerance`: see `factorize_nonnegative`.
     """
 
     name, paper = "dff", "arXiv:1806.10206"

@@ -139,7 +139,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
 
     w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise that is Grad-CAM++. The paper
     is reported to have <g> on top of α, which makes α depend on the score's unit; <g²> is what Grad-CAM++ has there.
-    `samples`: noisy inputs; `sigma`: their noise's standard deviation, as a part of each input's own range of values, as
+    `n_samples`: noisy inputs; `sigma`: their noise's standard deviation, as a part of each input's own range of values, as
     in SmoothGrad, since an absolute one means something else after every normalisation. The noise is the same for every
     input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
     """
@@ -186,7 +186,7 @@ class FinerCAM(BaseCAM):
     The closest are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is linear before
     its ReLU, so this is the difference of the classes' maps, not of what their ReLUs leave. The reference code weighs the
     closest by their probabilities, through which its gradient flows too; here it is the plain mean. `gamma`: how much of
-    them is taken off; `references`: how many there are, or all that a model with fewer classes has.
+    them is taken off; `n_references`: how many there are, or all that a model with fewer classes has.
     """
 
     name, paper = "finercam", "arXiv:2501.11309"

@@ -62,7 +62,7 @@ class ScoreReader(Protocol):
 
 @dataclass(frozen=True)
 class PartialForward:
-    """The model behind call number `call` of a layer, for inputs x (N,C,*S) whose scores are `values` (N,).
+    """The model behind call number `call_index` of a layer, for inputs x (N,C,*S) whose scores are `clean_scores` (N,).
 
     Of four ways to put altered activations through it, the first that keeps samples apart is taken:
 
@@ -224,7 +224,7 @@ class PartialForward:
         read_output: ScoreReader,
         sample_index: Tensor | None,
     ) -> Tensor:
-        """One pass of x, versions of the samples `asked`, whose layer hands on `rows` of its own, changed."""
+        """One pass of x, versions of the samples `input_sample_index`, whose layer hands on `rows` of its own, changed."""
         return read_output(self._run_edited_model(x, input_sample_index, rows, edit), len(rows), sample_index).detach()
 
     def _run_edited_model(
@@ -262,8 +262,8 @@ MIN_ROUNDING_STEPS = 20  # steps of rounding
 class LayerFeatures:
     """A layer's activation (N,K,*s), and the score's gradient there, of one pass of x (N,C,*S).
 
-    `values` (N,): the score. `again(x)`: the features of another input at the same layer, for the same question.
-    `curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
+    `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same question.
+    `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
     """
 
     layer: str
@@ -299,14 +299,14 @@ class LayerFeatures:
         return self.optional_gradient
 
     def score_inputs(self, count: int, variants: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
-        """(count,): the scores of so many other inputs. `versions`: which of them -> inputs (R,C,*S), owners (R,).
+        """(count,): the scores of so many other inputs. `variants`: which of them -> inputs (R,C,*S), owners (R,).
 
         They are made and scored in pieces that fit into memory; row i is a version of sample owners[i].
         """
         return self._evaluate_inputs(count, variants, self.score.read_score)
 
     def compute_input_probabilities(self, count: int, variants: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
-        """(count,): as `scores_of`, but the class's probability where there are several classes."""
+        """(count,): as `score_inputs`, but the class's probability where there are several classes."""
         return self._evaluate_inputs(count, variants, self.score.probability)
 
     def _evaluate_inputs(
@@ -328,21 +328,21 @@ class LayerFeatures:
     def score_activations(self, count: int, variants: ActivationVariants) -> Tensor:
         """(count,): the scores of so many other activations at the layer; what comes before it runs once where it can.
 
-        `versions`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,). What is
+        `variants`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,). What is
         large is made in that function.
         """
         return self._partial_forward.score_variants(count, variants, self.score.read_score)
 
     def compute_activation_probabilities(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): as `scores_with`, but the class's probability where there are several classes."""
+        """(count,): as `score_activations`, but the class's probability where there are several classes."""
         return self._partial_forward.score_variants(count, variants, self.score.probability)
 
     def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): how much of the score each of so many other activations loses, see `scores_with`."""
+        """(count,): how much of the score each of so many other activations loses, see `score_activations`."""
         return self._partial_forward.compute_score_losses(count, variants)
 
     def run_with_edit(self, edit: Callable[[Tensor], object]) -> Any:
-        """The model's output when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
+        """The model's output when `edit` has worked on all samples' activations (N,K,*s) in place, in one pass."""
         return self._partial_forward.run_with_edit(edit)
 
     def add_note(self, sample: int, text: str) -> None:

@@ -58,9 +58,9 @@ class SharedPassMethod(Protocol):
 
 
 class SharedPass(ExitStack):
-    """The forward pass of x (N,C,*S) runs at the start of the `with`; `features` runs the backward passes.
+    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes.
 
-    `first`: whether methods may ask for more passes on account of what this one shows.
+    `patch_start`: whether methods may ask for more passes on account of what this one shows.
     """
 
     def __init__(

@@ -37,10 +37,10 @@ MaskingFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
-    """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
+    """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `create_masking`.
 
     The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
-    same empty mask serves all of a sample's. `top`: only so many channels, the strongest on average; the others weigh
+    same empty mask serves all of a sample's. `n_channels`: only so many channels, the strongest on average; the others weigh
     nothing (an approximation).
     """
 
@@ -129,7 +129,7 @@ class ScoreCAM(BaseScoreCAM):
 class SSCAM(BaseScoreCAM, RandomMixin):
     """Score-CAM with the mean score of noisy masks: of x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
 
-    `samples`: noises; `sigma`: their standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
+    `n_samples`: noises; `sigma`: their standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
     the paper's two variants. σ is a fraction of the range of what it is added to, so that no unit matters; the authors'
     code divides by the range and squares. Every channel meets the same noises, so that channels differ by what they show.
     """
@@ -170,7 +170,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
 class ISCAM(BaseScoreCAM):
     """Score-CAM with the mean score of masks that fade in: of x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
 
-    `samples`: N. The authors' code scales like this; the paper's formula, as others quote it, adds the steps up and
+    `n_samples`: N. The authors' code scales like this; the paper's formula, as others quote it, adds the steps up and
     reaches inputs (N - 1)/2 times as bright as the image. Steps of nothing are nothing: the empty input runs once.
     """
 
@@ -209,7 +209,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     """Each group's mask M_g weighs what it restores: relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g (Zhang et al. 2021).
 
     b: the input, blurred. p: the class's probability, so that a constant added to all logits changes nothing; the score
-    itself where it has no rivals (a callable target, one output). M_g: relu Σ_k mean(g_k) A_k over one of `groups`
+    itself where it has no rivals (a callable target, one output). M_g: relu Σ_k mean(g_k) A_k over one of `n_groups`
     groups of neighbouring channels, without the cells up to its 70th percentile, enlarged and stretched to 0..1; the
     map is the sum before it is enlarged. The signs of the weights are kept, as in the authors' first code. An empty mask
     restores nothing and costs nothing.
@@ -268,7 +268,7 @@ class OptiCAM(LayerExplainer):
     """The channel mixture S = Σ_k softmax(u)_k relu(A_k) with the highest score of x ∘ S (Zhang et al. 2024).
 
     S masks the input enlarged and stretched to 0..1; the map is S less its least cell: zero where the mask hides most.
-    `steps` of Adam at `learning_rate` start from equal shares, each sample for itself. A constant channel has no share:
+    `n_steps` of Adam at `learning_rate` start from equal shares, each sample for itself. A constant channel has no share:
     no mask shows it, and its gradient would be rounding. Adam goes without its epsilon, so that the unit of the score
     does not matter. The mask hides with zero, the mean colour of most preprocessings; the authors' demo with black.
     """

@@ -100,7 +100,7 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """(N,K,K) -> (N,K): the first member of each one's cluster; clusters less than `reach` apart are joined.
+    """(N,K,K) -> (N,K): the first member of each one's cluster; clusters less than `max_distance` apart are joined.
 
     As far apart as their furthest members (complete linkage): then those that are nearest to each other may be joined
     at once, all pairs in one step, and the clusters are those of one pair after the other.

@@ -32,8 +32,8 @@ def explain_supported(
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
     """The methods that have an answer, and [method][target] of them; a warning says which are left out, and why.
 
-    As `explain_each`, from shared passes: one that fails costs the others nothing where it is its own map that it cannot
-    make, and else some of its company's shared passes again. Where none answers, the first error is raised. `riders` go
+    As `explain_grid`, from shared passes: one that fails costs the others nothing where it is its own map that it cannot
+    make, and else some of its company's shared passes again. Where none answers, the first error is raised. `optional_methods` go
     along, and come last where they have an answer; nobody hears of one that has none.
     """
     every = [*explainers, *optional_methods]
@@ -50,7 +50,7 @@ def explain_supported(
         raise first
     for name, tool in zip(format_method_labels(explainers), explainers, strict=True):
         if isinstance(why := found[id(tool)], CamscopeError):
-            layer = getattr(tool, "layer", None)
+            layer = getattr(tool, "layers", None)
             where = f"{name} at {layer}" if layer else name
             warn_caller(f"{where} is left out: {why}")
     rows = [(tool, row) for tool in every if isinstance(row := found[id(tool)], list)]

@@ -46,7 +46,7 @@ class Comparison:
     """What several methods say of one image: a row for each class (and layer), a column for each method.
 
     `explanations`: row by row; a method that has no layer to choose appears once a class. `entries`: the place and the
-    price of each. `coincidences`: groups of one class whose displayed map is the same.
+    price of each. `equivalent_maps`: groups of one class whose displayed map is the same.
     """
 
     explanations: tuple[Explanation, ...] = field(repr=False)
@@ -68,7 +68,7 @@ class Comparison:
         return correlate_maps(self.explanations, kind)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """The numbers, a dict for each explanation; `correlation`: Pearson's, with the first of the same class."""
+        """The numbers, a dict for each explanation; `correlate`: Pearson's, with the first of the same class."""
         matrix, firsts, rows = self.correlate_maps(), dict[int, int](), []
         for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
             first = firsts.setdefault(entry.target_index, n)
@@ -191,9 +191,9 @@ def compare(
 
     `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules, all
     of them at once for a method that makes one map of several, as RefineCAM; None: the last layer with spatial extent.
-    `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see Explainer. `args`, `kwargs`: what the
-    model takes beside the image. `leave_out`: a method that has no answer for this model is left out, with a warning;
-    else it is an error. `watch`: told which methods work next.
+    `targets`: questions, see Score. `preprocess`, `class_names`, `precision`: see Explainer. `args`, `kwargs`: what the
+    model takes beside the image. `skip_unsupported`: a method that has no answer for this model is left out, with a warning;
+    else it is an error. `on_pass`: told which methods work next.
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(

@@ -33,7 +33,7 @@ CLASSIFIER_CAM_NAME = (
 class EquivalentMaps:
     """Explanations of one class whose displayed map is the same, to 1e-4 of its maximum.
 
-    `because`: what was found true of the layer in this pass, under which the formulas of `explained` are one whatever
+    `conditions`: what was found true of the layer in this pass, under which the formulas of `equal_by_formula` are one whatever
     the numbers; both are empty where the maps are the same here and no more is known.
     """
 
@@ -85,7 +85,7 @@ def find_equivalent_maps(
     explainers: Sequence[Explainer],
     conditions_by_layer: Mapping[str | None, frozenset[str]],
 ) -> list[EquivalentMaps]:
-    """Groups among explanations of one class; `tools` made them, `facts` are what is true of each layer.
+    """Groups among explanations of one class; `explainers` made them, `conditions_by_layer` are what is true of each layer.
 
     A map without positive evidence coincides with nothing: its status says so already.
     """
@@ -203,7 +203,7 @@ def describe_equivalent_maps(
 ) -> tuple[str, ...]:
     """What coincides and why; what holds for several of so many questions is said once.
 
-    `methods`: the name under which each explanation's method goes, by the explanation's id.
+    `method_labels`: the name under which each explanation's method goes, by the explanation's id.
     """
     said: dict[tuple[tuple[str, ...], str, str], list[EquivalentMaps]] = {}
     for group in equivalent_maps:

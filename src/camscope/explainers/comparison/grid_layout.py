@@ -17,10 +17,10 @@ from camscope.hooks.base import find_layer, unwrap
 
 @dataclass(frozen=True)
 class GridEntry:
-    """One explanation's place and price. `row`, `column`: in the comparison's `rows` and `columns`.
+    """One explanation's place and price. `row`, `column`: in the comparison's `n_rows` and `column_labels`.
 
-    `method`: its name, with the settings that tell it from another of that name; `question`: number of the target;
-    `forwards`, `backwards`: what the method declares to cost alone; `seconds`: its share of the passes it was made in.
+    `method_label`: its name, with the settings that tell it from another of that name; `target_index`: number of the target;
+    `forward_passes`, `backward_passes`: what the method declares to cost alone; `seconds`: its share of the passes it was made in.
     """
 
     row: int
@@ -82,7 +82,7 @@ def combines_layers(explainer: Explainer) -> bool:
 
 
 def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
-    """Whether a method takes `layers`, all of them for one map, where others take one `layer`."""
+    """Whether a method takes `layer_names`, all of them for one map, where others take one `layers`."""
     return "layers" in signature(explainer_cls).parameters
 
 

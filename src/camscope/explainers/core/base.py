@@ -39,9 +39,9 @@ ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register(cls: ExplainerClass) -> ExplainerClass:
-    """Put a method into METHODS under its `name`: the CLI, the docs and the axiom tests find it there.
+    """Put a method into METHODS under its `path`: the CLI, the docs and the axiom tests find it there.
 
-    A setting of a method is an annotated attribute with its default, `samples: int = 25`; its constructor takes it.
+    A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; its constructor takes it.
     """
     _make_dataclass(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
@@ -80,11 +80,11 @@ def _make_dataclass(cls: type["Explainer"]) -> None:
 
 @dataclass(eq=False, repr=False)
 class Explainer(BaseMethod):
-    """Where a model looked: what a user calls. A method writes `heat`; its settings are in `Method`.
+    """Where a model looked: what a user calls. A method writes `attribution`; its settings are in `BaseMethod`.
 
     What else the model takes goes with every call: positional arguments after the target; keywords that the model's
-    `forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
-    `n_steps`, `n_samples` and `baselines`, as captum has them, are settings of that call alone. Any other keyword is an
+    `is_forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
+    `n_steps`, `n_samples` and `list_baselines`, as captum has them, are settings of that call alone. Any other keyword is an
     InputError.
     """
 
@@ -142,7 +142,7 @@ class Explainer(BaseMethod):
         """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
 
         `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
-        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `baselines` go to the methods that have them.
+        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `list_baselines` go to the methods that have them.
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
@@ -231,7 +231,7 @@ def _with_aliased_settings(
     aliased_settings: Mapping[str, Any],
     select_baseline: Callable[[Any], Any] = lambda value: value,
 ) -> Explainer:
-    """A method with settings under other toolkits' names, those that it has. `part`: of a baseline for each image."""
+    """A method with settings under other toolkits' names, those that it has. `select_baseline`: of a baseline for each image."""
     settings = {}
     for word, value in aliased_settings.items():
         for own in CAPTUM_SETTING_NAMES[word]:

@@ -26,7 +26,7 @@ BLUR_SIGMA_AND_RADIUS = 0.1, 0.3  # standard deviation of the Gaussian and where
 class BaselineMixin(RandomMixin):
     """A method that shows the model something else in the input's place.
 
-    `baseline`: see `filled`; of several the map is the mean. `seed`: of what is drawn.
+    `baseline`: see `build_baseline_tensor`; of several the map is the mean. `seed`: of what is drawn.
     """
 
     baseline: BaselineLike | Sequence[BaselineLike] = "zero"
@@ -49,7 +49,7 @@ class BackgroundMixin(RandomMixin):
     """A method whose map is a mean over a background of inputs that the input is set against.
 
     `background`: inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines (see
-    `filled`); without one "zero", "mean", "blur" and "noise", which the result notes. `seed`: of what is drawn.
+    `build_baseline_tensor`); without one "zero", "mean", "blur" and "noise", which the result notes. `seed`: of what is drawn.
     """
 
     background: Tensor | Sequence[BaselineLike] | None = None
@@ -82,7 +82,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """(N,C,*S) -> one such tensor for each baseline, or for those of the `chosen` places; see `filled`."""
+    """(N,C,*S) -> one such tensor for each baseline, or for those of the `indices` places; see `build_baseline_tensor`."""
     places = range(len(baselines)) if indices is None else indices
     return [build_baseline_tensor(baselines[which], x, explainer, explainer.seed ^ which) for which in places]
 
@@ -151,7 +151,7 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
 
 
 def _check_baseline_shape(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """An InputError unless it is finite and as large as a sample of (N,C,*S); `whole`: one of a background's tensor."""
+    """An InputError unless it is finite and as large as a sample of (N,C,*S); `in_background`: one of a background's tensor."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"
@@ -192,4 +192,4 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _describe_background(background: object) -> str:
-    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'shape', ()))}"
+    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'output_shape', ()))}"

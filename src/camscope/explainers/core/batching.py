@@ -65,9 +65,9 @@ def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Call `work` with one piece after the other until it returns True -> how many of `count` were worked off.
+    """Call `process_chunk` with one piece after the other until it returns True -> how many of `count` were worked off.
 
-    Where memory ends, pieces are halved and tried again, so `work` must add what it found only when it has all of it.
+    Where memory ends, pieces are halved and tried again, so `process_chunk` must add what it found only when it has all of it.
     """
     done, chunk_size = 0, max(1, chunk_size)
     while done < count:
@@ -87,7 +87,7 @@ def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice],
 
 
 def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Tensor]) -> Tensor:
-    """(count,): run(slice) of one piece after the other; see `in_turns`."""
+    """(count,): run(slice) of one piece after the other; see `process_chunks`."""
     done: list[Tensor] = []
     process_chunks(count, chunk_size, lambda part: done.append(compute_chunk(part)))
     return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")

@@ -35,7 +35,7 @@ def flag_constant_scores(
 
     Gradients at a layer, and rules that hand shares back, say nothing of that: the layer itself may be constant. A method
     that altered the input has seen it already. One forward pass without hooks, once for each model, weights, size of the
-    input and class; `weights`: what tells them from others.
+    input and class; `weights_key`: what tells them from others.
     """
     altered = getattr(explainer, "alters_input", False) and maps.constant_score is not None
     if explainer.control or not explainer.class_specific or altered or score.values is None:
@@ -54,7 +54,7 @@ def find_constant_rows(
 ) -> Tensor | None:
     """(N,): which of these rows of x (N,C,*S) have a score that noise does not change; None where all are known to vary.
 
-    `probabilities`: neither the score nor the probability may change.
+    `include_probabilities`: neither the score nor the probability may change.
     """
     classes = [score.class_index(row) for row in rows] if score.class_pairs is not None else [None] * len(rows)
     place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
@@ -79,9 +79,9 @@ def find_constant_rows(
 
 def _uses_rival_scores(explainer: "BaseMethod") -> bool:
     """Whether a map is made of more than the class's own score: of probabilities, or of rivals' scores."""
-    if getattr(explainer, "own_rules", False):
+    if getattr(explainer, "has_custom_backward", False):
         return False
-    return getattr(explainer, "runs_model", False) or getattr(explainer, "question", "score") != "score"
+    return getattr(explainer, "runs_model", False) or getattr(explainer, "target_name", "score") != "part_score"
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:

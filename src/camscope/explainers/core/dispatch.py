@@ -69,7 +69,7 @@ def run_methods(
     *,
     warn_flagged: bool = True,
 ) -> list[MethodResult]:
-    """[method]: the maps of every question about one input x (N,C,*S). `warn`: of maps that are flagged.
+    """[method]: the maps of every question about one input x (N,C,*S). `warn_flagged`: of maps that are flagged.
 
     Where the samples of a batch see one another in the model, each is explained by itself.
     """
@@ -196,7 +196,7 @@ def explain_grid(
 ) -> list[list[Explanation]]:
     """[method][target]: what several methods say of one image of one model, from as few passes as possible.
 
-    `watch`: told which methods work next, for a progress bar or a clock.
+    `on_pass`: told which methods work next, for a progress bar or a clock.
     """
     if not explainers or not targets:
         raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
@@ -341,7 +341,7 @@ def collect_errors(methods: Sequence[object]) -> Iterator[ErrorsByMethodId]:
 
 
 def run_or_record(method: object, compute_maps: Callable[[], AttributionMaps], x: Tensor) -> AttributionMaps:
-    """What `make` makes of x (N,C,*S); of an excused method in error, maps (N,2) that mean nothing."""
+    """What `compute_maps` makes of x (N,C,*S); of an excused method in error, maps (N,2) that mean nothing."""
     try:
         return compute_maps()
     except CamscopeError as error:

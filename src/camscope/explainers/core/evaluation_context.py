@@ -183,7 +183,7 @@ def evaluation_context(
 ) -> Iterator[EvaluationContext]:
     """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x.
 
-    `copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
+    `runs_copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
     its own.
     """
     apart = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
@@ -207,7 +207,7 @@ def has_interacting_samples(
     *,
     runs_copies: bool = False,
 ) -> bool:
-    """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `copies` of one."""
+    """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `runs_copies` of one."""
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
@@ -221,20 +221,20 @@ def check_one_of(setting: str, value: object, *options: object) -> None:
 
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """An InputError unless each setting is a positive number, at most `high`, or one of `also`."""
+    """An InputError unless each setting is a positive number, at most `high`, or one of `allowed`."""
     _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, allowed, settings)
     _check_at_most(high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """An InputError unless each setting is a number, `low` or more and `high` or less, or one of `also`."""
+    """An InputError unless each setting is a number, `low` or more and `high` or less, or one of `allowed`."""
     words = "a number" if low == -math.inf else f"a number, {low:g} or more"
     _check_settings(words, lambda value: _is_finite_number(value) and value >= low, allowed, settings)
     _check_at_most(high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more and `MAX_COUNT` or less, or one of `also`.
+    """An InputError unless each setting is a whole number, 1 or more and `MAX_COUNT_SETTING` or less, or one of `allowed`.
 
     A larger one is a slip, which would end hours later, or in the memory that numbers for so many passes take.
     """
@@ -247,7 +247,7 @@ def _check_at_most(high: float, allowed: tuple[object, ...], settings: Mapping[s
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number of 64 bits, or one of `also`."""
+    """An InputError unless each setting is a whole number of 64 bits, or one of `allowed`."""
     _check_settings(
         "a whole number of 64 bits", lambda value: _is_integer(value) and -(2**63) <= value < 2**64, allowed, settings
     )

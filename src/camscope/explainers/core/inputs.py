@@ -1,4 +1,4 @@
-"""What `explain` is given: an image of any kind, or a tensor that already is the model's input."""
+"""What `explain_images` is given: an image of any kind, or a tensor that already is the model's input."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,7 +139,7 @@ def accepts_scans(preprocess: object) -> bool:
 def prepare_scan(
     scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
 ) -> ModelInput:
-    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures; `drawn`: with its pictures."""
+    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures; `with_images`: with its pictures."""
     from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
     from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -182,7 +182,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """The preprocessing, where there is one; `name`: of the image that cannot enter the model without."""
+    """The preprocessing, where there is one; `image_name`: of the image that cannot enter the model without."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
@@ -244,7 +244,7 @@ def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> Pixe
         return None
     if x.ndim == 2:
         return _scale_to_uint8(x, x.amin(1, keepdim=True), x.amax(1, keepdim=True))
-    background = getattr(preprocess, "background", None)
+    background = getattr(preprocess, "denormalize", None)
     if background is not None and x.ndim == 3:
         return np.asarray(background(x), dtype=np.uint8)
     coloured = x.shape[0] == 3 or (x.shape[0] > 3 and x.ndim == 3)

@@ -41,7 +41,7 @@ def split_keywords(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of a call -> those for the model's forward, and those that are other names of settings (see ALIASES).
 
-    `settings`: what the methods that are called have, of which `where` is the name in an error. InputError for a keyword
+    `setting_names`: what the methods that are called have, of which `owner_name` is the name in an error. InputError for a keyword
     that is neither.
     """
     inner = unwrap(model)

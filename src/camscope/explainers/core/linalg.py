@@ -29,7 +29,7 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """(N,K,cells), (N,cells) -> (N,cells): as `first_component`, with the sign of any reference map.
+    """(N,K,cells), (N,cells) -> (N,cells): as `project_on_first_component`, with the sign of any reference map.
 
     The smaller Gram matrix is decomposed, in float64, of parts that are scaled to 1, so that none is too small or large.
     """
@@ -51,7 +51,7 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     """(N,n,n) symmetric -> (N,n,m): columns that span the space of the largest eigenvalue, its root long; the rest is 0.
 
     All is 0 where no eigenvalue is positive. Eigenvalues tie that are equal to about two thirds of the digits of
-    `precision`, that of the numbers the matrix was made of.
+    `source_dtype`, that of the numbers the matrix was made of.
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
         return _decompose_fully(gram, source_dtype)
@@ -72,7 +72,7 @@ def _decompose_fully(gram: Tensor, source_dtype: torch.dtype) -> Tensor:
 
 
 def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Eigenvalues (N,m) that rise and their vectors (N,n,m) -> (N,n,m): see `top_axes`."""
+    """Eigenvalues (N,m) that rise and their vectors (N,n,m) -> (N,n,m): see `compute_leading_axes`."""
     axes: Tensor = (
         vectors * torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0).sqrt()[:, None]
     )
@@ -129,8 +129,8 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
 def project_on_axes(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
     """(N,cells,n) columns of one length at right angles, or 0; (N,cells) -> (N,cells): of that length, in their space.
 
-    It is the one nearest to `towards`. That is the sign of a single axis, and settles a tie, where a solver returns
-    whatever rounding makes of it. Where all are at right angles to `towards`, the strongest cell is positive.
+    It is the one nearest to `reference`. That is the sign of a single axis, and settles a tie, where a solver returns
+    whatever rounding makes of it. Where all are at right angles to `reference`, the strongest cell is positive.
     """
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
@@ -164,7 +164,7 @@ MIN_RELATIVE_EIGENVALUE = 1e-13  # an eigenvalue this small beside the largest i
 class MatrixFactors:
     """(N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K): vectors of length 1, the part with the largest sum first.
 
-    `error` (N,): length of what is missing over length of the matrix, 0 for one of zeros. A part that is not needed is 0.
+    `relative_error` (N,): length of what is missing over length of the matrix, 0 for one of zeros. A part that is not needed is 0.
     """
 
     maps: Tensor

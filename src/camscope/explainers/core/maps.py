@@ -24,12 +24,12 @@ from camscope.version import __version__
 
 @dataclass
 class AttributionMaps:
-    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
+    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`sample_notes`).
 
     `constant_score` (N,): whether the score did not change, but for rounding, with all that was altered.
-    `measures`: numbers (N,) by name, which go into the results as they are.
-    `error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
-    `unverified`: whether the layout of the layer could be neither verified nor contradicted.
+    `diagnostics`: numbers (N,) by name, which go into the results as they are.
+    `standard_error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
+    `layout_unverified`: whether the layout of the layer could be neither verified nor contradicted.
     """
 
     attribution: Tensor
@@ -92,9 +92,9 @@ def _all_if_complete(flags: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def is_below_precision(precision: float, values: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """(N,): whether the score (N,), to first order, would not change by its own precision if all of `at` were zero.
+    """(N,): whether the score (N,), to first order, would not change by its own precision if all of `activation` were zero.
 
-    The gradient there, and `at`, are (N,...); `precision`: see `Score.precision`. Where one of them is zero there is
+    The gradient there, and `activation`, are (N,...); `machine_epsilon`: see `Score.precision`. Where one of them is zero there is
     nothing to compare.
     """
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # or less, by Cauchy and Schwarz
@@ -107,7 +107,7 @@ def _merge_unique_notes(notes: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """One word per sample: "ok", or the gravest key of `MEANING` that applies."""
+    """One word per sample: "ok", or the gravest key of `STATUS_MEANINGS` that applies."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero = [False] * len(flat) if maps.zero_gradient is None else maps.zero_gradient.tolist()

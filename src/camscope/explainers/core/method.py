@@ -31,9 +31,9 @@ SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "categories", "on_nonfinite") 
 
 @dataclass(eq=False, repr=False)
 class BaseMethod(ABC):
-    """A way to make a map. It writes `heat`; what has passes to share writes more.
+    """A way to make a map. It writes `attribution`; what has passes to share writes more.
 
-    `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `categories`: class
+    `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `class_names`: class
     names by index. `mode`: "eval", or "as_is" for a model that is explained in train mode. `on_nonfinite`: "raise", or
     "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
     memory, about twice as fast; Grad-CAM's maps keep their order (three models, 40 photographs: ranks correlate at
@@ -106,7 +106,7 @@ class BaseMethod(ABC):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods of one company can share passes: `maps_of` makes the maps of them all."""
+        """Methods of one company can share passes: `compute_shared_maps` makes the maps of them all."""
         return id(self)
 
     @staticmethod

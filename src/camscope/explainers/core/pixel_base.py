@@ -35,7 +35,7 @@ ChannelReduction = Literal["sum", "abs", "max", "l2"]
 class PixelExplainer(Explainer):
     """A number for each channel of each of the input's pixels.
 
-    `channels`: how a pixel's channels become one number: "sum" of them, with their signs; "abs", the sum of their sizes;
+    `channel_reduction`: how a pixel's channels become one number: "sum" of them, with their signs; "abs", the sum of their sizes;
     "max", the largest size; "l2", the root of the sum of squares.
     """
 
@@ -46,7 +46,7 @@ class PixelExplainer(Explainer):
         check_one_of("channels", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self, quantity: str = "values") -> str:
-        """What adds up to something, as a sentence begins: the map, or what it was before `channels` made it."""
+        """What adds up to something, as a sentence begins: the map, or what it was before `channel_reduction` made it."""
         return (
             f"the pixels' {quantity}"
             if self.channel_reduction == "sum"
@@ -63,7 +63,7 @@ class PixelExplainer(Explainer):
 
 
 class InputGradientExplainer(PixelExplainer):
-    """What the gradient at the input itself says: one forward pass, one backward pass a score. A method writes `of_gradient`."""
+    """What the gradient at the input itself says: one forward pass, one backward pass a score. A method writes `attribution_from_gradient`."""
 
     backward_passes: ClassVar[str] = "1"
 
@@ -72,7 +72,7 @@ class InputGradientExplainer(PixelExplainer):
         """(N,C,*S) twice, at least float32 -> (N,C,*S)."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
+        """(N,C,*S) -> (N,*S): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -85,7 +85,7 @@ class InputGradientExplainer(PixelExplainer):
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
-        """(N,C,*S) of each score; `prepare` is given the scores (N,) before their gradients are taken."""
+        """(N,C,*S) of each score; `on_scores` is given the scores (N,) before their gradients are taken."""
 
         def run(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
@@ -114,7 +114,7 @@ class InputGradientExplainer(PixelExplainer):
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
-    """`parts` add up to `total`; `whole`, which says what they should add up to, is the beginning of a sentence.
+    """`parts_text` add up to `total`; `expected_text`, which says what they should add up to, is the beginning of a sentence.
 
     >>> gap_in_words("the pixels' values", 0.8, "the score changes by", 1.0)
     "the pixels' values add up to 0.8, the score changes by 1: the gap is -0.2, 20.00% of it"
@@ -131,7 +131,7 @@ SAVED_TENSORS_PER_OUTPUT = (
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MultiPassExplainer(Explainer, BatchedMixin):
-    """A map of the input's pixels that takes many runs of the model. A method writes `attributed`.
+    """A map of the input's pixels that takes many runs of the model. A method writes `compute_score_maps`.
 
     `progress`: show a bar while it works. `alters_input`: whether the model sees altered versions of the input; only then
     scores that are all equal show that the model does not depend on it.
@@ -145,7 +145,7 @@ class MultiPassExplainer(Explainer, BatchedMixin):
         check_one_of("progress", self.progress, True, False)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
+        """(N,C,*S) -> (N,*S): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -206,9 +206,9 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `work` with some of so many turns after the other until it returns True -> the turns that were worked off.
+        """Call `process_chunk` with some of so many turns after the other until it returns True -> the turns that were worked off.
 
-        As many at a time as memory allows, or `batch_size`, or `at_once` where a method must; see `chunks.in_turns`. An
+        As many at a time as memory allows, or `batch_size`, or `chunk_size` where a method must; see `shard_chunks.in_turns`. An
         error that ends it says how far it came.
         """
         with self.track_sample_steps(sample, count) as advance:
@@ -222,7 +222,7 @@ class PerturbedEvaluator:
 
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
-        """A function that is told of so many steps of one sample's done; see `counted`."""
+        """A function that is told of so many steps of one sample's done; see `track_sample_steps`."""
         what = f"{self.explainer.title}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance

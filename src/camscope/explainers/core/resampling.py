@@ -32,7 +32,7 @@ def scale_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """(N,K,*s) -> (N,K) bool: the `top` channels of each sample that are strongest: whose mean size over space is largest."""
+    """(N,K,*s) -> (N,K) bool: the `n_channels` channels of each sample that are strongest: whose mean size over space is largest."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
@@ -47,7 +47,7 @@ def find_nonconstant_channels(activation: Tensor) -> Tensor:
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """(N,C,*S): a Gaussian along each axis in turn; `sigma` and `reach`, where it is cut off, are fractions of the axis.
+    """(N,C,*S): a Gaussian along each axis in turn; `sigma` and `radius`, where it is cut off, are fractions of the axis.
 
     Beyond the border the input is mirrored. Computed in float32 at least, also under autocast.
     """
@@ -62,7 +62,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """The same shape: means along one axis under a Gaussian of so many cells, cut off beyond `reach` of them."""
+    """The same shape: means along one axis under a Gaussian of so many cells, cut off beyond `radius` of them."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)

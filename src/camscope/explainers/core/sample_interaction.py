@@ -37,7 +37,7 @@ def samples_interact(
 
     Seen once per model and shape, by two batches of two noise images that share the first one. They run in a copy without
     hooks, whose numbers are the model's. What cannot be seen so (another kind of output, a model that takes no such batch)
-    is taken to be independent. `call_settings`: see `Method.call_settings`.
+    is taken to be independent. `get_call_settings`: see `BaseMethod.call_settings`.
     """
     parts = tuple((type(part), _is_norm_without_statistics(part)) for part in model.modules())
     key = (tuple(x.shape[1:]), x.dtype, x.device, hash(parts))

@@ -17,7 +17,7 @@ MAX_LAB_LIGHTNESS = 100  # of the colours that SLIC compares: what has no colour
 
 
 def check_segments(*allowed: object, segments: object) -> None:
-    """An InputError unless a setting is what `labels_of` takes, or one of `also`."""
+    """An InputError unless a setting is what `resolve_segment_labels` takes, or one of `allowed`."""
     if isinstance(segments, list | tuple):
         raise InputError(
             "the segments are a list: expected how many, a label map (H,W) as a tensor or an array, such as "

@@ -28,7 +28,7 @@ FUSION_SCALING_NOTE = "fused: each layer's map was divided by its maximum"
 class Fused(Wrapper):
     """Several explainers as one, as a rule one method at several layers, from as few passes as they can share.
 
-    Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `how` "max" keeps
+    Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `fusion_mode` "max" keeps
     what any of them saw (Jiang et al. 2021, section III-C), "mean" what they have in common, "product" what all saw. A
     map without positive evidence is zero. LayerCAM by the maximum, fine and sure at once; its paper is reported to
     scale the maps of shallow stages first, to tanh(2 M / max M), which is left out:
@@ -110,7 +110,7 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
+    """The one map (N,*s) that several became, with what is known of each; `scaling_note`: how they were made comparable."""
     layers = list(filter(None, (one.layer for one in layer_maps)))
     one = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
     return replace(one, layer=" + ".join(layers) or None, layout=None)
@@ -125,7 +125,7 @@ def _describe_shared_status(maps: AttributionMaps) -> str | None:
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
     """Several layers' maps of one question as one: each divided by its maximum, on the finest grid, then cell by cell.
 
-    `how`: see `Fused`, which spares passes. A layer without positive evidence adds nothing. Raises InputError where the
+    `fusion_mode`: see `Fused`, which spares passes. A layer without positive evidence adds nothing. Raises InputError where the
     explanations are not of one input, target and method.
     """
     if not explanations:

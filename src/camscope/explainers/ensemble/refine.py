@@ -36,7 +36,7 @@ class RefineCAM(Explainer):
 
     `layers`: names (in one text, with commas between); None: the last layer of each resolution, of the four coarsest, as
     the authors choose them; it is found by at most three passes more, once. A model of one resolution, as most vision
-    transformers, has one such layer, and that is what is shown: name several blocks to multiply them. `base`: the
+    transformers, has one such layer, and that is what is shown: name several blocks to multiply them. `base_method`: the
     method whose maps are multiplied; Grad-CAM++ is fragile at layers with both signs, see there: then `base="gradcam"`.
     """
 
@@ -69,7 +69,7 @@ class RefineCAM(Explainer):
         self._stages_by_model: dict[tuple[object, ...], list[str]] = {}
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*s): see `maps`."""
+        """(N,C,*S) -> (N,*s): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:

@@ -38,7 +38,7 @@ from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
-    """An explainer made of others, whose model, preprocessing, mode and precision it keeps. A wrapper writes `maps`."""
+    """An explainer made of others, whose model, preprocessing, mode and precision it keeps. A wrapper writes `compute_maps`."""
 
     paper: ClassVar[str] = ""  # that of what is inside
     inner: tuple[Explainer, ...]
@@ -73,7 +73,7 @@ class Wrapper(Explainer):
         return self._rewrap([one.resolve(x, score) for one in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*s): see `maps`."""
+        """(N,C,*S) -> (N,*s): see `compute_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     @property
@@ -309,7 +309,7 @@ def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: Attributio
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
-    """Of all views; the first of `rounds` are those of the input's own scale."""
+    """Of all views; the first of `views_by_scale` are those of the input's own scale."""
     sums = [torch.stack([one.attribution for one in views]).sum(0) for views in views_by_scale]
     sizes = [torch.stack([_mean_magnitude(one.attribution) for one in views]).sum(0) for views in views_by_scale]
     heat = sums[0]

@@ -34,7 +34,7 @@ class ExcitationBackprop(LayerExplainer):
     on in any case. Responses below 0 count as none.
 
     `contrastive`: less what the class's dual unit, with opposite weights in the last layer, hands on; signed, and sharper
-    between classes. `pixels`: go on to the input's pixels, past the layer, with responses counted from each channel's
+    between classes. `to_pixels`: go on to the input's pixels, past the layer, with responses counted from each channel's
     least number there; the paper stops at a layer in the middle.
     """
 
@@ -59,7 +59,7 @@ class ExcitationBackprop(LayerExplainer):
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> list[list[AttributionMaps | DeferredMap]]:
-        """[method][score]: see `maps`."""
+        """[method][score]: see `compute_maps`."""
         return [[*tool.compute_maps(x, scores)] for tool in explainers]
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:

@@ -53,7 +53,7 @@ class RuledFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
-        """The value; `kept`: what the share needs of the inputs."""
+        """The value; `saved`: what the share needs of the inputs."""
         result = compute()
         if result is inputs[0]:
             ctx.mark_dirty(result)
@@ -112,7 +112,7 @@ class AveragingRule:
     splits: bool = True
 
     def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """See `spread`."""
+        """See `share_probability`."""
         return (share_probability(p, saved[0].clamp(min=0), self.function),)
 
 
@@ -120,8 +120,8 @@ class AveragingRule:
 class LinearRule:
     """A convolution or a linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik, 0 where that sum is (Zhang et al. 2016).
 
-    `signs`: of the batch norm behind it, with which it is one linear map. `least`: responses are counted from each
-    channel's least number, at the input, not from 0. `contrast`: less what the same unit with opposite weights would hand
+    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are counted from each
+    channel's least number, at the input, not from 0. `contrastive`: less what the same unit with opposite weights would hand
     on.
     """
 
@@ -192,9 +192,9 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
-    """The mode of `winning`: what the model calls is worked out as ever, and has another way back.
+    """The mode of `excitation_backprop_scope`: what the model calls is worked out as ever, and has another way back.
 
-    `pixels`: they go back to the input, whose numbers may be negative. `signed`: activations met that may be, too.
+    `to_pixels`: they go back to the input, whose numbers may be negative. `signed_activations`: activations met that may be, too.
     """
 
     def __init__(self, *, to_pixels: bool = False) -> None:
@@ -302,7 +302,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def enable_contrast(output: Any) -> None:
-    """The last linear layers behind an output hand on less what units with opposite weights would: see `Weighted`."""
+    """The last linear layers behind an output hand on less what units with opposite weights would: see `LinearRule`."""
     for share in _find_last_linear_rules(_find_differentiable_tensors(output)):
         share.contrastive = True
 
@@ -317,7 +317,7 @@ def _has_excitation_rule(node: Node) -> bool:
     constant = (kind == "Add" and sum(inputs) <= 1) or (
         kind == "Sub" and inputs == [True, *[False] * (len(inputs) - 1)]
     )
-    return constant or kind in COPY_NODES or hasattr(node, "share")
+    return constant or kind in COPY_NODES or hasattr(node, "acquire_shared")
 
 
 def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
@@ -327,7 +327,7 @@ def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
         node = waiting.pop()
         if node is None:
             continue
-        if isinstance(share := getattr(node, "share", None), LinearRule):
+        if isinstance(share := getattr(node, "acquire_shared", None), LinearRule):
             heads.append(share)
         else:
             waiting.extend(before for before, _ in node.next_functions)
@@ -349,7 +349,7 @@ def _is_first_layer_input(x: Tensor) -> bool:
     """Whether nothing but copies, constants and activations lies between the input and this."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
-        if getattr(getattr(node, "share", None), "splits", False):
+        if getattr(getattr(node, "acquire_shared", None), "check_splits", False):
             return False
         node = node.next_functions[0][0]
     return True

@@ -157,9 +157,9 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
-    """What gradients say at copies x + σ z of the input, z normal. A method writes `of_moments`.
+    """What gradients say at copies x + σ z of the input, z normal. A method writes `combine_moments`.
 
-    `samples`: copies; `sigma`: σ as a share of the way from each input's least number to its largest. Every input is
+    `n_samples`: copies; `sigma`: σ as a share of the way from each input's least number to its largest. Every input is
     given the same z.
     """
 
@@ -179,7 +179,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         """(N,C,*S) twice, in float64: of the gradients over the copies -> (N,C,*S)."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """See `over_channels`."""
+        """See `reduce_channels`."""
         runs = PerturbedEvaluator(self, x, score)
         moments = [self._compute_moments(runs, sample) for sample in range(len(x))]
         mean, variance = (torch.stack(one) for one in zip(*moments, strict=True))

@@ -27,8 +27,8 @@ from camscope.targets import Score, full_precision
 class PathAttribution:
     """What the paths to one sample gave.
 
-    `values` (C,*S), at least float32, add up to `change` (), the score less that of the paths' beginnings, but for the
-    steps' error. `gradients`: how many were taken. `moved`: whether a path led anywhere.
+    `values` (C,*S), at least float32, add up to `score_change` (), the score less that of the paths' beginnings, but for the
+    steps' error. `n_gradients`: how many were taken. `has_nonzero_path`: whether a path led anywhere.
     """
 
     values: Tensor
@@ -47,17 +47,17 @@ class PathIntegral(NamedTuple):
 
 
 class PathExplainer(PixelExplainer, MultiPassExplainer):
-    """A map that adds up to the score's change along a path to the input. A method writes `followed`.
+    """A map that adds up to the score's change along a path to the input. A method writes `compute_sample_attribution`.
 
-    How far it is from doing so is in the result's `measures`: `completeness_gap`, what the map adds up to less
-    `score_change`, before `channels` takes the signs; and `gradients`, how many were taken.
+    How far it is from doing so is in the result's `diagnostics`: `completeness_gap`, what the map adds up to less
+    `score_change`, before `channel_reduction` takes the signs; and `compute_gradients`, how many were taken.
     """
 
     @abstractmethod
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> PathAttribution:
-        """The path, or the mean over paths, to one sample, from `starts` (C,*S) of its own."""
+        """The path, or the mean over paths, to one sample, from `baseline_tensors` (C,*S) of its own."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """(N,C,*S) -> as many tensors of that shape as there are beginnings."""
@@ -100,15 +100,15 @@ class PathExplainer(PixelExplainer, MultiPassExplainer):
 
 
 class BaselinePathExplainer(BaselineMixin, PathExplainer):
-    """A map that adds up to the score less a baseline's. A method writes `along`."""
+    """A map that adds up to the score less a baseline's. A method writes `integrate_path`."""
 
     @abstractmethod
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
     ) -> PathIntegral:
-        """From the baseline `start` (C,*S) to one sample.
+        """From the baseline `baseline_tensor` (C,*S) to one sample.
 
-        `change` (): the score less the baseline's.
+        `score_change` (): the score less the baseline's.
         """
 
     def compute_sample_attribution(
@@ -179,7 +179,7 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """(steps,) in 0..1: the middles of equal steps; `new`: without those of a third as many steps."""
+    """(steps,) in 0..1: the middles of equal steps; `only_new`: without those of a third as many steps."""
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 

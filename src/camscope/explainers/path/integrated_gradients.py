@@ -35,7 +35,7 @@ class IntegratedGradients(BaselinePathExplainer):
     """(x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m: the gradient's mean between x' and x (Sundararajan et al. 2017, eq. 3).
 
     x': the baseline. The authors sum at the steps' ends; the midpoints are exact where the score is a polynomial of degree
-    two. `steps`: m. `tolerance`: triple the steps, keeping what was run, until the gap between the map's sum and the
+    two. `n_steps`: m. `tolerance`: triple the steps, keeping what was run, until the gap between the map's sum and the
     score's change is at most so large a share of the latter, or 2^14 would not be enough, which a note says.
     """
 
@@ -68,8 +68,8 @@ INTEGER_DTYPE_BY_ITEMSIZE = {
 class GuidedIG(BaselinePathExplainer):
     """Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t): each step moves the values of least gradient (Kapishnikov et al. 2021).
 
-    Every step takes 1/`steps` of the L1 distance from the baseline to the input: of the values the `fraction` with the
-    smallest gradients as far as it may, then the next, but none farther than `reach` from where the straight line has it
+    Every step takes 1/`n_steps` of the L1 distance from the baseline to the input: of the values the `fraction` with the
+    smallest gradients as far as it may, then the next, but none farther than `max_distance` from where the straight line has it
     (1: anywhere between baseline and input; 0: the straight line). The steps come one after the other, so no pass has more
     than one row. The authors take the gradient where a step begins; the mean of both ends costs one more, and is exact
     where the score is a polynomial of degree two.
@@ -165,7 +165,7 @@ class PathSamples:
 class ExpectedGradients(BackgroundMixin, PathExplainer):
     """E[(x - x') ∂f(x' + a (x - x'))/∂x] over baselines x' of a background and a in 0..1 (Erion et al. 2021).
 
-    `samples`: draws, spread evenly over the background and a, which leaves the expectation as it is.
+    `n_samples`: draws, spread evenly over the background and a, which leaves the expectation as it is.
     """
 
     name, paper = "expectedgradients", "arXiv:1906.10670"
@@ -250,7 +250,7 @@ class BlurIG(PathExplainer):
     """Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j): from a blurred input x_0 to the input x_m itself (Xu et al. 2020).
 
     x_j is the input under a Gaussian of `sigma` (1 - j/m)² times its longest axis. Nothing comes in over the borders: it is
-    the heat equation with none of them let through, solved by cosines. `steps`: m. The path is followed by chords, so the
+    the heat equation with none of them let through, solved by cosines. `n_steps`: m. The path is followed by chords, so the
     map is complete at any m where the score is a polynomial of degree two.
     """
 
@@ -293,7 +293,7 @@ class BlurIG(PathExplainer):
 class BlurredCopies:
     """An input (C,*S) under Gaussians, which in the space of cosines are factors, one a frequency.
 
-    `level` (C,1,..): a value of each channel, which no blur changes, and which is added at the end: so a constant stays
+    `channel_offset` (C,1,..): a value of each channel, which no blur changes, and which is added at the end: so a constant stays
     exactly what it is.
     """
 

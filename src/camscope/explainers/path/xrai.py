@@ -30,9 +30,9 @@ SMOOTHING_SIGMA_PIXELS = (
 
 @dataclass(frozen=True)
 class OverlappingSegments:
-    """Segments that may overlap: entry n says that pixel `pixels[n]` is one of segment `owners[n]`'s; sorted by pixel.
+    """Segments that may overlap: entry n says that pixel `pixel_indices[n]` is one of segment `segment_indices[n]`'s; sorted by pixel.
 
-    `first` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
+    `first_entries` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
     """
 
     pixel_indices: Tensor
@@ -43,7 +43,7 @@ class OverlappingSegments:
     def average_over_segments(self, values: Tensor, min_new_pixels: int) -> Tensor:
         """(H,W) -> (H,W): the segment with the largest mean over its free pixels takes them and gives each that mean.
 
-        A segment with less than `fewest` free pixels takes none; the pixels that are left share theirs.
+        A segment with less than `min_new_pixels` free pixels takes none; the pixels that are left share theirs.
         """
         flat = values.flatten().double().cpu()
         sums = flat.new_zeros(self.n_segments).index_add_(0, self.segment_indices, flat[self.pixel_indices])
@@ -106,7 +106,7 @@ class XRAI(BaselinePathExplainer):
 
     The picture is cut into segments of several `scales` (Felzenszwalb & Huttenlocher 2004), of `min_size` pixels or more,
     each made wider by `margin` pixels. Again and again the segment whose pixels that none has yet have the largest mean
-    takes them, unless they are fewer than `fewest`; what is left is the last region. So the map adds up to what
+    takes them, unless they are fewer than `min_new_pixels`; what is left is the last region. So the map adds up to what
     integrated gradients add up to. `baseline`: None is black and white, or where the preprocessing is not known each
     channel's least and largest value. Pictures only.
     """

@@ -90,7 +90,7 @@ class MaskedInput:
 
 
 class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
-    """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `found`.
+    """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `compute_sample_attribution`.
 
     What is seen where the input is hidden is the `baseline`.
     """
@@ -121,7 +121,7 @@ def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, stopped_early: bool, max_samples: int) -> str:
-    """What a map says of its doubt, and of whether it stopped before `most` were drawn."""
+    """What a map says of its doubt, and of whether it stopped before `max_samples` were drawn."""
     words = f"the largest standard error is {relative_error:.2%} of the map's range"
     if stopped_early:
         return f"{words}: settled to until={tolerance:g} before all {max_samples}"

@@ -35,7 +35,7 @@ IndexEstimator = Callable[
 class GridSensitivityExplainer(PerturbationExplainer):
     """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
 
-    `cells`: along each axis. `samples`: masks, for Sobol pairs of them. A pixel has its cell's number. `until`: stop as
+    `grid_size`: along each axis. `n_samples`: masks, for Sobol pairs of them. A pixel has its cell's number. `tolerance`: stop as
     soon as the largest standard error is at most so large a share of the map's range; looked at after every 64 masks, or 8
     pairs, however many run at a time.
     """
@@ -61,7 +61,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
         """How many masks a sample has, what makes them, and what their scores say of so many cells.
 
-        `labels` (*S) says which pixels a cell has.
+        `cell_labels` (*S) says which pixels a cell has.
         """
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
@@ -115,7 +115,7 @@ class Sobol(GridSensitivityExplainer):
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """See `GridSensitivity`."""
+        """See `GridSensitivityExplainer`."""
         points = self.draw_sobol_points(2 * n_cells, cell_labels)
         first, second = points[:, :n_cells], points[:, n_cells:]
 
@@ -168,7 +168,7 @@ class HSIC(GridSensitivityExplainer):
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """See `GridSensitivity`."""
+        """See `GridSensitivityExplainer`."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
         shown = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
         flat, precision = cell_labels.flatten(), masked_input.machine_epsilon
@@ -221,5 +221,5 @@ def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: fl
 
 
 def are_equal_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
-    """Whether scores differ by no more than a model's rounding makes them: `precision` is that of one operation."""
+    """Whether scores differ by no more than a model's rounding makes them: `machine_epsilon` is that of one operation."""
     return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

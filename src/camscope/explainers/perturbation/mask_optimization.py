@@ -38,8 +38,8 @@ class ExtremalPerturbation(PerturbationExplainer):
     """The mean over areas a of the mask m that maximises f(x ∘ m) - λ |sort(m) - r_a|² (Fong et al. 2019, section 3).
 
     m = smax_u k(· - u) m'_u, the smooth maximum (of temperature 1/20) of a coarse mask m' under the kernel
-    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), σ three of the `cells` along each axis, is smooth whatever m' is; r_a is 1 for
-    the share a of the largest values, else 0: the mean square of the difference holds the area. `steps` of gradient
+    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), σ three of the `grid_size` along each axis, is smooth whatever m' is; r_a is 1 for
+    the share a of the largest values, else 0: the mean square of the difference holds the area. `n_steps` of gradient
     ascent at `learning_rate` (momentum 0.9, m' kept in 0..1), λ from 300 to 16 times that, as in the authors' 800 steps
     of 0.01. The authors start from m' = 1, where the order of equal values decides which of them the area keeps; here
     m' = 1/2, and the first step goes by the score alone. They blur the more, the less m is, and flip the input at every
@@ -131,8 +131,8 @@ SMOOTHNESS_EXPONENT = 3  # β, the power of the mask's differences
 class MeaningfulPerturbation(PerturbationExplainer):
     """1 - m, of the m that minimises λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m) (Fong & Vedaldi 2017, section 4).
 
-    m: a mask of `cells` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
-    it is; hidden places are blurred. `steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
+    m: a mask of `grid_size` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
+    it is; hidden places are blurred. `n_steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
     starts from the smallest of ten discs in the centre that takes 99 % of what the blur of all takes from p, from no disc
     where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels
     at each step and smooth the enlarged mask; here nothing is drawn.

@@ -101,7 +101,7 @@ def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
 
 
 def check_positive_integers(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `also`."""
+    """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `allowed`."""
     for name, value in settings.items():
         if isinstance(value, list | tuple) and value:
             for one in value:
@@ -174,7 +174,7 @@ def score_windows(masked_input: MaskedInput, corners: Tensor, size: Sequence[int
 class WindowPlan:
     """How passes are made: whole, or working out what windows reach, of which a first pass told what it spares.
 
-    `operations`: multiplications of a row's whole pass. `spared`, `clean`: see `Account`, of one row.
+    `multiplications_per_row`: multiplications of a row's whole pass. `saved_multiplications`, `clean_multiplications`: see `CostTracker`, of one row.
     """
 
     chunk_size: int

@@ -60,18 +60,18 @@ class RunningMean:
 
     @property
     def relative_error(self) -> float:
-        """See `doubt`."""
+        """See `relative_error`."""
         return compute_relative_error(self.mean, self.standard_error)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
-    """How the probability goes with random masks, and the standard error. A method writes `masks` and `weights`.
+    """How the probability goes with random masks, and the standard error. A method writes `build_masks` and `compute_mask_weights`.
 
     The map is the mean of what each mask weighs at a pixel, 0 on the average, times the probability less that of the first
     masks' mean: a number that all probabilities have in common shows nothing, and would only add to the error.
 
-    `samples`: masks. `until`: stop as soon as the largest standard error is at most so large a share of the map's range,
+    `n_samples`: masks. `tolerance`: stop as soon as the largest standard error is at most so large a share of the map's range,
     from its least cell to its largest, so that the order of what differs by more than a few of that is settled; looked
     at after every 64 masks, however many of them run at a time.
     """
@@ -137,7 +137,7 @@ class RISE(SampledExplainer):
     Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), has the mean probability in every pixel, which is taken off here: 0 is no
     evidence, and what is negative speaks against the class. <p>: the mean of the first 64 masks.
 
-    A mask is a grid of so many `cells` along each axis and one more, each 1 with probability `keep`, else 0, enlarged
+    A mask is a grid of so many `grid_size` along each axis and one more, each 1 with probability `keep_probability`, else 0, enlarged
     linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
     which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
     """
@@ -193,7 +193,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """(R,*s), one more than `cells` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
+    """(R,*s), one more than `cells_per_axis` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True)):
         pixels = -(-length // count)
         first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)

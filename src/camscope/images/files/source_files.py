@@ -42,7 +42,7 @@ def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None
 
 
 def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
-    """The one of `file#3` and `frame=3` that was given; two that differ are a mistake."""
+    """The one of `file#3` and `strip_tensors=3` that was given; two that differ are a mistake."""
     if selector is not None and argument is not None and selector != argument:
         raise ImageError(f"{name}: #{selector} and {argument_name}={argument} are not the same; give one of them")
     return argument if selector is None else selector
@@ -126,7 +126,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """A file as named, also one that is not there; the images of a folder, of all below it if `deep`; those of a pattern.
+    """A file as named, also one that is not there; the images of a folder, of all below it if `recursive`; those of a pattern.
 
     Folders and patterns leave out what is hidden and what has no image's suffix, and the overlays of runs among them: they
     would be the next run's images. Links to folders are followed, and each folder is searched once, however many links lead

@@ -52,7 +52,7 @@ def _read_strips(file: Any, tags: Any) -> Iterator[bytes]:
 
 
 def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
-    """Whether it can be decoded to the end, to no more than `most` pixels."""
+    """Whether it can be decoded to the end, to no more than `max_pixels` pixels."""
     from PIL import Image, UnidentifiedImageError
 
     if tables.startswith(JPEG_START_MARKER):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
-    """(H,W) of a file of one frame, (D,H,W) of several; `file.dcm#3` or `frame=3`: that one alone, counted from 0.
+    """(H,W) of a file of one frame, (D,H,W) of several; `source.dcm#3` or `frame=3`: that one alone, counted from 0.
 
     Amounts are those after the modality's LUT or rescale, such as HU. MONOCHROME1 is inverted. Nothing else is done
-    unless `window` asks: a `Window`, (centre, width) or "40,400" takes the amounts to 0..1. Frames that say where they lie
+    unless `window` asks: a `IntensityWindow`, (centre, width) or "40,400" takes the amounts to 0..1. Frames that say where they lie
     are in the order of their places, others in that of the file.
     """
     path, selector = split_selector(source)
@@ -43,7 +43,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """The image of a data set that was read before; see `read_dicom`. Call it inside `told`."""
+    """The image of a data set that was read before; see `read_dicom`. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     if frame is not None and not 0 <= frame < layout.n_frames:
         raise ImageError(

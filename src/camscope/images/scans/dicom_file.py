@@ -36,7 +36,7 @@ def has_dicom_signature(head: bytes) -> bool:
 def load_dicom_dataset(
     source: Path | bytes, name: str, *, with_pixels: bool = True
 ) -> "tuple[Dataset, tuple[str, ...]]":
-    """The data set, and what is odd about it; without `pixels` long elements are left in the file. Call it inside `told`."""
+    """The data set, and what is odd about it; without `with_pixels` long elements are left in the file. Call it inside `describe_chosen_layer`."""
     with open_source(source, name) as file:
         head = file.read(132)
         file.seek(0)

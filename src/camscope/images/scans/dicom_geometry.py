@@ -41,7 +41,7 @@ class SlicePlane:
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """(4,4) of array indices (d,row,column); `step`: what one more d adds, by itself the thickness, or 1 mm."""
+        """(4,4) of array indices (d,row,column); `slice_step`: what one more d adds, by itself the thickness, or 1 mm."""
         matrix = np.eye(4)
         matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
         matrix[:3, 1], matrix[:3, 2] = self.column_cosines * self.spacing[0], self.row_cosines * self.spacing[1]
@@ -95,7 +95,7 @@ def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SliceStack:
-    """Slices in order: `order` of those given, `world` (4,4), `flags`; `same`: pairs at one place, then there is no stack."""
+    """Slices in order: `order` of those given, `affine` (4,4), `flags`; `coincident_pairs`: pairs at one place, then there is no stack."""
 
     order: list[int]
     affine: Floats

@@ -63,7 +63,7 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Of a data set with pixels; `wanted`: how many of its frames will be read."""
+    """Of a data set with pixels; `n_requested_frames`: how many of its frames will be read."""
     held = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
     if not held:
         kind = get_uid_name(dataset.get("SOPClassUID", "")) or get_uid_name(

@@ -154,7 +154,7 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
-    """(D,H,W) of a folder's DICOM files, or of a list of files, of one series; `world` has their places. One file: as it is.
+    """(D,H,W) of a folder's DICOM files, or of a list of files, of one series; `affine` has their places. One file: as it is.
 
     A folder of several is refused with a list of them; `folder#1` or `series=1` takes one, counted from 0 in that list.
     Slices of other orientations and different slices at one place are refused; gaps are flagged, in mm. Files that are no

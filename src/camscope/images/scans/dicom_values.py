@@ -180,7 +180,7 @@ def _wrap_to_stored_sign(value: int, layout: PixelLayout) -> int:
 class DecodedFrames:
     """Frames (M,H,W) float32, or (M,H,W,3) uint8 in colour.
 
-    `before` and `after`: steps before and after those that the frames' `amounts` say; `padded` pixels are `padding`.
+    `steps_before` and `steps_after`: steps before and after those that the frames' `modality_luts` say; `n_padded_pixels` pixels are `padding_value`.
     """
 
     values: Array
@@ -202,7 +202,7 @@ class DecodedFrames:
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """In order; `what`: a frame or a slice, where each has its own."""
+        """In order; `item_name`: a frame or a slice, where each has its own."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def decode_dicom_pixels(
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Pictures of one frame each, as one of many, whose values are `frames`."""
+    """Pictures of one frame each, as one of many, whose values are `values`."""
     first = parts[0]
     amounts = tuple(amount for picture in parts for amount in picture.modality_luts)
     before, after = ([getattr(picture, when) for picture in parts] for when in ("before", "after"))

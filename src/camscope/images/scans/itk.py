@@ -22,9 +22,9 @@ REFERENCE_HEAD_BYTES = 1 << 16  # bytes in which a header that refers to another
 
 
 def read_itk(source: str | Path, *, volume: int | None = None, window: Any = None) -> Scan:
-    """(D,H,W) float32 of .nrrd, .mha or .mhd, in numpy's order of axes; `world` in RAS+, where ITK has LPS.
+    """(D,H,W) float32 of .nrrd, .mha or .mhd, in numpy's order of axes; `affine` in RAS+, where ITK has LPS.
 
-    `file.nrrd#2` or `volume=2`: that one of a 4-D file, counted from 0. Voxels in another file are read only of an .mhd,
+    `source.nrrd#2` or `volume=2`: that one of a 4-D file, counted from 0. Voxels in another file are read only of an .mhd,
     from one beside it.
     """
     path, selector = split_selector(source)

@@ -37,7 +37,7 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
     """(I,J,K) float32, scaled by scl_slope and scl_inter, as nibabel and MONAI have it: no axis is turned.
 
-    `file.nii.gz#2` or `volume=2`: that one of a 4-D file, counted from 0; without it a 4-D file is refused. `world` is
+    `file.nii.gz#2` or `volume=2`: that one of a 4-D file, counted from 0; without it a 4-D file is refused. `affine` is
     the sform where its code is set, else the qform, else none: what is left has only a spacing. RGB24 is colour.
     """
     path, selector = split_selector(source)

@@ -30,16 +30,16 @@ MAX_VOXELS = 2**28  # of one scan: 1 GiB of float32, a thousand slices of 512 x 
 class Scan:
     """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`; in colour (H,W,3) or (D,H,W,3) uint8.
 
-    `world`: (4,4), array index (d,row,column), whole numbers at the centres of voxels, -> millimetres to the right, to the
+    `affine`: (4,4), array index (d,row,column), whole numbers at the centres of voxels, -> millimetres to the right, to the
         front and up (RAS+, as NIfTI has it). Of a 2-D image d is 0. None where the file says nothing of it.
     `unit`: "HU", "OD" …, "" where none is known. `modality`: "CT", "MR" …, or "".
     `steps`: what was done to the stored numbers, in order. `flags`: what is odd.
-    `name`: what may be shown: never a file's name. `sources`: the files, and `frames` which of a file's frames, counted
+    `name`: what may be shown: never a file's name. `sources`: the files, and `frame_indices` which of a file's frames, counted
         from 0, the slices are: for what refers to them; neither is shown.
-    `burned_in`: whether text is part of the picture: True, False, or None where the file does not say and such often have it.
-    `pixel`: mm of a pixel along each axis, of an image without a place.
-    `limits`: the values that are black and white, where that is known: 0 and 1 behind a window.
-    `header`: facts of a format that its writer needs again, such as NIfTI's codes; numbers only.
+    `has_burned_in_text`: whether text is part of the picture: True, False, or None where the file does not say and such often have it.
+    `pixel_spacing`: mm of a pixel along each axis, of an image without a place.
+    `display_range`: the values that are black and white, where that is known: 0 and 1 behind a window.
+    `format_codes`: facts of a format that its writer needs again, such as NIfTI's codes; numbers only.
     """
 
     values: Array
@@ -136,7 +136,7 @@ EXPECTED_WINDOW = 'a Window, a pair (centre, width), (centre, width, kind) or "4
 
 @dataclass(frozen=True)
 class Window:
-    """`centre` and `width` in the unit of the values; `kind`: LINEAR as DICOM's default has it, LINEAR_EXACT or SIGMOID.
+    """`center` and `width` in the unit of the values; `kind`: LINEAR as DICOM's default has it, LINEAR_EXACT or SIGMOID.
 
     >>> Window(40, 400)(np.array([-160.0, 39.5, 240.0])).tolist()
     [0.0, 0.5, 1.0]

@@ -31,10 +31,10 @@ class ScanPreprocess:
     `window`: `Window`, (centre, width) or "40,400": what lies outside is cut off, what lies inside becomes 0..1.
     `resize`: the size of each axis, or one number for all. `crop`: the size that is cut out of the middle, along axes that
         are longer, or put into the middle of `fill` (of the values as they are then), along those that are shorter.
-    `normalise`: "range" to 0..1, "zscore" to mean 0 and deviation 1, both of this scan; or (mean, std), a number or one
+    `normalize`: "range" to 0..1, "zscore" to mean 0 and deviation 1, both of this scan; or (mean, std), a number or one
         for each channel.
     `channels`: 1, or as many copies as the model takes; of a colour scan, whose values are divided by 255, 3, or 1 for grey.
-    `finite`: what takes the place of NaN and infinity; None: they are refused.
+    `non_finite_fill`: what takes the place of NaN and infinity; None: they are refused.
     `interpolation`: "linear", "nearest", or "area", which is the mean of what a larger voxel covers.
 
     The tensor's axes are the scan's, (H,W) or (D,H,W), unless `orientation` says otherwise.
@@ -211,7 +211,7 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """A volume with its axes reordered and flipped so that they lead to the `wanted` sides, and where it lies on the scan."""
+    """A volume with its axes reordered and flipped so that they lead to the `axis_codes` sides, and where it lies on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         raise ImageError(
             f"{scan.name}: orientation={axis_codes!r} is for volumes that say where they lie; this is "

@@ -50,14 +50,14 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
     `source`: a path, a folder of one series, a list of its files, or the bytes of a DICOM, NIfTI, PNG or TIFF file.
     `file#2` or `frame=2`: that frame, volume, page or, of a folder, series, counted from 0.
-    `window`: takes the values to 0..1; a `Window`, (centre, width) or "40,400".
+    `window`: takes the values to 0..1; a `IntensityWindow`, (centre, width) or "40,400".
     """
     if isinstance(source, Scan):
         return source if window is None else source.apply_window(window)
     if isinstance(source, bytes):
         return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
-        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
+        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "output_shape") else []
         if not files or not all(isinstance(one, str | Path) for one in files):
             raise ImageError(
                 f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
