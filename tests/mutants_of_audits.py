@@ -66,19 +66,19 @@ def one_patient_has_most_of_the_images() -> None:
 
 OF_AUDITS = [
     Mutant(
-        "an interval without width of one patient", effect_sizes, "_effect", " and not made.is_dominated", "",
+        "an interval without width of one patient", effect_sizes, "_build_effect", " and not made.is_dominated", "",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
-        "the value for the interval", judged, "beyond", "number.low > margin", "number.value > margin",
+        "the value for the interval", judged, "decide_above_margin", "estimate.low > margin", "estimate.value > margin",
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", model, "_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", model, "_judge_reliance", "remove if marker else []", "remove",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
-        "one fill is enough", judged, "under_all", "if len(words) == 1:", "if words:",
+        "one fill is enough", judged, "combine_decisions", "if len(words) == 1:", "if words:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
@@ -86,35 +86,35 @@ OF_AUDITS = [
         turned_round,
     ),
     Mutant(
-        "what is open counts as an accusation", maps, "_over_control", "one.over.high <= 0", "one.over.low <= 0",
+        "what is open counts as an accusation", maps, "_decide_above_control", "metric_summary.difference_to_control.high <= 0", "metric_summary.difference_to_control.low <= 0",
         open_against_a_control,
     ),
     Mutant(
-        "the largest effect is shown, whatever decided", reliance, "deciding", "ways.get(spoken, [])", "every",
+        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "ways.get(spoken, [])", "every",
         rules.test_the_effect_is_that_of_the_way_that_decided,
     ),
     Mutant(
         "any patients show an absence",
         reliance,
-        "too_few_for_absence",
-        "smallest_prevalence(patients) <= prevalence",
-        "patients > 0",
+        "describe_too_few_for_absence",
+        "compute_min_detectable_prevalence(n_patients) <= prevalence",
+        "n_patients > 0",
         few_patients_show_no_absence,
     ),
     Mutant(
-        "donors are not counted", effect_sizes, "insertion", "multiway(values, own, *kinds)", "multiway(values, own)",
+        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, own, *kinds)", "estimate_clustered_mean(values, own)",
         one_donor,
     ),
     Mutant(
-        "a control is not asked", maps, "_sane", "if control.passes:", "if False:",
+        "a control is not asked", maps, "_decide_sanity", "if control.passes:", "if False:",
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant(
-        "what could not be tested clears a model", sentences, "no_objection", "if not tested.value", "if False",
+        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not tested.value", "if False",
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(
-        "what was set aside was not tested", reliance, "_not_counted", "if _measured(set_aside)", "if False",
+        "what was set aside was not tested", reliance, "_describe_uncounted", "if _select_measured(uncounted_removals)", "if False",
         said.test_a_removal_that_is_shown_was_tested,
     ),
     Mutant(
@@ -122,7 +122,7 @@ OF_AUDITS = [
         several_categories,
     ),
     Mutant(
-        "negative heat counts", region_attribution, "share", "np.maximum(heat, 0)", "np.abs(heat)",
+        "negative heat counts", region_attribution, "compute_mass_share", "np.maximum(attribution, 0)", "np.abs(attribution)",
         a_share_is_of_what_is_positive,
     ),
 ]  # fmt: skip

@@ -73,32 +73,48 @@ def other_weights_are_another_device() -> None:
 
 
 OF_EXPORTS = [
-    Mutant("rows for columns", nifti_export, "_bytes", 'tobytes("F")', 'tobytes("C")', voxels_come_back_in_order),
+    Mutant(
+        "rows for columns", nifti_export, "_encode_nifti", 'tobytes("F")', 'tobytes("C")', voxels_come_back_in_order
+    ),
     Mutant(
         "shear is dropped",
         nifti_export,
-        "_set_place",
+        "_set_affine",
         'header["qform_code"] = 0',
         "pass",
         a_quaternion_says_nothing_of_shear,
     ),
     Mutant(
-        "frames as sorted", parametric_map, "_frames", "values[np.argsort(frames)]", "values", frames_lie_where_they_say
+        "frames as sorted",
+        parametric_map,
+        "_order_frames",
+        "values[np.argsort(frames)]",
+        "values",
+        frames_lie_where_they_say,
     ),
-    Mutant("frames from 0", secondary_capture, "_reference", "frame + 1", "frame", frames_lie_where_they_say),
+    Mutant(
+        "frames from 0", secondary_capture, "_build_source_reference", "frame + 1", "frame", frames_lie_where_they_say
+    ),
     Mutant(
         "left for right",
         dicom_export,
-        "_letter",
+        "_get_direction_letter",
         "direction[axis] < 0",
         "direction[axis] > 0",
         sides_are_the_patients,
     ),
-    Mutant("any profile", dicom_export, "expect_clinical", 'profile != "clinical"', "False", research_writes_no_dicom),
+    Mutant(
+        "any profile",
+        dicom_export,
+        "check_clinical_profile",
+        'profile != "clinical"',
+        "False",
+        research_writes_no_dicom,
+    ),
     Mutant(
         "one device",
         dicom_export,
-        "device_uid",
+        "compute_device_uid",
         "NAMESPACE, digest",
         "NAMESPACE, MAKER",
         other_weights_are_another_device,

@@ -17,40 +17,49 @@ probability_by_hand = partial(
 neighbours = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbours, (6, 7))
 
 OF_FAITHFULNESS = [
-    Mutant("the weakest first", perturbation_test, "ranked", "descending=True", "descending=False", deletion_by_hand),
+    Mutant(
+        "the weakest first", perturbation_test, "rank_regions", "descending=True", "descending=False", deletion_by_hand
+    ),
     Mutant(
         "ties from the top left",
         perturbation_test,
-        "ranked",
-        'torch.randperm(total, generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu")',
-        "torch.arange(total)",
+        "rank_regions",
+        'torch.randperm(n_regions, generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu")',
+        "torch.arange(n_regions)",
         faithful.test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere,
     ),
-    Mutant("a sum of steps", deletion_insertion, "_area", " / trial.total", "", deletion_by_hand),
+    Mutant(
+        "a sum of steps", deletion_insertion, "_compute_area_under_curve", " / test.n_regions", "", deletion_by_hand
+    ),
     Mutant(
         "one too many kept",
         PerturbationTest,
-        "_asked",
-        "ranks >= self.total - count",
-        "ranks > self.total - count",
+        "_score_points",
+        "ranks >= self.n_regions - count",
+        "ranks > self.n_regions - count",
         insertion_by_hand,
     ),
     Mutant(
         "the score for its chance",
         ModelScorer,
-        "_answered",
-        "score if self._plain else",
+        "_compute_scores",
+        "score if self._gives_probabilities else",
         "score if True else",
         probability_by_hand,
     ),
-    Mutant("diagonals count in full", imputation, "_neighbours", "2 * last", "1 * last", neighbours),
+    Mutant("diagonals count in full", imputation, "_sum_neighbors", "2 * last", "1 * last", neighbours),
     Mutant(
-        "MoRF less LeRF", deletion_insertion, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand
+        "MoRF less LeRF",
+        deletion_insertion,
+        "_compute_road",
+        "first - rest[0]",
+        "rest[0] - first",
+        faithful.test_road_by_hand,
     ),
     Mutant(
         "a drop may be negative",
         confidence_drop,
-        "_drop",
+        "_compute_relative_drop",
         ".clamp(min=0)",
         "",
         faithful.test_what_speaks_against_is_masked_away_and_raises_the_score,
@@ -58,8 +67,8 @@ OF_FAITHFULNESS = [
     Mutant(
         "what is left for what is lost",
         PerturbationTest,
-        "_dropped",
-        "self.scores.clean[..., None] - answers",
+        "_compute_drops",
+        "self.scorer.clean_scores[..., None] - answers",
         "answers",
         faithful.test_infidelity_by_hand,
     ),

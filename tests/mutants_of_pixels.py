@@ -79,12 +79,26 @@ def each_segment_has_what_it_alone_loses() -> None:
 
 
 OF_PIXELS = [
-    Mutant("ends, not middles", base, "middles", "places) + 0.5)", "places) + 1.0)", one_step_is_exact_on_squares),
-    Mutant("one seed for all", baselines, "starts", "tool.seed ^ which", "tool.seed", two_noises_are_not_one),
+    Mutant(
+        "ends, not middles",
+        base,
+        "compute_step_midpoints",
+        "places) + 0.5)",
+        "places) + 1.0)",
+        one_step_is_exact_on_squares,
+    ),
+    Mutant(
+        "one seed for all",
+        baselines,
+        "build_baseline_tensors",
+        "explainer.seed ^ which",
+        "explainer.seed",
+        two_noises_are_not_one,
+    ),
     Mutant(
         "the level stays",
         SampledExplainer,
-        "found",
+        "compute_sample_attribution",
         "values[added] - level",
         "values[added]",
         a_constant_score_is_no_evidence,
@@ -92,15 +106,15 @@ OF_PIXELS = [
     Mutant(
         "gain for loss",
         Occlusion,
-        "found",
-        "veiled.value - scores.mean(0)",
-        "scores.mean(0) - veiled.value",
+        "compute_sample_attribution",
+        "masked_input.clean_score - scores.mean(0)",
+        "scores.mean(0) - masked_input.clean_score",
         a_linear_nets_cells_are_its_terms,
     ),
     Mutant(
         "windows counted, not shared",
         occlusion,
-        "mean_over",
+        "average_over_windows",
         "cover.to(values.dtype) / cover.sum(0)",
         "cover.to(values.dtype)",
         a_linear_nets_cells_are_its_terms,
@@ -108,7 +122,7 @@ OF_PIXELS = [
     Mutant(
         "reach forgotten",
         incremental_forward,
-        "_windowed",
+        "_run_windowed",
         "dilation[i] * (kernel[i] - 1) for",
         "dilation[i] * (kernel[i] - 2) for",
         a_window_is_followed_as_far_as_it_reaches,
@@ -116,15 +130,15 @@ OF_PIXELS = [
     Mutant(
         "padding forgotten",
         incremental_forward,
-        "_windowed",
-        "wide - x.first - pads",
-        "wide - x.first",
+        "_run_windowed",
+        "wide - x.patch_start - pads",
+        "wide - x.patch_start",
         a_window_is_followed_as_far_as_it_reaches,
     ),
     Mutant(
         "noise of a level",
         NoisyGradientExplainer,
-        "_moments",
+        "_compute_moments",
         "(x.amax() - x.amin())",
         "x.amax()",
         noise_is_a_share_of_the_span,
@@ -132,7 +146,7 @@ OF_PIXELS = [
     Mutant(
         "segments hidden by turns",
         SegmentAblation,
-        "found",
+        "compute_sample_attribution",
         "labels != every[part]",
         "labels == every[part]",
         each_segment_has_what_it_alone_loses,

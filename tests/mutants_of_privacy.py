@@ -101,20 +101,22 @@ def a_path_is_no_plain_setting() -> None:
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
-    Mutant("all is told", redaction, "unquoted", QUOTED, "", no_error_quotes_another),
-    Mutant("only by names", runs, "has_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan),
+    Mutant("all is told", redaction, "redact_error_message", QUOTED, "", no_error_quotes_another),
+    Mutant(
+        "only by names", runs, "contains_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan
+    ),
     Mutant(
         "rows are places",
         Manifest,
-        "at",
-        "int(np.searchsorted(self._numbers, number))",
+        "row_position",
+        "int(np.searchsorted(self._row_numbers, number))",
         "number",
         a_row_is_of_its_own_file,
     ),
     Mutant(
         "the cause is told",
         inputs,
-        "_entered",
+        "_apply_preprocess",
         "type(cause).__name__",
         "cause",
         of_a_preprocessing_the_kind_of_error_is_told,
@@ -122,18 +124,25 @@ OF_PRIVACY = [
     Mutant(
         "only where it says YES",
         inputs,
-        "item_of",
-        "drawn and scan.may_be_shown",
-        "drawn and not scan.burned_in",
+        "prepare_scan",
+        "with_images and scan.is_safe_to_display",
+        "with_images and not scan.burned_in",
         where_text_may_be_part_of_it_there_is_no_picture,
     ),
     Mutant(
         "debugged decoders",
         redaction,
-        "silent",
+        "suppress_library_output",
         "isEnabledFor(logging.DEBUG)",
         "isEnabledFor(-1)",
         a_debugged_decoder_tells_no_tag,
     ),
-    Mutant("lists of paths", maps, "is_plain", "all(map(is_plain, value))", "True", a_path_is_no_plain_setting),
+    Mutant(
+        "lists of paths",
+        maps,
+        "is_simple_setting",
+        "all(map(is_simple_setting, value))",
+        "True",
+        a_path_is_no_plain_setting,
+    ),
 ]

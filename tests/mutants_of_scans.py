@@ -132,7 +132,7 @@ def a_name_needs_the_key() -> None:
 
 
 OF_SCANS = [
-    Mutant("no intercept", ModalityLUT, "rescaled", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
+    Mutant("no intercept", ModalityLUT, "rescale", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
     Mutant(
         "mirrored in the largest",
         ModalityLUT,
@@ -142,22 +142,29 @@ OF_SCANS = [
         a_twin_equals_its_original,
     ),
     Mutant(
-        "not mirrored", dicom_values, "amounts_of", '== "MONOCHROME1"', '== "MONOCHROME9"', a_twin_equals_its_original
+        "not mirrored",
+        dicom_values,
+        "read_modality_lut",
+        '== "MONOCHROME1"',
+        '== "MONOCHROME9"',
+        a_twin_equals_its_original,
     ),
-    Mutant("rows for columns", SlicePlane, "world", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says),
+    Mutant(
+        "rows for columns", SlicePlane, "build_affine", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says
+    ),
     Mutant(
         "the other way",
         dicom_series,
-        "_volume",
+        "_read_volume",
         "for at in stack.order]",
         "for at in stack.order[::-1]]",
         slices_are_in_the_order_of_their_places,
     ),
-    Mutant("left for right", SlicePlane, "world", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
+    Mutant("left for right", SlicePlane, "build_affine", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
     Mutant(
         "as they come",
         dicom_geometry,
-        "stacked",
+        "stack_planes",
         'np.argsort(along, kind="stable")',
         "np.arange(len(along))",
         frames_are_in_the_order_of_their_places,
@@ -165,7 +172,7 @@ OF_SCANS = [
     Mutant(
         "the mean is usual",
         dicom_geometry,
-        "stacked",
+        "stack_planes",
         "np.median(steps)",
         "np.mean(steps)",
         a_gap_is_flagged_and_the_rest_is_in_place,
@@ -173,7 +180,7 @@ OF_SCANS = [
     Mutant(
         "in place from the first",
         dicom_geometry,
-        "_longest_run",
+        "_find_longest_run",
         "max(zip",
         "min(zip",
         a_gap_is_flagged_and_the_rest_is_in_place,
@@ -181,50 +188,76 @@ OF_SCANS = [
     Mutant(
         "the first frame's rescale",
         dicom_values,
-        "_amounts",
-        "functional_groups(dataset, wanted)",
-        "functional_groups(dataset, [0] * len(wanted))",
+        "_read_modality_luts",
+        "read_functional_groups(dataset, frame_indices)",
+        "read_functional_groups(dataset, [0] * len(frame_indices))",
         each_frame_has_its_rescale,
     ),
     Mutant(
         "a copy by its number",
         dicom_series,
-        "_without_copies",
+        "_drop_duplicates",
         "hashlib.sha256(one.path.read_bytes()).hexdigest()",
-        "one.instance",
+        "one.instance_uid",
         copies_are_left_out_and_others_are_not,
     ),
     Mutant(
         "the stream is believed",
         dicom_pixels,
-        "check_streams",
+        "check_stream_sizes",
         "size is not None and",
         "False and",
         a_stream_that_lies_is_not_decoded,
     ),
-    Mutant("C for Fortran", nifti, "_scan", 'order="F"', 'order="C"', a_nifti_has_the_axes_and_the_volume_of_its_file),
+    Mutant(
+        "C for Fortran",
+        nifti,
+        "_read_nifti_scan",
+        'order="F"',
+        'order="C"',
+        a_nifti_has_the_axes_and_the_volume_of_its_file,
+    ),
     Mutant(
         "always the first volume",
         nifti,
-        "_scan",
-        "(volume or 0) * count",
+        "_read_nifti_scan",
+        "(volume_index or 0) * count",
         "0 * count",
         a_nifti_has_the_axes_and_the_volume_of_its_file,
     ),
     Mutant(
         "half a unit",
         scan,
-        "linear",
-        "centre - 0.5, width - 1",
-        "centre, width - 1",
+        "apply_linear_window",
+        "center - 0.5, width - 1",
+        "center, width - 1",
         a_window_of_one_half_below_its_centre,
     ),
-    Mutant("four times steep", scan, "sigmoid", "steep = 2", "steep = 4", a_window_of_one_half_below_its_centre),
     Mutant(
-        "the cause is told", redaction, "_damaged", "type(error).__name__", "error", an_error_says_nothing_of_its_cause
+        "four times steep",
+        scan,
+        "apply_sigmoid_window",
+        "steep = 2",
+        "steep = 4",
+        a_window_of_one_half_below_its_centre,
     ),
     Mutant(
-        "any word", dicom_tags, "word", 'value if value in known else ""', "value", text_that_is_not_known_is_not_taken
+        "the cause is told",
+        redaction,
+        "_build_damage_error",
+        "type(error).__name__",
+        "error",
+        an_error_says_nothing_of_its_cause,
     ),
-    Mutant("a hash without a key", redaction, "scan_name", "local_key()", 'b"key"', a_name_needs_the_key),
+    Mutant(
+        "any word",
+        dicom_tags,
+        "read_code",
+        'value if value in allowed else ""',
+        "value",
+        text_that_is_not_known_is_not_taken,
+    ),
+    Mutant(
+        "a hash without a key", redaction, "pseudonymize_source", "load_pseudonym_key()", 'b"key"', a_name_needs_the_key
+    ),
 ]

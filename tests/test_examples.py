@@ -164,7 +164,9 @@ def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypat
     monkeypatch.setitem(main.__globals__, "MASKS", 8)
     drawn = []
     monkeypatch.setitem(
-        main.__globals__, "draw_contact_sheet", lambda rows, **how: drawn.append(rows) or draw_contact_sheet(rows, **how)
+        main.__globals__,
+        "draw_contact_sheet",
+        lambda rows, **how: drawn.append(rows) or draw_contact_sheet(rows, **how),
     )
     main(tmp_path, steps=2)  # what a net that has learnt nothing misses is said, and left out
     assert {len(row) for row in drawn[0]} == {7}, "what is missed leaves a hole"

@@ -235,28 +235,28 @@ __all__ = [
 ]
 
 _NAMES = {
+    "camscope.batch": "BatchRun inspect_images run_batch",
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast DRISE "
-        "Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM EigenGradCAM "
-        "ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM FullGrad Fused GradCAM "
-        "GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop "
-        "GuidedGradCAM GuidedIG HSIC HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM KernelSHAP LIFTCAM "
-        "LIME LRP LayerCAM LeGrad METHODS MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad "
-        "SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness "
-        "fuse"
+        "AblationCAM Augmented BagCAM BaseCAM BlurIG CAM CenterGaussian Chefer Comparison Concepts Contrast "
+        "DRISE Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM "
+        "EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM "
+        "FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP "
+        "GroupCAM GuidedBackprop GuidedGradCAM GuidedIG HSIC HiResCAM ISCAM InputXGradient "
+        "IntegratedGradients KPCACAM KernelSHAP LIFTCAM LIME LRP LayerCAM LeGrad METHODS "
+        "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
+        "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus "
+        "SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI compare completeness fuse"
     ),
-    "camscope.batch": "Run inspect_images run_batch",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
-    "camscope.hooks": "Tap clip_gradients edit extract inspect record",
+    "camscope.hooks": "Tap clip_gradients edit_layers extract_features inspect_layers record_layers",
     "camscope.images.preprocess": "Preprocess",
     "camscope.images.scans.scan_preprocess": "ScanPreprocess",
     "camscope.images.scans.scan_reader": "read_scan",
     "camscope.layers.layout": "Layout",
     "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
     "camscope.models": "load_model",
-    "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",
+    "camscope.targets": "Box Class Classes Difference LogProbability OutputPart Region Similarity Target TextSimilarity",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -224,7 +224,9 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
         return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "write_demo_study", small)
-    monkeypatch.setattr(demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1))
+    monkeypatch.setattr(
+        demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1)
+    )
     runner = CliRunner(env={"COLUMNS": "200"})
     told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
     assert told.exit_code == 0, told.output

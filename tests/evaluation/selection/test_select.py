@@ -407,7 +407,9 @@ def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
     one.explainer = Flat(model, categories=CATEGORIES)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidate_scores, "PerturbationTest", lambda *given: seen.append(given[-1]) or PerturbationTest(*given))
+        patch.setattr(
+            candidate_scores, "PerturbationTest", lambda *given: seen.append(given[-1]) or PerturbationTest(*given)
+        )
         candidate_scores.evaluate_candidates([one], twice, 2, 32, 0)
         candidate_scores.evaluate_candidates([one], twice, 2, 32, 1)
     first, other = seen[0], seen[2]

@@ -135,7 +135,9 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
     model, x, _ = case("residual")
     x = torch.cat([x, x.flip(0)])
     right = KPCACAM(model, "block").attribute(x)
-    monkeypatch.setattr(batching, "DEFAULT_MEMORY_BUDGET_BYTES", 2 * batching.LIVE_TENSORS_PER_PASS * 8 * 36**2)  # two kernels of 36 cells
+    monkeypatch.setattr(
+        batching, "DEFAULT_MEMORY_BUDGET_BYTES", 2 * batching.LIVE_TENSORS_PER_PASS * 8 * 36**2
+    )  # two kernels of 36 cells
     with Largest() as largest:
         torch.testing.assert_close(KPCACAM(model, "block").attribute(x), right, rtol=1e-10, atol=1e-12)
     assert largest.numbers == 2 * 36**2
