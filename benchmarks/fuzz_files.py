@@ -31,7 +31,7 @@ from torch import nn
 
 from benchmarks.fuzzing import DAMAGE, Damaged, Mutation, Outcome, options, outcome, run
 from camscope import BatchRun, Explanation, GradCAM, Preprocess, run_batch
-from camscope.audit.comparability import _provenance
+from camscope.audit.comparability import _load_provenance
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
 from camscope.audit.verification.verify import verify_audit
@@ -423,7 +423,7 @@ def _read_provenance(folder: Path) -> str:
     if not (folder / provenance.PROVENANCE_FILE).exists():
         shutil.copyfile(_sound_provenance(), folder / provenance.PROVENANCE_FILE)
     assert not verify_audit(folder).is_intact  # there is nothing else of an audit
-    _provenance(SimpleNamespace(folder=folder))  # type: ignore[arg-type]  # an audit of which only the folder counts
+    _load_provenance(SimpleNamespace(folder=folder))  # type: ignore[arg-type]  # an audit of which only the folder counts
     return "provenance"
 
 

@@ -44,7 +44,7 @@ def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
 
     Other images, masks, fills, sizes, draws, regions or settings of a method change the numbers of one and the same model.
     """
-    known = [_provenance(run) for run in (first, second)]
+    known = [_load_provenance(run) for run in (first, second)]
     if first.summary.data_digest != second.summary.data_digest:
         raise InputError("the two audits are of different manifests: only audits of the same images are compared")
     _check_same_images(*(one["rows"] for one in known))
@@ -68,7 +68,7 @@ def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
     return tuple(_describe_allowed_differences(configs, known))
 
 
-def _provenance(run: AuditRun) -> ProvenanceRecord:
+def _load_provenance(run: AuditRun) -> ProvenanceRecord:
     message = f"{run.folder}: its {provenance.PROVENANCE_FILE} is missing, or none; start the audit again"
     with read_errors_converted(message):
         known: ProvenanceRecord = read_json(run.folder / provenance.PROVENANCE_FILE, message)

@@ -120,7 +120,7 @@ def run(
         net = base.load_model_on_device(model, weights, device)
         asked.warn_if_other_model(net)
         tools = options.build_explainers(methods, net, layers, preprocess, keywords)
-        reading = outcome.scans = reading.for_explainers(tools)
+        reading = outcome.scan_settings = reading.for_explainers(tools)
         answers = ImageExplanationWriter(
             tools,
             questions,
@@ -129,7 +129,7 @@ def run(
             n_top_classes,
             shared_scale=shared_scale,
             skip_unsupported=method_names == "all",
-            scans=reading,
+            scan_settings=reading,
             mask_options=masks or (),
         )
         _explain_images(answers, present, outcome)
@@ -141,7 +141,7 @@ class _ExplainOutcome:
     """What became of the images: why some failed, and what others would have replaced."""
 
     debug: bool
-    scans: scan_options.ScanOptions
+    scan_settings: scan_options.ScanOptions
     n_explained: int = 0
     failures: list[str] = field(default_factory=list)
     existing_files: list[OutputExistsError] = field(default_factory=list)
@@ -153,7 +153,7 @@ class _ExplainOutcome:
             return
         if self.debug:
             traceback.print_exc()
-        why, name = self.scans.format_redacted_error(error, path), self.scans.display_name(path)
+        why, name = self.scan_settings.format_redacted_error(error, path), self.scan_settings.display_name(path)
         self.failures.append(why if why.startswith(name) else f"{name}: {why}")
 
     def print_summary(self, n_images: int) -> None:
@@ -181,7 +181,7 @@ def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tupl
     present = []
     for row, path in enumerate(paths, start=1):
         try:
-            check_image_exists(path, outcome.scans.display_name(path))
+            check_image_exists(path, outcome.scan_settings.display_name(path))
         except ImageError as error:
             outcome.record_error(path, error)
         else:
@@ -204,7 +204,7 @@ def _explain_images(
                 outcome.n_explained += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
                 if isinstance(error, TARGET_AND_MODEL_ERRORS) and not outcome.n_explained:
-                    writer.scans.redact_error(error, path)
+                    writer.scan_settings.redact_error(error, path)
                     raise
                 outcome.record_error(path, error)
             bar.advance()

@@ -37,7 +37,7 @@ class ImageExplanationWriter:
     n_top_classes: int
     shared_scale: bool = False
     skip_unsupported: bool = False
-    scans: ScanOptions = field(default_factory=ScanOptions)
+    scan_settings: ScanOptions = field(default_factory=ScanOptions)
     mask_options: Sequence[str] = ()
 
     def explain_and_write(self, row: int, path: Path, progress_bar: "ProgressBar") -> "list[TerminalLine]":
@@ -45,12 +45,12 @@ class ImageExplanationWriter:
 
         `progress_bar`: of the command; it makes room for others.
         """
-        called = self.scans.pseudonym(path)
+        called = self.scan_settings.pseudonym(path)
         files = self.destination.output_files(row, path, self._map_names(), called)
         exported = self._list_export_paths(row, path, called)
         with base.collect_warnings(quote_messages=called is None) as remarks:
-            methods, found = self._explain(self.scans.read_image(path), progress_bar.pause_for_methods)
-        maps = [self.scans.redact_explanation(one, path) for answers in found for one in answers]
+            methods, found = self._explain(self.scan_settings.read_image(path), progress_bar.pause_for_methods)
+        maps = [self.scan_settings.redact_explanation(one, path) for answers in found for one in answers]
         kept = [
             self.explainers.index(method) * len(self.targets) + q for method in methods for q in self._target_indices
         ]
@@ -58,7 +58,7 @@ class ImageExplanationWriter:
         masks = self._read_masks(maps)
         self._save_files(maps, files, masks, progress_bar)
         for n, one in zip(kept, maps, strict=True):
-            viewed = self.scans.export_map(one, exported[n], path, overwrite=self.destination.overwrite)
+            viewed = self.scan_settings.export_map(one, exported[n], path, overwrite=self.destination.overwrite)
             files = OutputFiles((*files.figures, *viewed), files.map_files)
         notes = dict.fromkeys([*remarks, *(text for one in maps for text in one.notes)])
         return self._format_lines(called or base.display_text(path), maps, files, list(notes))
@@ -67,7 +67,7 @@ class ImageExplanationWriter:
         """What viewers open, of each map; none of it is in the way."""
         names = self._map_names()
         tails = [""] if len(names) == 1 else [f"-{one}" for one in names]
-        found = self.scans.list_export_paths(self.destination.output_stem(row, path, pseudonym), tails)
+        found = self.scan_settings.list_export_paths(self.destination.output_stem(row, path, pseudonym), tails)
         for one in (each for own in found for each in own):
             check_free(one, self.destination.overwrite, path)
         return found
@@ -88,7 +88,7 @@ class ImageExplanationWriter:
         from camscope.explainers.comparison.best_effort import explain_supported
         from camscope.explainers.core.dispatch import explain_grid
 
-        if self.scans.slice_axis is not None:
+        if self.scan_settings.slice_axis is not None:
             return self.explainers, [
                 [self._explain_slices(tool, source, q) for q in self.targets] for tool in self.explainers
             ]
@@ -100,7 +100,7 @@ class ImageExplanationWriter:
         from camscope.medical import explain_slices
 
         return explain_slices(
-            explainer, source, target, axis=self.scans.slice_axis or 0, progress=base.stderr_console().is_terminal
+            explainer, source, target, axis=self.scan_settings.slice_axis or 0, progress=base.stderr_console().is_terminal
         ).volume
 
     def _map_names(self) -> list[str]:
