@@ -239,7 +239,7 @@ def corrupt(folder: Path) -> Told:
 def killed(folder: Path, seed: int = 0) -> Told:
     """Which stages were done when it was killed, and whether it ended in the same bytes as one that was not."""
     config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=100).model_dump()
-    config |= {"sizes": FEW, "explain": {**config["explain"], "settings": {"integratedgradients": {"steps": 4}}}}
+    config |= {"sizes": FEW, "explain": {**config["explain"], "settings": {"integratedgradients": {"n_steps": 4}}}}
     (folder / "config.json").write_text(json.dumps(config))
     begun = time.perf_counter()
     _started(folder, "whole").wait()

@@ -19,7 +19,7 @@ from camscope.audit import AuditRun
 from camscope.audit.core.schema import EstimateSummary
 
 RESULTS = Path(__file__).parent / "results" / "audit_real.json"
-SETTINGS = {"integratedgradients": {"steps": 8}}
+SETTINGS = {"integratedgradients": {"n_steps": 8}}
 SMALL = {"faithfulness": 16, "robustness": 12, "sanity": 12, "gallery": 12}  # enough patients for a word
 CATEGORIES = {
     "chest_xray": ("no finding", "other pneumonia", "COVID-19"),

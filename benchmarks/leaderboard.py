@@ -46,12 +46,12 @@ QUICK = (
 BRISK = ("reciprocam", "ablationcam", "lrp", "deeplift")  # each a run of its own, as are the slow ones
 SLOW = tuple(name for name, kind in METHODS.items() if not kind.control and name not in QUICK + BRISK)
 FEWER: dict[str, dict[str, Any]] = {
-    "rise": {"samples": 1000, "precision": "bf16"},
-    "drise": {"samples": 1000, "precision": "bf16"},
-    "sobol": {"samples": 8, "precision": "bf16"},
-    "iscam": {"samples": 2},
-    "sscam": {"samples": 2},
-    "meaningfulperturbation": {"steps": 150},
+    "rise": {"n_samples": 1000, "precision": "bf16"},
+    "drise": {"n_samples": 1000, "precision": "bf16"},
+    "sobol": {"n_samples": 8, "precision": "bf16"},
+    "iscam": {"n_samples": 2},
+    "sscam": {"n_samples": 2},
+    "meaningfulperturbation": {"n_steps": 150},
     "extremalperturbation": {"areas": (0.1, 0.3)},
 }  # of those that would take minutes a photograph
 MODELS = ["resnet18", "deit_tiny"]

@@ -58,12 +58,12 @@ def _occlusion(captum: Any, case: Case) -> Callable[[], Tensor]:
 
 
 WORKS = (
-    Work("integratedgradients", {"steps": 50}, _integrated),
-    Work("smoothgrad", {"samples": 32}, _smooth, alike=False),
+    Work("integratedgradients", {"n_steps": 50}, _integrated),
+    Work("smoothgrad", {"n_samples": 32}, _smooth, alike=False),
     Work("occlusion", {"window": 32, "stride": 16}, _occlusion),
     Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="mobilenet_v2"),
     Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="densenet121"),
-    Work("rise", {"samples": 256}),
+    Work("rise", {"n_samples": 256}),
 )
 
 

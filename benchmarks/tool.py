@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 # What takes minutes as a method is shipped is measured with less of it, in every toolkit alike.
-SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2}}
+SETTINGS: dict[str, dict[str, int]] = {"sscam": {"n_samples": 2}, "iscam": {"n_samples": 2}}
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 

@@ -93,7 +93,7 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 def a_path_is_no_plain_setting() -> None:
     known = maps.redact_parameters(
-        {"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
+        {"baseline": "DOE^JANE.png", "n_steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
     )
     assert "DOE" not in str(known)
     assert (known["steps"], known["fill"]) == (3, "mean")

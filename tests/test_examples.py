@@ -135,7 +135,7 @@ def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):
     heat[4, 4], heat[0, 0], heat[7, 7] = 3, 1, -9
     assert example["distance"](heat, token) == 5  # from (4,4) to (0,1)
     assert example["enrichment"](heat, token) == (1 / 4) / (2 / 64)
-    example["main"](tmp_path, steps=2, images=32, judged=2)
+    example["main"](tmp_path, n_steps=2, images=32, judged=2)
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Grad-CAM", "integrated gradients", "occlusion, 8 pixels"))
     assert [path.name for path in tmp_path.iterdir()] == ["shortcut.png"]

@@ -60,7 +60,7 @@ def test_the_masks_of_rise_have_a_limit():
     with pytest.raises(
         InputError, match=r"^cells=500, samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
     ):
-        METHODS["rise"](model, cells=500, samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
+        METHODS["rise"](model, grid_size=500, samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
 
 
 PICTURE = np.zeros((8, 600, 3), np.uint8)

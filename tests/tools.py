@@ -26,26 +26,26 @@ def quarters(x):
 
 # Of a method that runs the model many times as few as tell whether it is right, and what some need beside a model.
 FEW = {
-    "blurig": {"steps": 6},
-    "expectedgradients": {"samples": 8, "background": ["zero", "mean"]},
-    "gradientshap": {"samples": 8, "background": ["zero", "mean"]},
-    "guidedig": {"steps": 4},
-    "integratedgradients": {"steps": 6},
-    "xrai": {"steps": 4, "scales": (5.0, 50.0), "min_size": 8, "margin": 1, "fewest": 2},
+    "blurig": {"n_steps": 6},
+    "expectedgradients": {"n_samples": 8, "background": ["zero", "mean"]},
+    "gradientshap": {"n_samples": 8, "background": ["zero", "mean"]},
+    "guidedig": {"n_steps": 4},
+    "integratedgradients": {"n_steps": 6},
+    "xrai": {"n_steps": 4, "scales": (5.0, 50.0), "min_size": 8, "margin": 1, "min_new_pixels": 2},
     "occlusion": {"window": 5},
-    "rise": {"samples": 12, "cells": 3},
-    "drise": {"samples": 10, "cells": 4},
+    "rise": {"n_samples": 12, "grid_size": 3},
+    "drise": {"n_samples": 10, "grid_size": 4},
     "segmentablation": {"segments": quarters},
-    "sobol": {"samples": 3, "cells": 2},
-    "hsic": {"samples": 10, "cells": 3},
-    "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.7)},
-    "meaningfulperturbation": {"steps": 2, "cells": 5},
+    "sobol": {"n_samples": 3, "grid_size": 2},
+    "hsic": {"n_samples": 10, "grid_size": 3},
+    "extremalperturbation": {"n_steps": 2, "grid_size": 4, "areas": (0.2, 0.7)},
+    "meaningfulperturbation": {"n_steps": 2, "grid_size": 5},
     "deepliftshap": {"background": ["zero", "mean"]},
-    "lime": {"samples": 40, "cells": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
-    "kernelshap": {"samples": 40, "cells": 2},
+    "lime": {"n_samples": 40, "grid_size": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
+    "kernelshap": {"n_samples": 40, "grid_size": 2},
     "lrp": {"epsilon": 0.0},
-    "opticam": {"steps": 6},
-    "smoothgradcam++": {"samples": 5},
+    "opticam": {"n_steps": 6},
+    "smoothgradcam++": {"n_samples": 5},
 }
 
 

@@ -86,7 +86,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     if not best:
         seen = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
         raise LayerError(
-            f"layer {name!r} returns no floating tensor (output={output_index!r}); it returns {seen or output!r:.80}"
+            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {seen or output!r:.80}"
         )
     raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
 

@@ -31,7 +31,7 @@ SMALL = {"faithfulness": 8, "robustness": 8, "sanity": 5, "gallery": 4}
 IMAGES = 72
 SLOW = ("faithfulness", "robustness", "sanity")
 FAST = {
-    "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"steps": 2}}},
+    "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"n_steps": 2}}},
     "sizes": SMALL,
     "margins": {"prevalence": 0.25},  # of thirteen patients with the token some would have shown that
 }

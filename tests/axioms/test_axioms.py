@@ -282,7 +282,7 @@ def amount(words, tool, channels, size):
     """
     window = getattr(tool, "window_size", None) or 1
     counts = [math.ceil((length - min(window, length)) / math.ceil(window / 2)) + 1 for length in size]
-    known = {"K": channels, "cells": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
+    known = {"K": channels, "grid_size": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
     return eval(words.replace(" x ", " * "), {**known, **vars(tool)})
 
 

@@ -218,7 +218,7 @@ def test_every_method_has_a_row_of_memory_on_what_the_family_asks_it(monkeypatch
     times = {name: sum(arguments[1] == name for arguments in started) for name in METHODS}
     assert (times["gradcam"], times["scorecam"]) == (3, 1)
     works = {figure.work for figure in figures}
-    assert {"gradcam, batch 2", "scorecam, batch 1", "sscam, samples=2, batch 1", "rollout, batch 2, Tiny"} <= works
+    assert {"gradcam, batch 2", "scorecam, batch 1", "sscam, n_samples=2, batch 1", "rollout, batch 2, Tiny"} <= works
     assert [(figure.work, figure.goal) for figure in figures if figure.goal] == [("gradcam, batch 2", 50)]
     assert {figure.value for figure in figures} == {7.5}
 

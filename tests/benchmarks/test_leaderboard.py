@@ -50,7 +50,7 @@ def results():
     }
     known = {"xrai": (9.5, "9.50"), "gradcam": (0.1, "0.06"), "saliency": (0.1, "0.12")}
     tables = {"all": quick, "slow": slow, "slowest": slow.slice(0, 0)}
-    return board.Results(tables, {"slow": [1, 3], "slowest": [1]}, {**known, **found}, {"rise": {"samples": 10}})
+    return board.Results(tables, {"slow": [1, 3], "slowest": [1]}, {**known, **found}, {"rise": {"n_samples": 10}})
 
 
 def test_every_method_that_is_no_control_is_either_quick_or_slow_and_none_is_both():
@@ -91,7 +91,7 @@ def test_what_is_in_no_table_is_named_with_the_reason_or_the_price():
 
 
 def test_passes_have_the_numbers_of_the_defaults():
-    passes = board.passes({"hsic": {"samples": 10, "precision": "bf16"}})
+    passes = board.passes({"hsic": {"n_samples": 10, "precision": "bf16"}})
     assert passes["rise"] == "1 + 4000"
     assert passes["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
     assert passes["ablationcam"] == METHODS["ablationcam"].forwards

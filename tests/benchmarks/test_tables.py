@@ -102,7 +102,7 @@ def test_every_registered_method_has_a_row_by_itself_and_the_slow_ones_are_asked
     assert {name for name, _, _ in asked} == set(METHODS)
     assert ("gradcam", 2, 9) in asked
     assert ("scorecam", 1, 3) in asked
-    assert "sscam, samples=2, batch 1" in works
+    assert "sscam, n_samples=2, batch 1" in works
 
 
 def test_other_toolkits_are_run_for_the_same_method_with_ours_scaled_as_they_scale(monkeypatch):

@@ -585,7 +585,7 @@ def test_fills_and_backgrounds_are_files_and_words(here):
     asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--method"
     run(*asked, "occlusion", "--set", "baseline=zero,blur", "--set", "window=64,32", "--set", "stride=64,32")
     assert json.loads(Path("a.json").read_text())["parameters"]["baseline"] == "['zero', 'blur']"
-    run(*asked, "gradientshap", "--set", "background=grey.png,blur", "--set", "samples=2")
+    run(*asked, "gradientshap", "--set", "background=grey.png,blur", "--set", "n_samples=2")
     assert "no background" not in Path("a.json").read_text()
 
 

@@ -74,7 +74,7 @@ def by_hand(net, x, heat, question, names, fill, **settings):
 
 
 def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
-    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"steps": 3, "region": 16}
+    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"n_steps": 3, "region": 16}
     seen = []
     with untouched(net):
         made = evaluate(
@@ -111,7 +111,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     passes = []
     counting = net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     names = [*DEFAULT_MODEL_METRICS, "sparseness"]
-    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, steps=3, region=32)
+    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, n_steps=3, region=32)
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
@@ -119,7 +119,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings)
 
     def killed(done, total):
@@ -133,14 +133,14 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
     assert again.table().equals(whole.table())
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
     with pytest.raises(OutputError, match="steps: 2 there, 3 here"):
-        evaluate(place / "run", tmp_path / "out", **settings | {"steps": 3})
+        evaluate(place / "run", tmp_path / "out", **settings | {"n_steps": 3})
     with pytest.raises(OutputError, match=r"fills: \['mean', 'blur'\] there, None here"):
         evaluate(place / "run", tmp_path / "out", metrics=["sparseness"])
 
 
 def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
     run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
     whole = evaluate(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
     assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
     assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
@@ -165,7 +165,7 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
 
 def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
     run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32, "batch_size": 1}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32, "batch_size": 1}
     whole = evaluate(tmp_path / "run", tmp_path / "out", **settings).table()
 
     def gone(done, total):
@@ -175,7 +175,7 @@ def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place
 
 
 def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
@@ -188,7 +188,7 @@ def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tm
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
-    settings = {"metrics": ["deletion"], "model": net, "steps": 2, "region": 32}
+    settings = {"metrics": ["deletion"], "model": net, "n_steps": 2, "region": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings).table()
 
     def small(model, x, *rest, **settings):
@@ -263,7 +263,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     from camscope import METHODS
 
     tools = [
-        METHODS["layercam"](net, layer="layer3"), METHODS["smoothgrad"](net, samples=3, batch_size=2),
+        METHODS["layercam"](net, layer="layer3"), METHODS["smoothgrad"](net, n_samples=3, batch_size=2),
         METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channels="max"),
     ]  # fmt: skip
     run_batch(tools, [str(place / "0.png")], tmp_path / "run")

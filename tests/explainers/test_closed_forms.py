@@ -33,7 +33,7 @@ def test_two_channels_of_two_by_two_by_hand(method):
     model, _ = linear()
     model.head.weight.data[:] = torch.tensor([OTHER, G]).flatten(1)
     model.head.bias.data[0] = model.head.bias.data[1]
-    steps = {"steps": 50} if method == "opticam" else {}  # as many as by hand
+    steps = {"n_steps": 50} if method == "opticam" else {}  # as many as by hand
     heat = explainer(method, model, "features", **steps).attribute(torch.tensor([A], dtype=torch.float64), 1)
     torch.testing.assert_close(heat[0], torch.tensor(BY_HAND[method], dtype=torch.float64), rtol=1e-14, atol=1e-14)
 

@@ -122,7 +122,7 @@ def test_a_layer_without_a_dense_output_has_no_map_and_the_others_have(model, wo
         GradCAM(model.eval(), "between").attribute(x(), 1)
     plain = Net()
     plain.load_state_dict(model.state_dict())
-    for kind, settings in ((GradCAM, {"layer": "conv"}), (RISE, {"samples": 8})):
+    for kind, settings in ((GradCAM, {"layer": "conv"}), (RISE, {"n_samples": 8})):
         expected = kind(plain.eval(), **settings).attribute(x(), 1)
         torch.testing.assert_close(kind(model, **settings).attribute(x(), 1), expected)
 

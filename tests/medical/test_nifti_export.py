@@ -243,7 +243,7 @@ def test_nothing_of_the_sources_words_is_in_what_is_written(tmp_path):
     nibabel.save(image, tmp_path / "CANARY-two.nii.gz")
     scan = read_scan(tmp_path / "CANARY-two.nii.gz")
     one = explained(
-        scan, parameters={"baseline": str(tmp_path / "CANARY.png"), "samples": 8, "mode": "eval", "nan": np.nan}
+        scan, parameters={"baseline": str(tmp_path / "CANARY.png"), "n_samples": 8, "mode": "eval", "nan": np.nan}
     )
     to_nifti(one, tmp_path / "out" / "map.nii.gz", source=tmp_path / "CANARY-two.nii.gz")
     files = list((tmp_path / "out").iterdir())
@@ -254,7 +254,7 @@ def test_nothing_of_the_sources_words_is_in_what_is_written(tmp_path):
         assert b"CANARY" not in (gzip.decompress(data) if file.suffix == ".gz" else data)
         assert b"map.nii" not in data[:64]  # nor in gzip's own header
     facts = json.loads((tmp_path / "out" / "map.json").read_text())
-    assert facts["parameters"] == {"samples": 8, "mode": "eval", "nan": None}
+    assert facts["parameters"] == {"n_samples": 8, "mode": "eval", "nan": None}
     assert (facts["method"], facts["layer"], facts["target"], facts["score"]) == ("gradcam", "layer4", 1, 0.25)
     assert facts["model_digest"] == "0123456789abcdef"
     assert facts["steps"] == list(scan.steps)

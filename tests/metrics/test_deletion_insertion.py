@@ -48,7 +48,7 @@ def ask(name, trial, **settings):
     return METRICS[name](trial, **settings)
 
 
-def said(name, weights, heat, x=None, *, fill="zero", steps=20, seed=0, target=0, **settings):
+def said(name, weights, heat, x=None, *, fill="zero", n_steps=20, seed=0, target=0, **settings):
     """The number of one signal under a linear model."""
     x = torch.ones(1, 1, len(weights), dtype=torch.float64) if x is None else torch.tensor(x).double().view(1, 1, -1)
     with scoring_scope(Linear(weights), x, target) as scores:
@@ -449,7 +449,7 @@ def test_what_cannot_be_asked_is_refused():
             (lambda: PerturbationTest(x[:, 0, :3], scores), GeometryError, "at the input|to the input"),
             (lambda: PerturbationTest(x[:, 0], scores, imputation="black hole"), InputError, "expected 'mean', 'blur'"),
             (lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)), InputError, "the fill is"),
-            (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "steps=0"),
+            (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "n_steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
             (lambda: METRICS["road"](trial, shares=()), InputError, "name one"),
             (lambda: METRICS["deletion"](trial, of="logit"), InputError, "of='logit'"),

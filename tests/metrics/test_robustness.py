@@ -366,7 +366,7 @@ def test_refused():
         (lambda: JPEGCompression(90).apply(smooth(9)), GeometryError, "leave the compression out"),
         (lambda: Resampling(0.9).apply(torch.zeros(1, 1, 2, 3, 4, 5)), GeometryError, "an input of 4 axes"),
         (lambda: max_sensitivity(tool, x, radius=0), InputError, "radius=0"),
-        (lambda: max_sensitivity(tool, x, n_samples=0), InputError, "samples=0"),
+        (lambda: max_sensitivity(tool, x, n_samples=0), InputError, "n_samples=0"),
         (lambda: determinism(tool, x, n_repeats=0), InputError, "repeats=0"),
         (lambda: batch_invariance(tool, x, other_images=smooth(9, 8)), InputError, "others is"),
     ):

@@ -10,7 +10,7 @@ from camscope.explainers import METHODS, Explainer, GradCAM
 from tests.refusals import ATTENTION
 from tests.zoo.row import Row
 
-FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
+FEW = {"n_samples": 2, "n_steps": 2, "groups": 4, "top": 6, "n_concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
 PASSES = {
     *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K"),

@@ -192,7 +192,7 @@ def build_contact_sheet(
     InputError where the condition holds for no row.
     """
     if not 32 <= image_height <= MAX_IMAGE_HEIGHT:
-        raise InputError(f"size={image_height}; expected 32 to {MAX_IMAGE_HEIGHT:,} rows for a picture")
+        raise InputError(f"image_height={image_height}; expected 32 to {MAX_IMAGE_HEIGHT:,} rows for a picture")
     rows, total = run.dataset, len(run)
     matching = query.count_matching(rows)
     if not matching:

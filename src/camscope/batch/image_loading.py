@@ -208,7 +208,7 @@ ResultT = TypeVar("ResultT")
 def require_valid_num_threads(num_threads: int | None) -> None:
     """InputError unless it is a number of threads that a process can have, or None."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
-        raise InputError(f"threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
+        raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 
 
 def map_in_order(

@@ -36,7 +36,7 @@ class ChunkPlan:
         which, count = self.shard
         if self.chunk_size < 1 or not 0 <= which < count:
             raise InputError(
-                f"chunk={self.chunk_size}, shard={which}/{count}: expected 1 image or more, and a shard 0/n … n-1/n"
+                f"chunk_size={self.chunk_size}, shard={which}/{count}: expected 1 image or more, and a shard 0/n … n-1/n"
             )
 
     @property

@@ -97,7 +97,7 @@ def run_batch(
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
     _check_target_names(targets)
-    check_positive_integer(None, batch_size=batch_size, chunk=chunk_size, workers=num_workers)
+    check_positive_integer(None, batch_size=batch_size, chunk_size=chunk_size, num_workers=num_workers)
     require_valid_num_threads(num_threads)
     manifest = _apply_privacy_profile(build_manifest(source, root), profile, keep_columns, each[0].preprocess)
     worker, store = BatchWorker(each, list(targets), manifest, batch_size, reduced_decoding), RunStore(output)

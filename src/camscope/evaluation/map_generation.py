@@ -69,7 +69,7 @@ def generate_maps(
 def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
     """At most so many of its rows, drawn by `seed`, in their order and with their numbers; None: all."""
     if max_images is not None and max_images < 1:
-        raise InputError(f"images={max_images}; expected 1 or more")
+        raise InputError(f"max_images={max_images}; expected 1 or more")
     if max_images is None or max_images >= len(manifest):
         return manifest
     drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:max_images])

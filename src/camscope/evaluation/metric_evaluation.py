@@ -244,10 +244,10 @@ def _build_model_evaluator(
 ) -> ModelMetricEvaluator:
     if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
         raise InputError(
-            f"fills={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
+            f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
         )
-    check_positive_integer(steps=n_steps, batch_size=batch_size)
-    check_positive_integer(None, region=region_size)
+    check_positive_integer(n_steps=n_steps, batch_size=batch_size)
+    check_positive_integer(None, region_size=region_size)
     explained = any(one.input_kind != "trial" for one in metrics)
     made = replay.rebuild_explainers(explainers) if explained else {}
     return ModelMetricEvaluator(

@@ -46,7 +46,7 @@ def edit_layers(
     InputError; an unknown layer, or a function that returns anything else, a LayerError.
     """
     if kind not in _EDITORS:
-        raise InputError(f"what={kind!r}; expected {', '.join(map(repr, _EDITORS))}")
+        raise InputError(f"kind={kind!r}; expected {', '.join(map(repr, _EDITORS))}")
     register, editor = _EDITORS[kind]
     with Hooks() as hooks:
         hooks.enter_context(reentrant_checkpoints_disabled())
@@ -64,7 +64,7 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     the sum that `.grad` gathers over several passes may exceed the limit. NaN stays NaN. Else an InputError.
     """
     if not max_abs > 0:
-        raise InputError(f"limit={max_abs!r}; expected a positive number")
+        raise InputError(f"max_abs={max_abs!r}; expected a positive number")
 
     def clamped(gradient: Tensor) -> Tensor:
         return gradient.clamp(-max_abs, max_abs)

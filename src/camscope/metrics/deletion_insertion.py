@@ -92,7 +92,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
 
     As in the paper: a trial with region=9, and first=100.
     """
-    check_positive_integer(None, first=n_regions)
+    check_positive_integer(None, n_regions=n_regions)
     counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
     values = test.score_after_removal("strongest", counts)[get_score_row(output_kind)]
     return test.build_values((values[:, :1] - values).mean(1), values)

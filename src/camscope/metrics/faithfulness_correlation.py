@@ -126,9 +126,9 @@ def _correlate_drops(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What was lost (N,M), its correlation with what the map says (N,), and where there is none."""
-    check_positive_integer(sets=n_sets)
+    check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
-        raise InputError(f"sets={n_sets}: expected 2 or more, as one has no correlation")
+        raise InputError(f"n_sets={n_sets}: expected 2 or more, as one has no correlation")
     drops = test.measure_random_drops(test.count_regions(share), n_sets)
     lost, clean = (
         drops.score_drops[get_score_row(output_kind)],
@@ -141,7 +141,7 @@ def _correlate_drops(
 
 
 def _measure_square_drops(test: PerturbationTest, n_squares: int, unit: AttributionUnit) -> ScoreDrops:
-    check_positive_integer(squares=n_squares)
+    check_positive_integer(n_squares=n_squares)
     x = test.scorer.x
     most = max(1, min(x.shape[2:]) // 2)
     masks = sample_squares(x.shape[2:], most, n_squares, test.seed, x.device)

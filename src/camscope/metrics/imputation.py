@@ -179,7 +179,7 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
     )
     if shown is None:
         raise InputError(
-            f"fill={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, an Imputation or a tensor (C,H,W)"
+            f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, an Imputation or a tensor (C,H,W)"
         )
     filled = shown
     # lerp is the one or the other to the bit where its weight is 0 or 1, and several times faster than where

@@ -135,7 +135,7 @@ class PerturbationTest:
     _tests_by_imputation: dict[ImputationLike, "PerturbationTest"] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_positive_integer(steps=self.n_steps, region=self.region_size)
+        check_positive_integer(n_steps=self.n_steps, region_size=self.region_size)
         check_integer(seed=self.seed)
         x = self.scorer.x
         heat = (

@@ -256,7 +256,7 @@ def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
     """(1,C,*S) -> 0 for maps that are equal to the bit."""
-    check_positive_integer(repeats=n_repeats)
+    check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     first, *others = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
     return max(_compute_relative_difference(first, other) for other in others)
@@ -294,7 +294,7 @@ def _compute_sensitivities(
 ) -> FloatArray:
     """(samples,)"""
     check_positive_number(radius=radius)
-    check_positive_integer(samples=n_samples)
+    check_positive_integer(n_samples=n_samples)
     probe, generator = (
         ExplainerProbe.from_explainer(explainer, check_single_sample(x), target),
         torch.Generator(device="cpu"),

@@ -109,7 +109,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
     """(*S), (*S) -> 0..1. Cells that tie at the last place are members in part; undefined beside a constant map."""
     if not 0 < top_share < 1:
-        raise InputError(f"share={top_share}: expected a number between 0 and 1")
+        raise InputError(f"top_share={top_share}: expected a number between 0 and 1")
     here, there = (_compute_top_membership(values.ravel(), top_share) for values in _check_same_shape(first, second))
     return float(np.minimum(here, there).sum() / np.maximum(here, there).sum())
 
@@ -169,7 +169,7 @@ def compute_ssim(
 ) -> float:
     """SSIM of two maps as they are."""
     if window_size < 3 or window_size % 2 == 0:
-        raise InputError(f"window={window_size}: expected an odd number of pixels, 3 or more")
+        raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
         raise UndefinedError(
             f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}: bring it to the "

@@ -119,9 +119,9 @@ def estimate_mean(
         InputError: A value is infinite or out of bounds, or the shapes differ.
 
     """
-    check_positive_integer(replicates=n_resamples)
+    check_positive_integer(n_resamples=n_resamples)
     if not 0 < confidence_level < 1:
-        raise InputError(f"level={confidence_level}: expected a number between 0 and 1, such as 0.95")
+        raise InputError(f"confidence_level={confidence_level}: expected a number between 0 and 1, such as 0.95")
     sample = _GroupedValues.from_values(values, groups)
     low, high = nan, nan
     if bounds is not None:

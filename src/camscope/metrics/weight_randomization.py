@@ -95,7 +95,7 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
     are not too many. Parts are in the order in which `x` (N,C,*S) runs through them, turned over; without one in that of
     the model's own listing.
     """
-    check_positive_integer(most=max_parts)
+    check_positive_integer(max_parts=max_parts)
     inner = unwrap(model)
     found = [("", inner)]
     holders = _list_modules_with_weights(inner)

@@ -166,7 +166,7 @@ class _Patients:
 def _check_study_arguments(n_images: int, seed: int, marker_share: float) -> None:
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
-            f"n={n_images}, seed={seed}, p={marker_share}; expected two images at least, a seed from 0 up, and p in 0..1"
+            f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected two images at least, a seed from 0 up, and p in 0..1"
         )
 
 
@@ -333,7 +333,7 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
     """
     if n_epochs < 1 or len(study) < BATCH_SIZE:
         raise InputError(
-            f"epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
+            f"n_epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
     with reproducible_scope(seed, num_threads=1):

@@ -62,7 +62,7 @@ class Volume:
         if self.spacing is not None and (len(self.spacing) != 3 or not all(0 < one < np.inf for one in self.spacing)):
             raise InputError(f"spacing={self.spacing}: expected three positive numbers, millimetres a voxel")
         if self.axis_letters is not None and [len(pair) for pair in self.axis_letters] != [2, 2, 2]:
-            raise InputError(f"labels={self.axis_letters}: expected a pair of letters for each of three axes")
+            raise InputError(f"axis_letters={self.axis_letters}: expected a pair of letters for each of three axes")
 
     @property
     def shape(self) -> VoxelIndex:
@@ -169,7 +169,7 @@ class Volume:
             0 <= one < length for one, length in zip(voxel_index, self.shape, strict=True)
         ):
             raise InputError(
-                f"at={voxel_index}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
+                f"voxel_index={voxel_index}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
             )
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 

@@ -135,7 +135,7 @@ def draw_slices(
     or the axial one. Numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
     """
     if n_slices < 1:
-        raise InputError(f"count={n_slices}: expected 1 slice at least")
+        raise InputError(f"n_slices={n_slices}: expected 1 slice at least")
     view = volume.get_view(axis)
     numbers = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
     height, width = volume.get_slice_size_mm(view)
@@ -203,7 +203,7 @@ def draw_projection(
     of the largest size keeps its sign. What is covered anywhere along the way is covered.
     """
     if background not in ("mean", "max"):
-        raise InputError(f"behind={background!r}: expected 'mean' or 'max'")
+        raise InputError(f"background={background!r}: expected 'mean' or 'max'")
     factor = volume.max_resolution(size)
     chosen = volume.views if axis is None else (volume.get_view(axis),)
     letters = choose_font_size(round(factor * max(max(volume.get_slice_size_mm(view)) for view in chosen)))

@@ -45,7 +45,7 @@ def config(**tables):
         ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' stands there twice"),
         ({"explain": {"methods": ("gradcamm",)}}, "no method 'gradcamm'; nearest names: .*gradcam"),
         (
-            {"explain": {"settings": {"integratedgradients": {"steps": 2}}}},
+            {"explain": {"settings": {"integratedgradients": {"n_steps": 2}}}},
             "settings.integratedgradients: the methods are",
         ),
         ({"explain": {"settings": {"gradcam": {"step": 2}}}}, "gradcam has no setting 'step' here; it has layer, "),
@@ -64,7 +64,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(tables, words
 
 def test_settings_of_a_method_that_is_asked_are_taken():
     methods = ("gradcam", "integratedgradients")
-    assert config(explain={"methods": methods, "settings": {"integratedgradients": {"steps": 2}}}).explain.settings
+    assert config(explain={"methods": methods, "settings": {"integratedgradients": {"n_steps": 2}}}).explain.settings
 
 
 # What its digest hangs on

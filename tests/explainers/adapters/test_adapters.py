@@ -278,8 +278,8 @@ def test_of_a_sum_over_cells_each_has_its_term(method):
     expected = cells.repeat_interleave(3, 1).repeat_interleave(3, 2)
     segments = (torch.arange(6) // 3)[:, None] * 3 + torch.arange(9) // 3
     settings = {"alpha": 0.0} if method is LIME else {}
-    assert_close(method(model, segments=segments * 7 - 5, samples=60, **settings).attribute(x, 1), expected, atol=1e-12)
-    by_grid = method(model, cells=3, samples=80, **settings).attribute(x, 1)
+    assert_close(method(model, segments=segments * 7 - 5, n_samples=60, **settings).attribute(x, 1), expected, atol=1e-12)
+    by_grid = method(model, grid_size=3, n_samples=80, **settings).attribute(x, 1)
     blocks = terms.view(2, 3, 2, 3, 3).sum((2, 4)).repeat_interleave(2, 1).repeat_interleave(3, 2)
     assert_close(by_grid, blocks, atol=1e-12)
 
@@ -293,10 +293,10 @@ def test_segments_are_whatever_segment_ablation_takes(method):
     labels = torch.stack([SegmentAblation(model, segments=4).compute_segment_labels(one) for one in x])
     assert not torch.equal(labels[0], labels[1])
     settings = {"alpha": 0.0} if method is LIME else {}
-    found = method(model, segments=np.int64(4), samples=20, **settings).attribute(x, 1)
+    found = method(model, segments=np.int64(4), n_samples=20, **settings).attribute(x, 1)
     for i, one in enumerate(x):
         for given in (labels[i], labels[i].numpy(), lambda x, i=i: labels[i]):
-            tool = method(model, segments=given, samples=20, **settings)
+            tool = method(model, segments=given, n_samples=20, **settings)
             assert torch.equal(tool.attribute(one[None], 1)[0], found[i])
         lost = SegmentAblation(model, segments=labels[i]).attribute(one[None], 1)
         assert_close(found[i], lost[0], atol=1e-12)  # the score is a sum of terms
@@ -353,7 +353,7 @@ def test_kernelshap_and_lime_are_captums_own_on_the_pixels():
                 -((1 - math.sqrt(float(z.sum()) / 6)) ** 2) / (2 * 0.25**2)
             ),
         ).attribute(x[:1], target=1, feature_mask=mask[None, None], n_samples=60)[:, 0]
-    settings = {"segments": mask, "samples": 60, "seed": 4}
+    settings = {"segments": mask, "n_samples": 60, "seed": 4}
     for found, direct in (
         (KernelSHAP(model, **settings).attribute(x[:1], 1), shap),
         (LIME(model, **settings).attribute(x[:1], 1), near),
@@ -365,13 +365,13 @@ def test_kernelshap_and_lime_are_captums_own_on_the_pixels():
 @pytest.mark.parametrize("method", [LIME, KernelSHAP])
 def test_a_seed_says_it_all_and_the_passes_may_be_any_size(method):
     model, x = CASES["pooled"].make(dtype=torch.float64)
-    first = method(model, samples=30, cells=3).attribute(x, 1)
+    first = method(model, n_samples=30, cells=3).attribute(x, 1)
     torch.manual_seed(99)
     with untouched(model, x):
-        again = method(model, samples=30, cells=3).attribute(x, 1)
+        again = method(model, n_samples=30, cells=3).attribute(x, 1)
     assert torch.equal(first, again)
-    assert_close(method(model, samples=30, cells=3, batch_size=7).attribute(x, 1), first, atol=1e-12)
-    assert not torch.allclose(method(model, samples=30, cells=3, seed=1).attribute(x, 1), first)
+    assert_close(method(model, n_samples=30, grid_size=3, batch_size=7).attribute(x, 1), first, atol=1e-12)
+    assert not torch.allclose(method(model, n_samples=30, grid_size=3, seed=1).attribute(x, 1), first)
 
 
 @CAPTUM

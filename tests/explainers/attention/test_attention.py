@@ -282,7 +282,7 @@ class Layer(nn.Module):
         return F.gelu(y) + y
 
 
-def little(*, size=(40, 32), samples=2, dtype=torch.float64, **more):
+def little(*, size=(40, 32), n_samples=2, dtype=torch.float64, **more):
     torch.manual_seed(6)
     return Little(**more).to(dtype).eval(), torch.randn(samples, 3, *size).to(dtype)
 

@@ -94,8 +94,8 @@ def test_without_noise_it_is_grad_cam_plus_plus_and_every_setting_counts():
     right = GradCAMPlusPlus(model, "middle").attribute(x, 2)
     still = SmoothGradCAMPlusPlus(model, "middle", sigma=0.0, n_samples=2).attribute(x, 2)
     torch.testing.assert_close(still, right, rtol=1e-10, atol=0)
-    settings = [{}, {"sigma": 0.3}, {"samples": 4}, {"seed": 1}]
-    maps = [SmoothGradCAMPlusPlus(model, "middle", **{"samples": 3, **one}).attribute(x, 2) for one in settings]
+    settings = [{}, {"sigma": 0.3}, {"n_samples": 4}, {"seed": 1}]
+    maps = [SmoothGradCAMPlusPlus(model, "middle", **{"n_samples": 3, **one}).attribute(x, 2) for one in settings]
     assert not any(torch.allclose(maps[0], other, rtol=1e-6) for other in [*maps[1:], right])
     grey = torch.ones_like(x)  # no range, no noise
     maps = [method(model, "middle").attribute(grey, 2) for method in (SmoothGradCAMPlusPlus, GradCAMPlusPlus)]
@@ -219,7 +219,7 @@ def test_variants_in_company_make_the_maps_they_make_alone():
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        (SmoothGradCAMPlusPlus, {"samples": 0}),
+        (SmoothGradCAMPlusPlus, {"n_samples": 0}),
         (SmoothGradCAMPlusPlus, {"sigma": -0.1}),
         (SmoothGradCAMPlusPlus, {"sigma": float("nan")}),
         (FinerCAM, {"references": 0}),

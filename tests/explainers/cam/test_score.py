@@ -13,11 +13,11 @@ from tests.nets import CASES, Pooled
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 MASKED = {
     "scorecam": {},
-    "sscam": {"samples": 3, "sigma": 0.7, "seed": 4},
-    "iscam": {"samples": 3},
+    "sscam": {"n_samples": 3, "sigma": 0.7, "seed": 4},
+    "iscam": {"n_samples": 3},
     "groupcam": {"groups": 4},
 }
-EVERY = MASKED | {"opticam": {"steps": 3}}
+EVERY = MASKED | {"opticam": {"n_steps": 3}}
 
 
 def network(dead: tuple[int, ...] = (), samples: int = 2) -> tuple[Pooled, Tensor]:
@@ -56,11 +56,11 @@ def noises(samples: int, seed: int, channels: int) -> Tensor:
 
 BOOKS = [
     (ScoreCAM, {}, lambda x, m: [x * m]),
-    (ISCAM, {"samples": 3}, lambda x, m: [x * m / 3, x * m * 2 / 3, x * m]),
-    (SSCAM, {"samples": 3, "sigma": 0.7, "seed": 4}, lambda x, m: [x * (m + 0.7 * n) for n in noises(3, 4, 1)]),
+    (ISCAM, {"n_samples": 3}, lambda x, m: [x * m / 3, x * m * 2 / 3, x * m]),
+    (SSCAM, {"n_samples": 3, "sigma": 0.7, "seed": 4}, lambda x, m: [x * (m + 0.7 * n) for n in noises(3, 4, 1)]),
     (
         SSCAM,
-        {"samples": 3, "sigma": 0.7, "seed": 4, "noise": "input"},
+        {"n_samples": 3, "sigma": 0.7, "seed": 4, "noise": "input"},
         lambda x, m: [x * m + 0.7 * (x.max() - x.min()) * n for n in noises(3, 4, 3)],
     ),
 ]
@@ -292,28 +292,28 @@ def test_opti_cam_says_where_no_gradient_comes_from():
     [
         ("scorecam", {"top": 0}),
         ("scorecam", {"batch_size": 0}),
-        ("sscam", {"samples": 0}),
+        ("sscam", {"n_samples": 0}),
         ("sscam", {"sigma": float("nan")}),
         ("sscam", {"noise": "both"}),
-        ("iscam", {"samples": -1}),
+        ("iscam", {"n_samples": -1}),
         ("groupcam", {"groups": 0}),
         ("scorecam", {"top": 1.5}),
-        ("sscam", {"samples": 1.5}),
+        ("sscam", {"n_samples": 1.5}),
         ("sscam", {"sigma": "a"}),
-        ("iscam", {"samples": True}),
+        ("iscam", {"n_samples": True}),
         ("groupcam", {"groups": 2.5}),
-        ("opticam", {"steps": 0}),
-        ("opticam", {"steps": 2.5}),
+        ("opticam", {"n_steps": 0}),
+        ("opticam", {"n_steps": 2.5}),
         ("ablationcam", {"batch_size": 0}),
         ("ablationcam", {"batch_size": -1}),
         ("reciprocam", {"batch_size": 0}),
         ("reciprocam", {"batch_size": "a"}),
-        ("dff", {"concepts": 2.5}),
-        ("dff", {"sweeps": 0}),
+        ("dff", {"n_concepts": 2.5}),
+        ("dff", {"n_iterations": 0}),
         ("dff", {"batch_size": 0}),
         ("dff", {"tolerance": -1.0}),
         ("finercam", {"references": 1.5}),
-        ("smoothgradcam++", {"samples": 2.5}),
+        ("smoothgradcam++", {"n_samples": 2.5}),
         ("opticam", {"learning_rate": 0.0}),
     ],
 )

@@ -71,7 +71,7 @@ def test_on_a_square_net_the_moments_are_known():
     x[1] *= 10
     n, w, share = 4000, model.weight.detach(), 0.2
     s = share * (x.amax((1, 2, 3)) - x.amin((1, 2, 3))).view(2, 1, 1, 1)
-    settings = {"samples": n, "sigma": share, "channels": "sum"}
+    settings = {"n_samples": n, "sigma": share, "channels": "sum"}
     spread = 2 * w.abs() * s
     off = (SmoothGrad(model, **settings).attribute(x, 1) - (2 * w * x).sum(1)).abs()
     assert bool((off < 5 * spread.square().sum(1).sqrt() / math.sqrt(n)).all())
@@ -93,7 +93,7 @@ def test_the_three_are_the_moments_of_the_same_draws():
     every = torch.stack(gradients)
     wanted = (every.mean(0).abs(), every.square().mean(0), every.var(0, correction=0))
     for method, values in zip(NOISY, wanted, strict=True):
-        found = method(model, samples=6, sigma=0.3, seed=3).attribute(x, 2)
+        found = method(model, n_samples=6, sigma=0.3, seed=3).attribute(x, 2)
         torch.testing.assert_close(found, values.sum(1), rtol=1e-12, atol=1e-18)
 
 
@@ -102,11 +102,11 @@ def test_neither_the_pass_nor_the_batch_changes_a_draw_and_the_seed_does(method)
     model, x = CASES["pooled"].make(2, torch.float64)
     right = method(model, samples=7).attribute(x, 1)
     for size in (1, 2, 5):
-        found = method(model, samples=7, batch_size=size).attribute(x, 1)
+        found = method(model, n_samples=7, batch_size=size).attribute(x, 1)
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-20)
-    assert not torch.allclose(method(model, samples=7, seed=1).attribute(x, 1), right, rtol=0.01)
+    assert not torch.allclose(method(model, n_samples=7, seed=1).attribute(x, 1), right, rtol=0.01)
     assert not torch.allclose(method(model, samples=8).attribute(x, 1), right, rtol=1e-6)
-    assert not torch.allclose(method(model, samples=7, sigma=0.3).attribute(x, 1), right, rtol=0.01)
+    assert not torch.allclose(method(model, n_samples=7, sigma=0.3).attribute(x, 1), right, rtol=0.01)
 
 
 def test_where_memory_ends_half_as_many_turns_go_on_with_the_same_draws():

@@ -374,7 +374,7 @@ def test_the_mean_over_draws_is_that_of_the_definition_written_as_a_loop(method,
     model, x = CASES[case].make(dtype=torch.float64)
     background = drawn(3, *x.shape[1:], seed=5)
     settings = {"sigma": 0.2} if method is GradientSHAP else {}
-    found = method(model, background=background, samples=7, seed=2, **settings).attribute(x, 1)
+    found = method(model, background=background, n_samples=7, seed=2, **settings).attribute(x, 1)
     expected = torch.stack([one_by_one(model, one, background, settings.get("sigma", 0), 7, 2).sum(0) for one in x])
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 
@@ -392,7 +392,7 @@ def test_of_a_square_net_expected_gradients_near_the_means_difference_of_squares
 
 def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_none_is_noted():
     weight = torch.ones(3, 4, 4, dtype=torch.float64)
-    made = {"preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).double() / 255, "samples": 4}
+    made = {"preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).double() / 255, "n_samples": 4}
     x = drawn(3, 4, 4)
     images = [np.full((4, 4, 3), level, np.uint8) for level in (51, 153)]
     one = ExpectedGradients(linear(weight), background=[*images, "zero", x], **made).explain(x, 1)
@@ -427,7 +427,7 @@ def test_a_baseline_that_is_none_says_what_to_pass():
 
 def test_without_noise_gradient_shap_is_expected_gradients():
     model, x = CASES["pooled"].make()
-    settings = {"background": torch.rand(3, 3, 16, 12), "samples": 5}
+    settings = {"background": torch.rand(3, 3, 16, 12), "n_samples": 5}
     quiet = GradientSHAP(model, sigma=0, **settings).attribute(x, 1)
     assert torch.equal(quiet, ExpectedGradients(model, **settings).attribute(x, 1))
     assert not torch.equal(quiet, GradientSHAP(model, sigma=0.1, **settings).attribute(x, 1))
@@ -446,7 +446,7 @@ def test_a_region_shares_what_one_of_its_pixels_has():
     weight = torch.zeros(1, 8, 8, dtype=torch.float64)
     weight[0, 2, 6] = 32.0
     # from dark and bright, the mean of which is 0.5: the pixel has 32 (1 - 0.5), each of the 32 of its half 0.5
-    settings = {"steps": 1, "margin": 0, "min_size": 20, "scales": (1.0,), "fewest": 1}
+    settings = {"n_steps": 1, "margin": 0, "min_size": 20, "scales": (1.0,), "min_new_pixels": 1}
     found = XRAI(linear(weight), **settings).attribute(halves()[None], 1)
     torch.testing.assert_close(found[0], 0.5 * halves()[0], **EXACT)
 

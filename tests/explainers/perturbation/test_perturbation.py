@@ -51,7 +51,7 @@ class Linear(nn.Module):
         return torch.stack([(row * self.weight).flatten(1).sum(1) for row in x])
 
 
-def linear(*shape, samples=1, **settings):
+def linear(*shape, n_samples=1, **settings):
     """A linear net, an input of it, and what each pixel adds to the score of class 1."""
     model = Linear(*shape, **settings)
     drawn = torch.Generator().manual_seed(1)
@@ -338,7 +338,7 @@ def test_what_no_mask_changes_has_a_map_of_zero(method):
         def forward(self, x):
             return model(x) + 10 + 1e-15 * len(x)
 
-    assert not method(Noisy(), samples=5, cells=3, batch_size=3).attribute(x, 1).any()
+    assert not method(Noisy(), n_samples=5, grid_size=3, batch_size=3).attribute(x, 1).any()
 
 
 def test_a_grid_finer_than_the_input_is_the_inputs_own():
@@ -547,15 +547,15 @@ def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
 def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, samples):
     model, x, _ = linear(1, 8, 8)
     counting = seen_before(Counting(model), x)
-    made = method(counting, cells=2, samples=samples, until=0.2, batch_size=7).explain(x[0], 1)
+    made = method(counting, grid_size=2, samples=samples, until=0.2, batch_size=7).explain(x[0], 1)
     drawn = int(made.notes[0].split()[0])
     assert f"settled to until=0.2 before all {samples}" in made.notes[0]
     assert drawn % looked == 0
     assert counting.rows <= 1 + drawn * turns + 7
     assert made.error.max() <= 0.2 * np.ptp(made.heat)
-    again = method(model, cells=2, samples=samples, until=0.2, batch_size=64).explain(x[0], 1)
+    again = method(model, grid_size=2, samples=samples, until=0.2, batch_size=64).explain(x[0], 1)
     assert made.heat.tobytes() == again.heat.tobytes()
-    tight = method(model, cells=2, samples=16, until=1e-6).explain(x[0], 1)
+    tight = method(model, grid_size=2, n_samples=16, until=1e-6).explain(x[0], 1)
     assert tight.notes[0].endswith(": not settled to until=1e-06")
 
 

@@ -88,7 +88,7 @@ class ClusteringResult:
         """That into k clusters."""
         found = {one.n_clusters: one for one in self.partitions}
         if n_clusters not in found:
-            raise InputError(f"k={n_clusters}: there are {', '.join(map(str, found))}")
+            raise InputError(f"n_clusters={n_clusters}: there are {', '.join(map(str, found))}")
         return found[n_clusters]
 
     @property
@@ -129,12 +129,12 @@ def cluster_maps(
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
     check_positive_integer(
-        neighbours=n_neighbors, side=grid_size, bootstraps=n_resamples, references=n_references, most=max_maps
+        n_neighbors=n_neighbors, grid_size=grid_size, n_resamples=n_resamples, n_references=n_references, most=max_maps
     )
     ks = sorted(set(cluster_counts))
     if not ks or ks[0] < 2 or not blur_fraction >= 0:
         raise InputError(
-            f"k={tuple(cluster_counts)}, blur={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+            f"k={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
         )
     grid = pool_maps(maps, grid_size, sign)
     points, there = smooth_and_normalize(grid, merge_left_right, blur_fraction)

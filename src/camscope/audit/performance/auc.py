@@ -205,7 +205,7 @@ def auroc(
     `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `compute_auroc_interval`. NaN
     answers are left out, and counted. UndefinedError where one class has no row, or more than a tenth of the draws none.
     """
-    check_positive_integer(replicates=n_resamples)
+    check_positive_integer(n_resamples=n_resamples)
     ranking = rank_scores(truth, score, groups)
     return build_auroc_estimate(ranking, bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))
 
@@ -223,7 +223,7 @@ def average_precision(
     As `auroc`, with the interval of `estimate_mean`, for as many groups as the rarer class has. Where all pairs are in order it
     is 1 in every draw: nothing says how far below it may lie, and the interval has no ends (NaN).
     """
-    check_positive_integer(replicates=n_resamples)
+    check_positive_integer(n_resamples=n_resamples)
     ranking = rank_scores(truth, score, groups)
     drawn = drop_undefined(
         bootstrap_areas(ranking, compute_precision_recall_area, n_resamples, seed), ranking.describe_counts()

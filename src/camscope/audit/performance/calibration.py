@@ -208,7 +208,7 @@ def compute_calibration(
     `log_odds` (N,): the same answers before the sigmoid, which tell probabilities apart that are 1 in a computer's numbers.
     UndefinedError where no row has an answer.
     """
-    check_positive_integer(bins=n_bins, replicates=n_resamples)
+    check_positive_integer(n_bins=n_bins, n_resamples=n_resamples)
     known, given = check_truth(truth), np.asarray(probability, np.float64)
     odds = _to_log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
     _check_probabilities(known, given, odds)

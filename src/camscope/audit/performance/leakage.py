@@ -82,7 +82,7 @@ def probe_leakage(
     Left out are rows without a label, and levels with fewer than two patients a fold. UndefinedError where fewer than two
     levels remain, or no feature varies.
     """
-    check_positive_integer(folds=n_folds, permutations=n_permutations, replicates=n_resamples)
+    check_positive_integer(n_folds=n_folds, n_permutations=n_permutations, n_resamples=n_resamples)
     given, every = np.asarray(features, np.float64), index_groups(groups, len(labels))
     if given.ndim != 2 or len(given) != len(labels) or not np.isfinite(given).all() or n_folds < 2:
         raise InputError(

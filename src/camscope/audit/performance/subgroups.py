@@ -107,7 +107,7 @@ def compare_level_means(
     given = np.asarray(values, np.float64)
     if given.ndim != 1 or np.isinf(given).any():
         raise InputError(f"values {given.shape}: expected (N,) numbers, NaN for none")
-    check_positive_integer(least=min_patients, replicates=n_resamples)
+    check_positive_integer(min_patients=min_patients, n_resamples=n_resamples)
     group, known = index_groups(groups, len(given)), ~np.isnan(given)
 
     def side(rows: Mask) -> ContrastSide:
@@ -131,7 +131,7 @@ def compare_level_aurocs(
 ) -> tuple[Contrast, ...]:
     """As `compare_level_means`, of each level's AUROC. Of either class a side needs half of `min_patients` patients, too."""
     whole = rank_scores(truth, score, groups)
-    check_positive_integer(least=min_patients, replicates=n_resamples)
+    check_positive_integer(min_patients=min_patients, n_resamples=n_resamples)
     known = np.isin(np.arange(len(np.asarray(truth))), whole.row_index)
 
     def side(rows: Mask) -> ContrastSide:

@@ -173,7 +173,7 @@ def _build_effect(
     estimator: Callable[[NDArray[np.float64]], Estimate],
 ) -> StandardizedEffect:
     if not (isfinite(log_odds_std) and log_odds_std > 0):
-        raise InputError(f"spread={log_odds_std}: expected the standard deviation of log odds, above 0")
+        raise InputError(f"log_odds_std={log_odds_std}: expected the standard deviation of log odds, above 0")
     if not len(effects):
         return build_untested_effect(name, imputation, "no image has the region, or lacks it", log_odds_std)
     if not np.isfinite(effects).all():

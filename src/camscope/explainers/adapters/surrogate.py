@@ -100,7 +100,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(cells=self.grid_size, samples=self.n_samples)
+        check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
         check_segments(None, segments=self.segments)
 
     @abstractmethod
@@ -215,7 +215,7 @@ class LIME(SurrogateExplainer):
         """Weighted ridge regression with an intercept."""
         if not bool(weights.any()):
             raise InputError(
-                f"width={self.kernel_width!r}: no version is near enough to the image to count; pass a larger one"
+                f"kernel_width={self.kernel_width!r}: no version is near enough to the image to count; pass a larger one"
             )
         shares = weights / weights.sum()
         rows, y = masks - shares @ masks, scores - shares @ scores
@@ -251,7 +251,7 @@ class KernelSHAP(SurrogateExplainer):
         count = masks.shape[1]
         shown, ends = masks.sum(1), [float(count), 0.0]
         if len(scores) < 2 or shown[:2].tolist() != ends:
-            raise InputError(f"samples={self.n_samples!r}: the first two show all cells and none; expected 3 or more")
+            raise InputError(f"n_samples={self.n_samples!r}: the first two show all cells and none; expected 3 or more")
         change = scores[0] - scores[1]
         rows = masks[2:] - masks[2:].mean(1, keepdim=True)
         y = scores[2:] - scores[1] - shown[2:] * change / count

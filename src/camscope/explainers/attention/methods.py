@@ -97,7 +97,7 @@ class LeGrad(TokenAttentionExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(None, blocks=self.n_blocks)
+        check_positive_integer(None, n_blocks=self.n_blocks)
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""

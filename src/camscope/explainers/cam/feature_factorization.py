@@ -155,7 +155,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(concepts=self.n_concepts, sweeps=self.n_iterations)
+        check_positive_integer(n_concepts=self.n_concepts, n_iterations=self.n_iterations)
         check_number(tolerance=self.tolerance, low=0)
 
     def combine(self, features: LayerFeatures) -> Tensor:

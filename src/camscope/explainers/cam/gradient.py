@@ -154,7 +154,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
         check_number(sigma=self.sigma, low=0)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
@@ -195,7 +195,7 @@ class FinerCAM(BaseCAM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(references=self.n_references)
+        check_positive_integer(n_references=self.n_references)
         check_number(gamma=self.gamma)
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:

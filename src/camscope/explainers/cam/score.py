@@ -49,7 +49,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(None, top=self.n_channels)
+        check_positive_integer(None, n_channels=self.n_channels)
 
     @property
     def n_variants_per_mask(self) -> int:
@@ -142,7 +142,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
         check_positive_number(sigma=self.sigma)
         check_one_of("noise", self.noise, "map", "input")
 
@@ -180,7 +180,7 @@ class ISCAM(BaseScoreCAM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
 
     @property
     def n_variants_per_mask(self) -> int:
@@ -224,7 +224,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(groups=self.n_groups)
+        check_positive_integer(n_groups=self.n_groups)
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
@@ -282,7 +282,7 @@ class OptiCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps)
+        check_positive_integer(n_steps=self.n_steps)
         check_positive_number(learning_rate=self.learning_rate)
 
     def combine(self, features: LayerFeatures) -> Tensor:

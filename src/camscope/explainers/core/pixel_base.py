@@ -50,7 +50,7 @@ class PixelExplainer(Explainer):
         return (
             f"the pixels' {quantity}"
             if self.channel_reduction == "sum"
-            else f"the {quantity}, before channels={self.channel_reduction!r},"
+            else f"the {quantity}, before channel_reduction={self.channel_reduction!r},"
         )
 
     def reduce_channels(self, values: Tensor) -> Tensor:

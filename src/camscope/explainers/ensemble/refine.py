@@ -52,7 +52,7 @@ class RefineCAM(Explainer):
             looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
             near = difflib.get_close_matches(str(self.base_method), looking, n=3, cutoff=0.0)
             raise InputError(
-                f"base={self.base_method!r} is no method that looks at one layer; nearest: {', '.join(near)}"
+                f"base_method={self.base_method!r} is no method that looks at one layer; nearest: {', '.join(near)}"
             )
         common = {
             name: getattr(self, name)

@@ -171,7 +171,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
         check_number(low=0, sigma=self.sigma)
 
     @abstractmethod

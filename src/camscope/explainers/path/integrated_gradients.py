@@ -47,7 +47,7 @@ class IntegratedGradients(BaselinePathExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps)
+        check_positive_integer(n_steps=self.n_steps)
         check_positive_number(None, tolerance=self.tolerance)
 
     def integrate_path(
@@ -84,7 +84,7 @@ class GuidedIG(BaselinePathExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps)
+        check_positive_integer(n_steps=self.n_steps)
         check_number(low=0, high=1, fraction=self.fraction, reach=self.max_distance)
 
     def integrate_path(
@@ -175,7 +175,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many of them are looked at
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
@@ -262,7 +262,7 @@ class BlurIG(PathExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps)
+        check_positive_integer(n_steps=self.n_steps)
         check_positive_number(sigma=self.sigma)
 
     def compute_sample_attribution(

@@ -123,7 +123,7 @@ class XRAI(BaselinePathExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps, min_size=self.min_size, fewest=self.min_new_pixels)
+        check_positive_integer(n_steps=self.n_steps, min_size=self.min_size, min_new_pixels=self.min_new_pixels)
         check_integer(margin=self.margin)
         if self.margin < 0:
             raise InputError(f"margin={self.margin}: expected 0 pixels or more")

@@ -124,9 +124,9 @@ def describe_convergence(relative_error: float, tolerance: float | None, stopped
     """What a map says of its doubt, and of whether it stopped before `max_samples` were drawn."""
     words = f"the largest standard error is {relative_error:.2%} of the map's range"
     if stopped_early:
-        return f"{words}: settled to until={tolerance:g} before all {max_samples}"
+        return f"{words}: settled to tolerance={tolerance:g} before all {max_samples}"
     return (
-        f"{words}: not settled to until={tolerance:g}"
+        f"{words}: not settled to tolerance={tolerance:g}"
         if tolerance is not None and relative_error > tolerance
         else words
     )

@@ -48,11 +48,11 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(cells=self.grid_size, samples=self.n_samples)
+        check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
         check_positive_number(None, until=self.tolerance)
         if self.n_samples < 2:
             raise InputError(
-                f"samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
+                f"n_samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
             )
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Sobol(GridSensitivityExplainer):
         most = SobolEngine.MAXDIM
         if n_dimensions > most:
             raise InputError(
-                f"cells={self.grid_size}: a Sobol sequence has {plural(most, 'dimension')}, {n_dimensions} are needed"
+                f"grid_size={self.grid_size}: a Sobol sequence has {plural(most, 'dimension')}, {n_dimensions} are needed"
             )
         engine = SobolEngine(n_dimensions, scramble=True, seed=self.seed % 2**63)
         # PyTorch works out the first point in the default type, which may be too coarse for it

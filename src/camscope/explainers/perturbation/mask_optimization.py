@@ -58,7 +58,7 @@ class ExtremalPerturbation(PerturbationExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps, cells=self.grid_size)
+        check_positive_integer(n_steps=self.n_steps, grid_size=self.grid_size)
         check_positive_number(learning_rate=self.learning_rate)
         given = self.areas if isinstance(self.areas, list | tuple) else ()
         if not given or not all(isinstance(one, float | int) and 0 < one < 1 for one in given):
@@ -151,7 +151,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(steps=self.n_steps, cells=self.grid_size)
+        check_positive_integer(n_steps=self.n_steps, grid_size=self.grid_size)
         check_positive_number(learning_rate=self.learning_rate)
         check_number(size_weight=self.size_weight, smooth_weight=self.smooth_weight, low=0)
 

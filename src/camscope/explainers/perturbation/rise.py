@@ -81,7 +81,7 @@ class SampledExplainer(PerturbationExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(samples=self.n_samples)
+        check_positive_integer(n_samples=self.n_samples)
         check_positive_number(None, until=self.tolerance)
 
     @abstractmethod
@@ -150,10 +150,10 @@ class RISE(SampledExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(cells=self.grid_size)
+        check_positive_integer(grid_size=self.grid_size)
         check_positive_number(keep=self.keep_probability)
         if self.keep_probability > 1:
-            raise InputError(f"keep={self.keep_probability!r}: expected a probability, above 0 and at most 1")
+            raise InputError(f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1")
 
     def compute_mask_weights(self, masks: Tensor) -> Tensor:
         """M / keep - 1"""
@@ -167,7 +167,7 @@ class RISE(SampledExplainer):
         numbers = torch.Size(grid).numel()
         if (size_of_masks := 4 * self.n_samples * (numbers + len(size))) > MAX_MASK_BYTES:
             raise InputError(
-                f"cells={self.grid_size}, samples={self.n_samples}: the masks alone would take "
+                f"grid_size={self.grid_size}, n_samples={self.n_samples}: the masks alone would take "
                 f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
             )
         drawn = torch.rand(

@@ -61,7 +61,7 @@ class ScanPreprocess:
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise PreprocessError(f"channels={self.channels!r}; expected a positive whole number")
         if isinstance(self.normalize, str) and self.normalize not in ("range", "zscore"):
-            raise PreprocessError(f'normalise={self.normalize!r}; expected "range", "zscore", (mean, std) or None')
+            raise PreprocessError(f'normalize={self.normalize!r}; expected "range", "zscore", (mean, std) or None')
         for name in ("resize", "crop"):
             _check_positive(name, getattr(self, name), int)
         _check_positive("spacing", self.spacing, float)
@@ -160,7 +160,7 @@ class ScanPreprocess:
             for value in self.normalize
         )
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
-            came = f"normalise={self.normalize}"
+            came = f"normalize={self.normalize}"
             raise PreprocessError(
                 f"{came}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
             )
