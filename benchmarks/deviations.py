@@ -77,7 +77,7 @@ DEVIATIONS = [
         "draws its noise anew at each call, takes relu(g) and A from the last noisy input, and has g³ inside the sum.",
         "camscope. The averages are what the method is about, and the map is of the image, not of its last noisy copy; "
         "the seed is an argument, so that the same call gives the same map.",
-        chosen("LastNoisyPass", samples=of("smoothgradcam++", "samples", 25), std=absolute_noise),
+        chosen("LastNoisyPass", n_samples=of("smoothgradcam++", "samples", 25), std=absolute_noise),
     ),
     Deviation(
         "finercam",

@@ -525,7 +525,7 @@ def nothing():
     """An audit in which everything was skipped."""
     no = {"tested": False, "reason": SKIPPED}
     return full(
-        check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localise=MetricsResult(**no),
+        check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localization=MetricsResult(**no),
         faithfulness=MetricsResult(**no), sanity=SanityResult(**no), robustness=MetricsResult(**no), shortcut=ShortcutResult(**no), verdicts=(),
         warnings=(), limits=(), question="",
     )  # fmt: skip

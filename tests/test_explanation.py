@@ -116,7 +116,7 @@ def test_overlays_have_the_size_of_what_they_lie_on():
     assert one.overlay("input").shape == (20, 30, 3)
     assert one.overlay("grid").shape == (2, 3, 3)
     assert explanation(image=None).overlay().shape == (20, 30, 3)
-    assert explanation(image=None, seen=None).overlay("image").shape == (40, 50, 3)
+    assert explanation(image=None, model_input_image=None).overlay("image").shape == (40, 50, 3)
     wide = one.overlay(colorbar=True)
     assert wide.shape[0] == 40
     assert wide.shape[1] > 50
@@ -140,8 +140,8 @@ def test_no_opacity_is_the_photograph_and_a_shifted_map_shifts_the_overlay():
     np.testing.assert_array_equal(one.overlay(alpha=0.0), one.image)
     grey = np.full((20, 30, 3), 100, dtype=np.uint8)
     place = Placement.identity((20, 30))
-    left = explanation([[1.0, 0, 0]], image=grey, seen=grey, placement=place).overlay()
-    right = explanation([[0, 0, 1.0]], image=grey, seen=grey, placement=place).overlay()
+    left = explanation([[1.0, 0, 0]], image=grey, model_input_image=grey, placement=place).overlay()
+    right = explanation([[0, 0, 1.0]], image=grey, model_input_image=grey, placement=place).overlay()
     np.testing.assert_array_equal(left, right[:, ::-1])
     assert (left[:, 20:] == 100).all()
     assert (left[:, :5] != 100).any(2).all()
@@ -206,12 +206,12 @@ def test_single_pixels_are_scaled_by_what_nearly_all_stay_under(monkeypatch):
     assert one.heatmap("grid")[6, 142] == np.float32(1e-3), "the default divides by the maximum, as ever"
     coarse = replace(one, input_size=(14, 286))
     np.testing.assert_allclose(coarse.heatmap("grid", "auto"), coarse.heatmap("grid", "max"))
-    assert replace(one, heat=np.eye(20, 1000, dtype=np.float32)).heatmap("grid", "robust").max() == 1, "most are zero"
+    assert replace(one, attribution=np.eye(20, 1000, dtype=np.float32)).heatmap("grid", "robust").max() == 1, "most are zero"
 
 
 def test_the_diverging_map_is_white_at_zero_for_every_scale():
     one, grey = (
-        explanation([[-4.0, 0.0, 2.0]], image=None, seen=None),
+        explanation([[-4.0, 0.0, 2.0]], image=None, model_input_image=None),
         198.0,
     )  # 128 is no picture; 0.45 of its way from white
     for scale, positions in (
@@ -420,10 +420,10 @@ def garbage(tmp_path):
         json.loads(good.save(tmp_path / "good.json").read_text()),
     )
     pickled = io.BytesIO()
-    np.savez(pickled, facts=np.array(json.dumps(facts)), heat=np.array([Planted()], dtype=object))
+    np.savez(pickled, facts=np.array(json.dumps(facts)), attribution=np.array([Planted()], dtype=object))
     plain, words, empty = io.BytesIO(), io.BytesIO(), io.BytesIO()
     np.save(plain, HEAT)
-    np.savez(words, facts=np.array("not json"), heat=HEAT)
+    np.savez(words, facts=np.array("not json"), attribution=HEAT)
     with zipfile.ZipFile(empty, "w"):
         pass
     flipped = bytearray(npz)

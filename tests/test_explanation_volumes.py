@@ -74,14 +74,14 @@ def test_an_image_of_any_kind_lies_below(image):
 def test_the_world_of_the_input_is_that_of_the_image():
     world = np.diag([-1.0, 2, 3, 1])
     world[:3, 3] = 100, -50, 7
-    one = volume(Placed, world=world)
+    one = volume(Placed, affine=world)
     assert one.volume().spacing is None
     np.testing.assert_array_equal(one.volume().affine, world)
     np.testing.assert_allclose(one.volume("input").affine @ [0, 0, 0, 1], world @ [1, 2, 0, 1])
     # a cell of 2 x 2 x 2 voxels: the first one's centre is between two voxels
     np.testing.assert_allclose(one.volume("grid").affine @ [0, 0, 0, 1], world @ [1.5, 2.5, 0.5, 1])
     assert one.volume("grid").voxel_size == (2, 4, 6)
-    assert volume(Placed, world=world, placement=None).volume().affine is None
+    assert volume(Placed, affine=world, placement=None).volume().affine is None
     assert {view.name for view in one.volume().views} == {"axial", "coronal", "sagittal"}
 
 
@@ -114,7 +114,7 @@ def test_a_saved_volume_moves(suffix, tmp_path):
 
 
 def test_a_flat_map_has_no_planes(tmp_path):
-    flat = volume(heat=np.ones((4, 5)), input_size=(8, 10), placement=None, image=None, seen=None)
+    flat = volume(attribution=np.ones((4, 5)), input_size=(8, 10), placement=None, image=None, model_input_image=None)
     for view in (flat.planes, flat.slices, flat.projection, flat.volume):
         with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is no volume's: it needs 3"):
             view()
@@ -126,12 +126,12 @@ def test_a_flat_map_has_no_planes(tmp_path):
 
 
 def test_a_flagged_volume_says_so_once():
-    one = volume(heat=np.zeros((3, 4, 5), np.float32), status="no_positive_evidence")
+    one = volume(attribution=np.zeros((3, 4, 5), np.float32), status="no_positive_evidence")
     assert (one.planes() == WARNING_COLOR).all(2).any()
     assert not (one.overlay() == WARNING_COLOR).all(2).any(), "a figure has its own strip for it"
     assert (figure([one]) == WARNING_COLOR).all(2).any()
     assert (one.annotated_image(300) == WARNING_COLOR).all(2).any()
-    assert volume(heat=np.full((3, 4, 5), np.nan), status="nonfinite").planes().ndim == 3
+    assert volume(attribution=np.full((3, 4, 5), np.nan), status="nonfinite").planes().ndim == 3
 
 
 def test_masks_are_outlined_in_each_plane():
@@ -150,7 +150,7 @@ def test_masks_are_outlined_on_a_photograph():
     lungs[5:35, 5:45], opacity[10:20, 10:20] = True, True
     photo = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     one = volume(
-        heat=np.ones((4, 5)), input_size=(40, 50), placement=Placement.identity((40, 50)), image=photo, seen=photo
+        attribution=np.ones((4, 5)), input_size=(40, 50), placement=Placement.identity((40, 50)), image=photo, model_input_image=photo
     )
     plain, named = one.overlay(mask=lungs), one.overlay(mask={"lungs": lungs, "opacity": opacity})
     assert plain.shape == (40, 50, 3)
@@ -177,12 +177,12 @@ def test_a_tensor_of_three_channels_is_a_video_and_of_any_other_number_a_volume(
 
 def test_a_video_stays_a_strip_and_a_place_makes_it_a_volume():
     film = np.random.default_rng(0).integers(0, 256, (6, 8, 10, 3), dtype=np.uint8)
-    one = volume(image=None, seen=film)
+    one = volume(image=None, model_input_image=film)
     np.testing.assert_array_equal(
         one.overlay(), render.draw_frames(film, one.heatmap("input"), columns=render.MAX_FRAMES), "a strip of frames"
     )
     with pytest.raises(InputError, match="neither outlines nor boxes"):
         one.overlay(mask=np.ones((6, 8, 10)))
-    placed = volume(Placed, image=None, seen=film, world=np.eye(4))
-    assert (placed.overlay() != replace(placed, heat=-placed.attribution).overlay()).any()
+    placed = volume(Placed, image=None, model_input_image=film, affine=np.eye(4))
+    assert (placed.overlay() != replace(placed, attribution=-placed.attribution).overlay()).any()
     np.testing.assert_array_equal(placed.overlay(), render.draw_planes(placed.volume(), bar=False))

@@ -60,7 +60,7 @@ def test_the_masks_of_rise_have_a_limit():
     with pytest.raises(
         InputError, match=r"^cells=500, samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
     ):
-        METHODS["rise"](model, grid_size=500, samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
+        METHODS["rise"](model, grid_size=500, n_samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
 
 
 PICTURE = np.zeros((8, 600, 3), np.uint8)
@@ -123,10 +123,10 @@ def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
         with pytest.raises(InputError, match="threads="):
             inspect_images(images, num_threads=threads)
         with pytest.raises(InputError, match="threads="):
-            run_batch(GradCAM(load_model("phantom")), images, tmp_path / "no", threads=threads)
+            run_batch(GradCAM(load_model("phantom")), images, tmp_path / "no", num_threads=threads)
     run_batch(GradCAM(load_model("phantom")), images, tmp_path / "run")
     with pytest.raises(InputError, match="threads="):
-        evaluate(tmp_path / "run", tmp_path / "values", threads=10**9)
+        evaluate(tmp_path / "run", tmp_path / "values", num_threads=10**9)
     with pytest.raises(InputError, match="limit="):
         Query(limit=10**40)
     with pytest.raises(CamscopeError, match=r"size=1000000000; expected 32 to 2,048 rows"):

@@ -145,7 +145,7 @@ def test_a_large_photograph_is_made_small_before_it_is_drawn_on(run):
 def test_an_image_is_read_once_for_all_its_rows(run, monkeypatch):
     reads, photo = [], type(run).photo
     monkeypatch.setattr(type(run), "image", lambda own, row: reads.append(row["id"]) or photo(own, row))
-    read(run, None, "method", threads=3)
+    read(run, None, "method", num_threads=3)
     assert sorted(reads) == sorted({*reads})
     assert len(reads) == 7  # the broken one has no map to draw
 

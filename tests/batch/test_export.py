@@ -34,7 +34,7 @@ def run(tmp_path_factory):
     (folder / "images" / "2.png").write_bytes(b"no image")
     (folder / "list.csv").write_text("\n".join(lines))
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk=4)
+    run_batch([GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk_size=4)
     (folder / "images" / "4.png").write_bytes((folder / "images" / "3.png").read_bytes())
     (folder / "images" / "5.png").unlink()
     return BatchRun(folder / "run")

@@ -312,15 +312,15 @@ def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder
     (folder / "2.png").write_bytes(b"no image")
     (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
     tools = [GradCAM(model), LayerCAM(model, "layer3")]
-    outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2)
+    outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2)
     assert outcome.transient_failure_counts == {"there is no such file": 1}
     assert outcome.n_failures == 2
     (tmp_path / "away.png").rename(folder / "1.png")
-    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2).n_failures == 2, "not asked to"
-    again = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2, retry_failed=True)
+    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2).n_failures == 2, "not asked to"
+    again = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2, retry_failed=True)
     assert (again.n_images, again.n_done_before, again.n_processed, again.n_failures) == (4, 2, 2, 1)
     assert not again.transient_failure_counts
-    run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", chunk=2)
+    run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", chunk_size=2)
     columns = ["row", "id", "sha256", "status", "error", "failure", "method"]
     there, whole = BatchRun(tmp_path / "out"), BatchRun(tmp_path / "whole")
     assert there.table(columns).to_pylist() == whole.table(columns).to_pylist()

@@ -177,7 +177,7 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
         [None, "nodule"],
         **how,
         engine="ray",
-        told=lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)),
+        on_progress=lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)),
     )
     assert one == other
     assert (one.n_processed, one.n_failures, one.failure_counts["there is no such file"]) == (17, 3, 1)
@@ -202,7 +202,7 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
             [None, "nodule"],
             **how,
             engine=engine,
-            workers=WORKERS[engine],
+            num_workers=WORKERS[engine],
         )
         assert again.n_processed == sum(2 if chunk == 5 else 3 for chunk in missing)
         assert again.n_done_before == 17 - again.n_processed
@@ -246,7 +246,7 @@ def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tm
     monkeypatch.chdir(tmp_path)  # all paths are relative ones: workers begin where the driver is
     tool = GradCAM(load_model("own.py:net"))
     for engine in ("local", "ray"):
-        run_batch(tool, "images/*.png", engine, ["dog"], chunk=6, engine=engine, workers=WORKERS[engine])
+        run_batch(tool, "images/*.png", engine, ["dog"], chunk_size=6, engine=engine, num_workers=WORKERS[engine])
     assert rows("ray").equals(rows("local"))
     assert set(rows("ray")["label"].to_pylist()) == {"dog", None}
     assert rows("ray")["layer"][0].as_py() == "0"  # the file says so; the last one would be "1"
@@ -303,7 +303,7 @@ def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, 
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS_PER_CHUNK", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
     with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
-        run_batch(tool, folder, tmp_path / "out", chunk=2, engine="ray", workers=1)
+        run_batch(tool, folder, tmp_path / "out", chunk_size=2, engine="ray", num_workers=1)
     assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
 
 
@@ -327,9 +327,9 @@ def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, 
     process.send_signal(signal.SIGKILL)
     _, said = process.communicate()
     assert (process.returncode, said) == (-signal.SIGKILL, b"")
-    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", chunk=1)
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=1)
     assert 0 < outcome.n_done_before < 100
-    run_batch(GradCAM(model), folder, tmp_path / "whole", chunk=1)
+    run_batch(GradCAM(model), folder, tmp_path / "whole", chunk_size=1)
     assert rows(tmp_path / "out").equals(rows(tmp_path / "whole"))
 
 
@@ -342,7 +342,7 @@ def test_failures_are_counted_over_all_workers(folder, tmp_path):
     tool = GradCAM(Refuses(), "layer", preprocess=WaitsUntilTwoHaveMet(met))
     good = [folder / f"{n:02}.png" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
     with pytest.raises(RunError, match=r"^8 images failed, more than 7: RuntimeError: no \(8 x\)$"):
-        run_batch(tool, good, tmp_path / "out", chunk=1, engine="ray", max_failures=7)
+        run_batch(tool, good, tmp_path / "out", chunk_size=1, engine="ray", max_failures=7)
     assert len(list(met.iterdir())) == 2
 
 
@@ -350,7 +350,7 @@ def test_what_every_image_would_fail_of_is_the_error_of_the_local_engine(folder,
     errors = []
     for engine in ("local", "ray"):
         with pytest.raises(LayerError) as caught:
-            run_batch(GradCAM(model, "head"), folder, tmp_path / engine, engine=engine, workers=WORKERS[engine])
+            run_batch(GradCAM(model, "head"), folder, tmp_path / engine, engine=engine, num_workers=WORKERS[engine])
         errors.append(caught.value)
     assert type(errors[0]) is type(errors[1]) is LayerError
     assert str(errors[0]) == str(errors[1])
@@ -382,7 +382,7 @@ def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model
     with pytest.raises(InputError, match="expected 'local' or 'ray'"):
         run_batch(GradCAM(model), folder, tmp_path / "out", engine="dask")
     with pytest.raises(InputError, match="address and workers are Ray's"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", workers=2)
+        run_batch(GradCAM(model), folder, tmp_path / "out", num_workers=2)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
         run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray", address="127.0.0.1:9")

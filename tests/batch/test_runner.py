@@ -196,7 +196,7 @@ def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, 
 
 
 def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
-    outcome = run_batch(tools(model), folder, tmp_path / "out", [None, "nodule"], batch_size=3, chunk=4)
+    outcome = run_batch(tools(model), folder, tmp_path / "out", [None, "nodule"], batch_size=3, chunk_size=4)
     assert (outcome.n_processed, outcome.n_failures) == (7, 1)
     made = rows(tmp_path / "out")
     assert [(row["row"], row["method"]) for row in made] == [
@@ -317,7 +317,7 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
 
 
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
-    run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
+    run_batch(tools(model), folder, tmp_path / "whole", chunk_size=2)
     write, written = RunStore.write_part, []
 
     def until_the_third(store, chunk, table):
@@ -328,33 +328,33 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
 
     monkeypatch.setattr(RunStore, "write_part", until_the_third)
     with pytest.raises(KeyboardInterrupt):
-        run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
+        run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2)
     monkeypatch.undo()
-    outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
+    outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2)
     assert (outcome.n_images, outcome.n_done_before, outcome.n_processed, outcome.n_failures) == (7, 4, 3, 1)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    done = run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=1)
+    done = run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2, max_failures=1)
     assert (done.n_processed, done.failure_counts) == (0, outcome.failure_counts)
     with pytest.raises(RunError, match="1 image failed, more than 0"):
-        run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=0)
+        run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2, max_failures=0)
 
 
 def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(folder, model, tmp_path):
-    run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+    run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4)
     whole = rows(tmp_path / "out")
     part = tmp_path / "out" / "parts" / "part-00000001.parquet"
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(OutputError, match=r"made anew once it is removed: .*part-00000001\.parquet"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+        run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4)
     part.unlink()
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4).n_done_before == 4
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4).n_done_before == 4
     assert rows(tmp_path / "out") == whole
 
 
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
-    run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
+    run_batch(tools(model), folder, tmp_path / "whole", chunk_size=2)
     for which in (2, 0, 1):
-        run_batch(tools(model), folder, tmp_path / "shared", chunk=2, shard=(which, 3))
+        run_batch(tools(model), folder, tmp_path / "shared", chunk_size=2, shard=(which, 3))
     assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
 
 
@@ -365,9 +365,9 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(kind, folder, mod
     for path in own:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
-    run_batch(GradCAM(model), folder, output, chunk=2, overlays=kind)
+    run_batch(GradCAM(model), folder, output, chunk_size=2, overlays=kind)
     (output / "parts" / f".{'0f' * 8}.part").write_bytes(b"of a process that was killed")
-    run_batch(LayerCAM(model), folder, output, chunk=4, overwrite=True)
+    run_batch(LayerCAM(model), folder, output, chunk_size=4, overwrite=True)
     assert [path.read_text() for path in own] == ["precious"] * 3
     files = sorted(path for path in output.rglob("*") if path.is_file())
     parts = [output / "parts" / f"part-{n:08d}.parquet" for n in range(2)]
@@ -444,7 +444,7 @@ def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):
 
 def makes_a_run(images, output, said):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    run_batch(GradCAM(load_model("phantom")), images, output, chunk=3, batch_size=2)
+    run_batch(GradCAM(load_model("phantom")), images, output, chunk_size=3, batch_size=2)
 
 
 def another_process(images, output):
@@ -463,7 +463,7 @@ def test_killed_at_any_instant_it_ends_with_the_rows_of_an_uninterrupted_run(mod
     drawn = np.random.default_rng(1)
     for n in range(90):
         Image.fromarray(drawn.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(images / f"{n:02}.png")
-    run_batch(GradCAM(model), images, tmp_path / "whole", chunk=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "whole", chunk_size=3, batch_size=2)
     instants, parts = random.Random(0), tmp_path / "out" / "parts"
     for _ in range(3):
         process = another_process(images, tmp_path / "out")
@@ -473,7 +473,7 @@ def test_killed_at_any_instant_it_ends_with_the_rows_of_an_uninterrupted_run(mod
         time.sleep(instants.random() * 0.1)
         process.kill()
         process.join()
-    run_batch(GradCAM(model), images, tmp_path / "out", chunk=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "out", chunk_size=3, batch_size=2)
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
 
 
@@ -556,7 +556,7 @@ def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     assert (tmp_path / "out-said").read_bytes() == b""
-    run_batch(GradCAM(model), images, tmp_path / "whole", chunk=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "whole", chunk_size=3, batch_size=2)
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path / "out")) == ["parts", "run.json"]  # noqa: PTH208 - names
 

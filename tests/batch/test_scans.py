@@ -85,7 +85,7 @@ def leaks(folder):
 def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(window=(40, 400), resize=64))
     out = tmp_path / "out"
-    made = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
+    made = run_batch(tool, scans / "list.csv", out, overlays="png", keep_columns=["site"])
     assert (made.n_processed, made.n_failures) == (4, 2)
     assert leaks(out) == set()
     rows = BatchRun(out).table().to_pylist()
@@ -103,7 +103,7 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     with pytest.raises(ImageError, match="does not say where its scans are"):
         BatchRun(out).read_image(rows[2])
     assert BatchRun(out, scans / "list.csv").read_image(rows[2]).shape == (128, 128, 3)
-    again = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
+    again = run_batch(tool, scans / "list.csv", out, overlays="png", keep_columns=["site"])
     assert again.n_processed == 0
 
 
@@ -127,9 +127,9 @@ def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):
     assert "CANARY" not in str([row["error"] for row in rows])
     assert BatchRun(tmp_path / "out").read_image(rows[2]).shape == (128, 128, 3)
     with pytest.raises(InputError, match="keeps all columns"):
-        run_batch(tool, scans / "list.csv", tmp_path / "other", profile="clinical", keep=["site"])
+        run_batch(tool, scans / "list.csv", tmp_path / "other", profile="clinical", keep_columns=["site"])
     with pytest.raises(InputError, match="no column 'age'"):
-        run_batch(tool, scans / "list.csv", tmp_path / "other", keep=["age"])
+        run_batch(tool, scans / "list.csv", tmp_path / "other", keep_columns=["age"])
 
 
 def test_volumes_and_series_are_rows_with_their_pictures(tmp_path):
@@ -164,7 +164,7 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     assert len(np.unique(one.overlay(alpha=0.0))) == 1
     for allowed in (False, True):
         out = tmp_path / str(allowed)
-        run_batch(tool, tmp_path / "a.dcm", out, overlays="png", overlay_height=64, allow_pixels=allowed)
+        run_batch(tool, tmp_path / "a.dcm", out, overlays="png", overlay_height=64, allow_burned_in_text=allowed)
         row = BatchRun(out).table().to_pylist()[0]
         assert any("not shown" in note for note in row["notes"]) is not allowed
 

@@ -58,7 +58,7 @@ def place(tmp_path_factory):
     (root / "05.png").write_bytes(b"no image")
     parquet.write_table(pa.table(rows), root / "list.parquet")
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk=5)
+    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk_size=5)
     return root
 
 
@@ -192,7 +192,7 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     (tmp_path / "out" / "parts" / "part-00000001.parquet").unlink()
     seen = []
     again = evaluate(
-        place / "run", tmp_path / "out", place / "masks", ["enrichment"], told=lambda *at: seen.append(at)
+        place / "run", tmp_path / "out", place / "masks", ["enrichment"], on_progress=lambda *at: seen.append(at)
     ).table()
     assert again.equals(whole)
     assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]

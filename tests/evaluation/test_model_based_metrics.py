@@ -59,7 +59,7 @@ def place(tmp_path_factory, net):
     for n in range(4):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
-    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk=2)
+    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk_size=2)
     return root
 
 
@@ -68,7 +68,7 @@ def parts(folder):
 
 
 def by_hand(net, x, heat, question, names, fill, **settings):
-    with scoring_scope(net, x[None], question, categories=CATEGORIES) as scores:
+    with scoring_scope(net, x[None], question, class_names=CATEGORIES) as scores:
         trial = PerturbationTest(heat[None], scores, fill, **settings)
         return [METRICS[name](trial)[0] for name in names]
 
@@ -78,8 +78,8 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     seen = []
     with untouched(net):
         made = evaluate(
-            place / "run", tmp_path / "out", metrics=names, model=net, fills=("mean", "zero"), **settings,
-            told=lambda *at: seen.append(at),
+            place / "run", tmp_path / "out", metrics=names, model=net, imputations=("mean", "zero"), **settings,
+            on_progress=lambda *at: seen.append(at),
         )  # fmt: skip
     rows = made.table().to_pylist()
     assert seen[-1] == (4, 4)
@@ -111,7 +111,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     passes = []
     counting = net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     names = [*DEFAULT_MODEL_METRICS, "sparseness"]
-    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, n_steps=3, region=32)
+    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, n_steps=3, region_size=32)
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
@@ -127,7 +127,7 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(place / "run", tmp_path / "again", told=killed, **settings)
+        evaluate(place / "run", tmp_path / "again", on_progress=killed, **settings)
     assert len(parts(tmp_path / "again")) == 1
     again = evaluate(place / "run", tmp_path / "again", **settings)
     assert again.table().equals(whole.table())
@@ -155,10 +155,10 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, told=killed, **settings)
+        evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, on_progress=killed, **settings)
     assert len(parts(tmp_path / "again")) == 2
     seen = []
-    evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, told=lambda done, _: seen.append(done), **settings)
+    evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, on_progress=lambda done, _: seen.append(done), **settings)
     assert seen == [1, 2, 3, 4]
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
 
@@ -171,7 +171,7 @@ def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place
     def gone(done, total):
         (tmp_path / "run" / "parts" / "part-00000000.parquet").unlink(missing_ok=True)
 
-    assert evaluate(tmp_path / "run", tmp_path / "again", told=gone, **settings).table().equals(whole)
+    assert evaluate(tmp_path / "run", tmp_path / "again", on_progress=gone, **settings).table().equals(whole)
 
 
 def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
@@ -214,7 +214,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
         evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
     with pytest.raises(InputError, match=r"fills=\('black',\): expected one or several of mean, blur"):
-        evaluate(place / "run", tmp_path / "out", model=net, fills=("black",))
+        evaluate(place / "run", tmp_path / "out", model=net, imputations=("black",))
     with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
         evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
@@ -225,7 +225,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
-    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk=2)
+    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk_size=2)
     (tmp_path / "0.png").unlink()
     rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
@@ -249,7 +249,7 @@ def test_explainers_are_made_again_from_what_the_run_says(net, place, tmp_path):
     )
     assert {row["method"] for row in rows if row["metric"] == "random-logit" and row["control"]} == {"centre", "edges"}
     heat = tool.explain(place / "0.png", "nodule").heatmap("input", scale=None)
-    with scoring_scope(net, x[None], "nodule", categories=CATEGORIES) as scores:
+    with scoring_scope(net, x[None], "nodule", class_names=CATEGORIES) as scores:
 
         def again(images):
             return torch.from_numpy(tool.explain(images[0], "nodule").heatmap("input", scale=None))[None]
@@ -275,11 +275,11 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     few = {"metrics": ["random-logit"], "model": net}
     with pytest.raises(InputError, match=r"cannot be made again .* pass measure\(…, tools=\[…\]\)"):
         evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
-    rows = evaluate(tmp_path / "wrapped", tmp_path / "out", tools=[wrapped], **few).table().to_pylist()
+    rows = evaluate(tmp_path / "wrapped", tmp_path / "out", explainers=[wrapped], **few).table().to_pylist()
     assert rows[0]["method"] == wrapped.title
     assert rows[0]["value"] is not None
     with pytest.raises(InputError, match="is of another model"):
-        evaluate(tmp_path / "run", tmp_path / "new", tools=[GradCAM(load_model("phantom"))], **few)
+        evaluate(tmp_path / "run", tmp_path / "new", explainers=[GradCAM(load_model("phantom"))], **few)
 
 
 @pytest.mark.parametrize("size", [(24,), (16, 12, 20)])
@@ -298,7 +298,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
 
     run_batch(GradCAM(net, layer="features.0"), images, tmp_path / "run")
     run = BatchRun(tmp_path / "run", images)
-    made = evaluate(run, tmp_path / "out", Corner(), model=net, steps=3)
+    made = evaluate(run, tmp_path / "out", Corner(), model=net, n_steps=3)
     rows = made.table().to_pylist()
     both = {row["metric"] for row in rows if row["method"] == "gradcam"}
     assert both == {one.name for one in METRICS.values() if one.input_kind in ("map", "mask")} | set(
@@ -325,7 +325,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
 
 
 def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
-    made = evaluate(place / "run", tmp_path / "out", metrics=["deletion", "average-drop"], model=net, steps=2)
+    made = evaluate(place / "run", tmp_path / "out", metrics=["deletion", "average-drop"], model=net, n_steps=2)
     lines = summarize_values(made.table())
     assert list(lines) == ["deletion, mean", "deletion, blur", "average-drop"]
     for line in lines["deletion, blur"]:

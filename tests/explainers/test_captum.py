@@ -75,7 +75,7 @@ def test_the_noise_tunnel_with_the_same_noise(method, kind, monkeypatch):
     tunnel = attr.NoiseTunnel(attr.Saliency(model))
     expected = tunnel.attribute(x, nt_type=kind, nt_samples=9, stdevs=sigma, target=1, abs=False).sum(1).detach()
     assert expected.abs().max() > 0
-    torch.testing.assert_close(ours(method, model, x, samples=9), expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(ours(method, model, x, n_samples=9), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_functional_relu_is_reached_here_and_not_by_captum():

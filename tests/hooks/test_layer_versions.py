@@ -51,7 +51,7 @@ def test_only_the_call_that_was_asked_for():
     model, x = plain(Twice)
     with torch.no_grad():
         for call, rows in ((0, (5, 5)), (1, (2, 5)), (2, (2, 2))):
-            with branch_layer_output(model, "middle", OWNERS, tripled, call=call):
+            with branch_layer_output(model, "middle", OWNERS, tripled, call_index=call):
                 assert tuple(map(len, model(x))) == rows
 
 

@@ -58,9 +58,9 @@ def assert_replayed(model, x, layer="middle", call=0, passes=4):
     with torch.no_grad():
         for number in range(passes):
             change = lambda rows, number=number: rows.mul_(1 + number)  # noqa: E731 - two uses, one line
-            with branch_layer_output(model, layer, owners, change, call=call):
+            with branch_layer_output(model, layer, owners, change, call_index=call):
                 expected.append(model(x))
-            with tool, branch_layer_output(model, layer, owners, change, call=call):
+            with tool, branch_layer_output(model, layer, owners, change, call_index=call):
                 found.append(model(x))
             assert not any("forward" in module.__dict__ for module in model.modules())
     assert len({tuple(one.flatten().tolist()) for one in expected}) == passes
@@ -171,7 +171,7 @@ class Twice(Stem):
 @pytest.mark.parametrize(("call", "real"), [(0, 2 + 3), (1, 2)])
 def test_a_layer_that_runs_twice_is_remembered_up_to_its_call(call, real):
     model, x = plain(Twice)
-    assert_replayed(model, x, call=call)
+    assert_replayed(model, x, call_index=call)
     assert runs(model.first) == 4 * 2 + real
 
 

@@ -132,7 +132,7 @@ def test_a_layer_that_runs_several_times_gives_total_derivatives():
     score = (steps[0] + 2 * steps[1] + 3 * steps[2])[:, 3].sum()
     gradients = torch.autograd.grad(score, outputs)
     for call, expected in ((None, 2), (0, 0), (1, 1), (-1, 2)):
-        assert_agree(tapped(model, x, "cell", call=call), (outputs[expected].detach(), gradients[expected]))
+        assert_agree(tapped(model, x, "cell", call_index=call), (outputs[expected].detach(), gradients[expected]))
     with Tap(model, "cell") as tap:
         tap.backward(model(x, also=True)[:, 3].sum())
     assert len(tap.calls["cell"]) == 4
@@ -195,11 +195,11 @@ def test_two_candidates_need_a_choice():
     y = model.middle.conv(torch.tanh(model.first(x))).detach().requires_grad_()
     b = (2 * y).detach().requires_grad_()
     gradient = torch.autograd.grad(model.tail(y.detach() + b)[:, 3].sum(), b)[0]
-    assert_agree(tapped(model, x, output="b"), (b.detach(), gradient))
+    assert_agree(tapped(model, x, output_index="b"), (b.detach(), gradient))
     with nothing_left_on(model), pytest.raises(LayerError, match=r"\['a'\] \(2, 4, 4, 4\), \['b'\].*output="):
         tapped(model, x)
     with pytest.raises(LayerError, match="no floating tensor"):
-        tapped(model, x, output="c")
+        tapped(model, x, output_index="c")
 
 
 class InPlace(Net):

@@ -286,8 +286,8 @@ def test_metrics_share_their_passes():
             ask(name, trial)
         assert model.rows == before + 3
         before = model.rows
-        METRICS["sensitivity-n"](trial, shares=(0.2, 0.4), sets=10)
-        METRICS["faithfulness-correlation"](trial, share=0.2, sets=10)
+        METRICS["sensitivity-n"](trial, shares=(0.2, 0.4), n_sets=10)
+        METRICS["faithfulness-correlation"](trial, share=0.2, n_sets=10)
         METRICS["infidelity"](trial, squares=10)
         METRICS["infidelity"](trial, squares=10, scaled=False)
         assert model.rows == before + 3 * 30
@@ -455,7 +455,7 @@ def test_what_cannot_be_asked_is_refused():
             (lambda: METRICS["deletion"](trial, of="logit"), InputError, "of='logit'"),
             (lambda: aopc(trial, n_regions=0), InputError, "first=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),
-            (lambda: METRICS["sensitivity-n"](trial, sets=1), InputError, "2 or more"),
+            (lambda: METRICS["sensitivity-n"](trial, n_sets=1), InputError, "2 or more"),
             (lambda: METRICS["adcc"](trial, again=lambda z: z[:, 0, :2]), GeometryError, "again gave maps"),
         ]:
             with pytest.raises(error, match=words):

@@ -82,7 +82,7 @@ def test_road_removes_the_same_pixels(given):
     """Theirs is whether each image keeps its class; ours is its probability, of the same images."""
     model, x, _, _ = given
     classes = model(x).argmax(1).tolist()
-    metric = quantus.ROAD(percentages=[10, 30, 50, 70], noise=0.0, disable_warnings=True, normalise=False)
+    metric = quantus.ROAD(percentages=[10, 30, 50, 70], noise=0.0, disable_warnings=True, normalize=False)
     found = theirs(metric, (model, x, classes, given[3]), softmax=True)
     with scoring_scope(model, x, classes) as scores:
         one = trial(given, scores).with_imputation("inpainting")
@@ -110,7 +110,7 @@ def test_faithfulness_correlation_of_the_same_sets(given, monkeypatch):
     model, x, classes, _ = given
     with scoring_scope(model, x, classes) as scores:
         one = trial(given, scores, seed=3)
-        own = METRICS["faithfulness-correlation"](one, share=0.25, sets=20).array
+        own = METRICS["faithfulness-correlation"](one, share=0.25, n_sets=20).array
         from camscope.metrics.perturbation_test import sample_region_sets
 
         masks = sample_region_sets(torch.arange(SIDE**2).view(SIDE, SIDE), SIDE**2, 16, 20, 3)(slice(0, 20))

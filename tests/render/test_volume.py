@@ -62,7 +62,7 @@ def test_a_spot_at_the_left_front_top_is_drawn_there_however_the_array_lies(axes
             int(n // 2 + sign * side * n // 4)
             for n, sign, side in zip(size, signs, [(-1, 1, 1)[axis] for axis in axes], strict=True)
         )
-        one = volume(tuple(size), voxel, world=world)
+        one = volume(tuple(size), voxel, affine=world)
         assert one.voxel_size == (1, 2, 3)
         axial, coronal, sagittal = (draw_slice(one, view, voxel[view.normal_axis], 2.0)[..., 0] for view in one.views)
         for picture, down, right in ((axial, False, True), (coronal, False, True), (sagittal, False, False)):
@@ -165,7 +165,7 @@ def test_a_figure_s_planes_have_the_rows_that_it_asks_for():
 
 def test_the_words_beside_the_planes():
     world = np.diag([1.0, 1, 2, 1])
-    one = volume(world=world)
+    one = volume(affine=world)
     picture, size = draw_planes(one), choose_font_size(320)
     for word in ("peak 2", "voxel 1, 2, 3", "R 1.0  A 2.0  S 6.0 mm", "axial 3 · S 6.0 mm", "coronal 2 · A 2.0 mm"):
         assert len(found(picture, draw_text_on_dark(word, size))) == 1, word

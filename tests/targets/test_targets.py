@@ -53,24 +53,24 @@ class Dense(Plain):
 def test_a_class_is_its_index_or_name():
     output = torch.tensor([[1.0, 5.0, 3.0]])
     for target in (Class(1), Class("dog"), Class()):
-        values, words = read(target, output, categories=NAMES)
+        values, words = read(target, output, class_names=NAMES)
         assert (values.tolist(), words) == ([5.0], "dog")
 
 
 def test_several_classes_are_their_mean():
     output = torch.tensor([[1.0, 5.0, 3.0], [2.0, 0.0, 8.0]])
-    values, words = read(Classes(["cat", 2]), output, 2, categories=NAMES)
+    values, words = read(Classes(["cat", 2]), output, 2, class_names=NAMES)
     assert (values.tolist(), words) == ([2.0, 5.0], "cat and fox")
     for wrong, saying in ((Classes(["cow"]), "no class 'cow'"), (Classes([3]), "class 3 is out of range")):
         with pytest.raises(TargetError, match=saying):
-            read(wrong, output, 2, categories=NAMES)
+            read(wrong, output, 2, class_names=NAMES)
     with pytest.raises(TargetError, match="a list of classes"):
         Classes("dog")
 
 
 def test_probabilities_by_hand_and_where_a_float_would_have_rounded_them():
     output = torch.tensor([[math.log(1.0), math.log(3.0), math.log(4.0)]])
-    values, words = read(LogProbability("dog"), output, categories=NAMES)
+    values, words = read(LogProbability("dog"), output, class_names=NAMES)
     assert words == "log-probability of dog"
     assert float(values) == pytest.approx(math.log(3 / 8))
     assert float(read(LogProbability(), output)[0]) == pytest.approx(math.log(4 / 8))
@@ -99,7 +99,7 @@ def test_a_region_is_the_mean_over_it_by_hand():
     output = torch.arange(32.0).view(1, 2, 4, 4)
     mask = np.zeros((8, 8))
     mask[:2, :4] = 1  # two cells of the output
-    values, words = read(Region(label=0, mask=mask), output, categories=NAMES[:2])
+    values, words = read(Region(label=0, mask=mask), output, class_names=NAMES[:2])
     assert (values.tolist(), words) == ([0.5], "cat in a region")
     mask[2, 0] = 1  # a quarter of another, whose score is 4
     assert read(Region(label=0, mask=mask), output)[0].tolist() == [pytest.approx((0 + 1 + 0.25 * 4) / 2.25)]
@@ -181,7 +181,7 @@ def listed(*found):
 
 def test_a_box_is_its_overlap_times_the_probability_by_hand():
     output = [listed(((0.0, 0.0, 4.0, 4.0), 1, 0.5), ((2.0, 0.0, 6.0, 4.0), 2, 0.9), ((0.0, 0.0, 4.0, 8.0), 1, 0.8))]
-    values, words = read(Box(0, 0, 4, 4, label="dog"), output, categories=NAMES)
+    values, words = read(Box(0, 0, 4, 4, label="dog"), output, class_names=NAMES)
     assert (values.tolist(), words) == (
         [pytest.approx(0.5)],
         "dog in the box (0, 0, 4, 4) of the input",
@@ -221,7 +221,7 @@ def test_boxes_as_parts_of_the_input_with_logits():
     logits = torch.tensor([[[0.0, math.log(2.0), 0.0], [5.0, 0.0, 0.0]]])
     boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]])  # centre x, y, width, height
     output = SimpleNamespace(logits=logits, pred_boxes=boxes)
-    values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), categories=NAMES[:2])
+    values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), class_names=NAMES[:2])
     assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the input")
 
 
@@ -293,7 +293,7 @@ def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
 def test_a_part_of_the_output_by_key_index_and_attribute():
     logits = torch.tensor([[1.0, 5.0], [2.0, 0.0]])
     nested = {"heads": [SimpleNamespace(age=logits), logits * 0]}
-    values, words = read(OutputPart("heads.0.age", "dog"), nested, 2, categories=NAMES[:2])
+    values, words = read(OutputPart("heads.0.age", "dog"), nested, 2, class_names=NAMES[:2])
     assert (values.tolist(), words) == ([5.0, 0.0], "dog of the output 'heads.0.age'")
     assert read(OutputPart(1), (logits, logits + 1), 2)[0].tolist() == [6.0, 3.0]
     assert (
@@ -342,7 +342,7 @@ def test_several_classes_may_come_as_an_array_but_none_twice():
         with pytest.raises(TargetError, match=saying):
             Classes(wrong)
     with pytest.raises(TargetError, match="a class twice"):
-        read(Classes(["cat", 0]), output, categories=NAMES)
+        read(Classes(["cat", 0]), output, class_names=NAMES)
     with pytest.raises(TargetError, match="class 3 is out of range"):
         Classes([0, 3])(output)
 
@@ -419,7 +419,7 @@ def test_a_detectors_classes_are_those_of_its_logits_or_its_categories():
         read(Box(0, 0, 8, 8, 2, activation="softmax"), queries)
     one = [listed(((0.0, 0.0, 8.0, 8.0), 1, 0.5))]
     with pytest.raises(TargetError, match=r"class 9 is out of range: the model has 3 classes"):
-        read(Box(0, 0, 8, 8, 9), one, categories=NAMES)
+        read(Box(0, 0, 8, 8, 9), one, class_names=NAMES)
     with pytest.raises(TargetError, match="no detection that overlaps"):
         read(Box(0, 0, 8, 8, 9), one)
 

@@ -43,7 +43,7 @@ MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 OPTION_WORDING = {  # what errors tell a Python program to do: what to do on the command line
     r"pass preprocess=weights\.transforms\(\), .*": "pass --preprocess imagenet, or say it in the model's file: PREPROCESSING",
     r"pass preprocess=ScanPreprocess\(\.\.\.\)": "say ScanPreprocess(...) in the model's file: PREPROCESSING",
-    r"pass categories= or an index": "say them in the model's file: CATEGORIES; or pass an index",
+    r"pass class_names= or an index": "say them in the model's file: CATEGORIES; or pass an index",
     r"pass the index, or the right categories=": "pass the index, or say the right ones in the model's file: CATEGORIES",
     r"pass overwrite, or": "pass --overwrite, or",
 }

@@ -53,7 +53,7 @@ class Score:
     where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
-    >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
+    >>> score = Score(nn.Identity(), ["dog", None], class_names=["cat", "dog"])
     >>> score(torch.tensor([[3.0, 1.0], [5.0, 2.0]])).tolist()
     [1.0, 5.0]
     >>> score.label_of(0), score.label_of(1)

@@ -475,7 +475,7 @@ def test_figures_are_of_what_was_tested():
         full(
             findings=FINDINGS[:1],
             predict=no.predict,
-            localise=no.localization,
+            localization=no.localization,
             faithfulness=no.localization,
             sanity=few,
         )

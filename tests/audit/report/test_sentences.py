@@ -258,7 +258,7 @@ def test_what_is_said_of_maps_is_so(seed):
     mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "most": None})
     summary = full(
         findings=(FINDING,),
-        localise=whole.localization.model_copy(update={"lines": (line,), "levels": ()}),
+        localization=whole.localization.model_copy(update={"lines": (line,), "levels": ()}),
         shortcut=whole.shortcut.model_copy(update={"masses": (mass,)}),
     )
     made = derive_verdicts(summary)

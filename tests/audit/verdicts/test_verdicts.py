@@ -72,7 +72,7 @@ def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_do
 def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
     made = with_shortcut(
         regions={"token": 80, "the finding": 80},
-        markers={"nodule": ("token", "the finding")},
+        markers_by_finding={"nodule": ("token", "the finding")},
         interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
     )
     assert told(made, "shortcut", subject="token")[0].direction == "against"
@@ -82,7 +82,7 @@ def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
 def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
     effect = EstimateSummary(reason="no image to change")
     one = InterventionEffect(region="token", finding="nodule", kind="insert", imputation=None, effect=effect)
-    made = told(with_shortcut(regions={"token": 1}, markers={"nodule": ("token",)}, interventions=(one,)), "shortcut")[
+    made = told(with_shortcut(regions={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)), "shortcut")[
         0
     ]
     assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
@@ -92,11 +92,11 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     def blank(fill: str, area: float) -> MaskedAuroc:
         return MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, 0.05))
 
-    both = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.9))), "blanked organ")[0]
+    both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "blanked organ")[0]
     assert (both.conclusion, both.direction) == ("supported", "against")
-    one = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.5))), "blanked organ")[0]
+    one = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.5))), "blanked organ")[0]
     assert (one.conclusion, one.reason) == ("not testable", "the fills disagree")
-    none = told(with_shortcut(blanked=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
+    none = told(with_shortcut(masked_auroc=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
     assert (none.conclusion, none.direction) == ("not supported", "for")
     assert none.effect.value == 0.55  # the fill under which most is left
 
@@ -117,7 +117,7 @@ def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, show
         MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, spread))
         for fill, area in zip(("mean", "blur"), areas, strict=True)
     ]
-    found = told(with_shortcut(blanked=tuple(each)), "blanked organ")[0]
+    found = told(with_shortcut(masked_auroc=tuple(each)), "blanked organ")[0]
     assert found.conclusion == word
     assert (found.effect.value, found.effect.low, found.effect.high) == pytest.approx(shown)
     assert ("inverted" in found.reason) == (areas[0] < 0.5)
@@ -126,17 +126,17 @@ def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, show
 def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
     area = EstimateSummary(value=0.52, low=0.25, high=0.68, n_values=40, n_groups=40)
     one = MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=area)
-    assert told(with_shortcut(blanked=(one,)), "blanked organ")[0].conclusion == "not testable"
+    assert told(with_shortcut(masked_auroc=(one,)), "blanked organ")[0].conclusion == "not testable"
 
 
 def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
     none = MaskedAuroc(
         region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=EstimateSummary(reason="one class")
     )
-    found = told(with_shortcut(blanked=(none,)), "blanked organ")[0]
+    found = told(with_shortcut(masked_auroc=(none,)), "blanked organ")[0]
     assert (found.conclusion, found.reason, found.effect.value) == ("not testable", "one class", None)
     some = none.model_copy(update={"fill": "blur", "auroc": num(0.5, 0.1)})
-    assert told(with_shortcut(blanked=(none, some)), "blanked organ")[0].effect.value == 0.5
+    assert told(with_shortcut(masked_auroc=(none, some)), "blanked organ")[0].effect.value == 0.5
 
 
 # The effect that is shown
@@ -146,7 +146,7 @@ FILLS = ("mean", "blur")
 
 
 def shown(region: str, *effects: InterventionEffect):
-    made = with_shortcut(regions={region: 80}, markers={"nodule": (region,)}, interventions=effects)
+    made = with_shortcut(regions={region: 80}, markers_by_finding={"nodule": (region,)}, interventions=effects)
     return told(made, "evidence" if region == "the finding" else "shortcut")[0]
 
 
@@ -312,12 +312,12 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
 def test_how_rare_a_reliance_may_be_is_declared():
     calm = [pushed("token", "remove", 0.0, 0.05, fill) for fill in FILLS]
     few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"groups": 29})}) for one in calm)
-    made = with_shortcut(regions={"token": 80}, markers={"nodule": ("token",)}, interventions=few)
+    made = with_shortcut(regions={"token": 80}, markers_by_finding={"nodule": ("token",)}, interventions=few)
     assert told(made, "shortcut")[0].conclusion == "not testable"
     declared = made.model_copy(update={"margins": {**made.margins, "prevalence": 0.1}})
     assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
-    own = with_shortcut(regions={"the finding": 80}, markers={"nodule": ("the finding",)}, interventions=finding)
+    own = with_shortcut(regions={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding)
     assert told(own, "evidence")[0].conclusion == "not testable"  # nor is the model accused by so few
 
 

@@ -128,7 +128,7 @@ def test_no_word_stands_beside_no_value():
 
 def test_every_open_verdict_says_why():
     silent = full(
-        localise=full().localization.model_copy(update={"lines": (), "levels": ()}),
+        localization=full().localization.model_copy(update={"lines": (), "levels": ()}),
         faithfulness=full().faithfulness.model_copy(update={"lines": ()}),
         sanity=full().sanity.model_copy(update={"tests": ()}),
     )
@@ -228,7 +228,7 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
 )
 def test_a_small_study_clears_no_leak(value, spread, readable, word):
     one = ColumnLeakage(column="site", auroc=num(value, spread, 24, 24), null_max=0.9, is_decodable=readable)
-    found = one_of(with_part("shortcut", leaks=(one,)), "leak")
+    found = one_of(with_part("shortcut", leakage=(one,)), "leak")
     assert (found.conclusion, found.margin) == (word, 0.6)
 
 
@@ -269,9 +269,9 @@ def test_a_margin_out_of_reach_accuses_nobody():
         one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
     ][:1]
     weak_mass = masses[0].model_copy(update={"finding": "nodule", "enrichment": weak})
-    assert one_of(with_part("shortcut", masses=(weak_mass,)), "where the maps lie").conclusion == "not supported"
+    assert one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "where the maps lie").conclusion == "not supported"
     large = weak_mass.model_copy(update={"most": 1.5})
-    assert one_of(with_part("shortcut", masses=(large,)), "where the maps lie").conclusion == "not testable"
+    assert one_of(with_part("shortcut", attribution_mass=(large,)), "where the maps lie").conclusion == "not testable"
 
 
 # Subgroups
@@ -358,7 +358,7 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
 )
 def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients, word, reason):
     ways = full().shortcut.cluster_analyses[0].model_copy(update={"claimed": claimed, "patients": patients})
-    found = one_of(with_part("shortcut", strategies=(ways,)), "strategies")
+    found = one_of(with_part("shortcut", cluster_analyses=(ways,)), "strategies")
     assert (found.conclusion, found.reason, found.effect.n_groups) == (word, reason, patients)
     assert "no interval" in found.effect.reason
 

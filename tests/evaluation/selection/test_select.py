@@ -404,7 +404,7 @@ def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
 
     twice = [pool[0], replace(pool[0]), pool[1]]
     one = standing("flat", [])
-    one.explainer = Flat(model, categories=CATEGORIES)
+    one.explainer = Flat(model, class_names=CATEGORIES)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -365,10 +365,10 @@ def test_kernelshap_and_lime_are_captums_own_on_the_pixels():
 @pytest.mark.parametrize("method", [LIME, KernelSHAP])
 def test_a_seed_says_it_all_and_the_passes_may_be_any_size(method):
     model, x = CASES["pooled"].make(dtype=torch.float64)
-    first = method(model, n_samples=30, cells=3).attribute(x, 1)
+    first = method(model, n_samples=30, grid_size=3).attribute(x, 1)
     torch.manual_seed(99)
     with untouched(model, x):
-        again = method(model, n_samples=30, cells=3).attribute(x, 1)
+        again = method(model, n_samples=30, grid_size=3).attribute(x, 1)
     assert torch.equal(first, again)
     assert_close(method(model, n_samples=30, grid_size=3, batch_size=7).attribute(x, 1), first, atol=1e-12)
     assert not torch.allclose(method(model, n_samples=30, grid_size=3, seed=1).attribute(x, 1), first)

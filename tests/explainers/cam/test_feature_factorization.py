@@ -97,7 +97,7 @@ def pooled(**settings):
 
 
 def test_a_map_adds_up_to_what_a_linear_head_says_of_the_factorisation():
-    model, x, activation, tool = pooled(concepts=2)
+    model, x, activation, tool = pooled(n_concepts=2)
     factors = factorize_nonnegative(activation.flatten(2).mT, 2)
     assert factors.relative_error.min() > 0.01, "a factorisation that is exact cannot tell"
     score = (rebuilt(factors).mean(1) @ model.head.weight.T)[:, 1].detach()
@@ -128,7 +128,7 @@ def test_the_map_is_each_concepts_gain_spread_over_its_cells():
 
 
 def test_shared_concepts_are_one_factorisation_of_all_images(monkeypatch):
-    _, x, activation, tool = pooled(concepts=3)
+    _, x, activation, tool = pooled(n_concepts=3)
     whole = tool.factorize(list(x))
     matrix = activation.flatten(2).mT
     assert (whole.maps.shape, whole.vectors.shape, whole.gains.shape) == ((3, 3, 4, 3), (3, 6), (3, 3))
@@ -145,7 +145,7 @@ def test_shared_concepts_are_one_factorisation_of_all_images(monkeypatch):
 
 
 def test_a_concepts_gain_is_the_mean_over_the_images_that_hold_it():
-    model, x, _, tool = pooled(concepts=3)
+    model, x, _, tool = pooled(n_concepts=3)
     concepts = tool.factorize(list(x))
     amounts = concepts.maps.sum((2, 3))
     # the head is linear: alone in image n, concept c gives each class weight · vector x its mean over the cells

@@ -138,7 +138,7 @@ def test_the_watcher_hears_of_the_shared_pass_and_then_of_each_long_one():
         x[0],
         ["gradcam", "scorecam", "layercam"],
         targets=[0, 1],
-        watch=lambda t: heard.append([o.name for o in t]),
+        on_pass=lambda t: heard.append([o.name for o in t]),
     )
     assert heard == [["gradcam", "scorecam", "layercam"], ["scorecam"], ["scorecam"]]
 
@@ -467,10 +467,10 @@ def test_a_method_without_an_answer_is_an_error_or_left_out(net):
     with pytest.raises(LayerError, match="no linear head"):
         compare(net, scan, ["gradcam", Unsuited])
     with pytest.warns(CamscopeWarning, match="unsuited is left out: no linear head"):
-        found = compare(net, scan, ["gradcam", Unsuited, "layercam"], leave_out=True)
+        found = compare(net, scan, ["gradcam", Unsuited, "layercam"], skip_unsupported=True)
     assert found.column_labels == ("gradcam", "layercam")
     with pytest.raises(TargetError, match="class 9 is out of range"):
-        compare(net, scan, ["gradcam", "layercam"], targets=[9], leave_out=True)
+        compare(net, scan, ["gradcam", "layercam"], targets=[9], skip_unsupported=True)
     tools, answers = explain_supported([GradCAM(net), LayerCAM(net)], scan, [None])
     assert [[len(tools)], [row[0].method for row in answers]] == [[2], ["gradcam", "layercam"]]
 
@@ -491,7 +491,7 @@ def passes_of(methods, **keywords):
     """The passes of a comparison with the unsuited left out, and the comparison."""
     model, x = CASES["pooled"].make()
     counting = Counting(model)
-    found = compare(counting, x[0], methods, layers=["model.features"], leave_out=True, **keywords)
+    found = compare(counting, x[0], methods, layers=["model.features"], skip_unsupported=True, **keywords)
     return (counting.forwards, counting.backwards, counting.rows), found
 
 
@@ -521,7 +521,7 @@ def test_one_that_fails_the_shared_pass_costs_only_some_of_those_again():
 def test_what_is_left_out_is_named_with_its_layer(net):
     scan = draw_radiograph(7, "nodule").image
     with pytest.warns(CamscopeWarning) as caught:
-        found = compare(net, scan, ["gradcam", "cam"], layers=["layer3", "layer4"], leave_out=True)
+        found = compare(net, scan, ["gradcam", "cam"], layers=["layer3", "layer4"], skip_unsupported=True)
     (said,) = [str(one.message) for one in caught if "left out" in str(one.message)]
     assert said.startswith("cam at layer3 is left out: ")
     assert [one.layer for one in found.explanations if one.method == "cam"] == ["layer4"]

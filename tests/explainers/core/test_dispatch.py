@@ -271,7 +271,7 @@ def test_the_call_that_counts_is_the_same_for_every_method(method):
     if method == "cam":
         pytest.skip("a ReLU lies between the layer and the pooling")
     tool = METHODS[method](model, "twice", layout="channels_first")
-    first = METHODS[method](model, "twice", layout="channels_first", call=0)
+    first = METHODS[method](model, "twice", layout="channels_first", call_index=0)
     torch.testing.assert_close(tool.attribute(x, 1), first.attribute(x, 1), rtol=1e-10, atol=1e-12)
     assert "layer 'twice' ran 2 times; call 0 is explained" in tool.explain(x[0], 1).notes
 
@@ -292,7 +292,7 @@ def test_settings_that_only_share_a_name_are_not_handed_on():
     model, _ = CASES["pooled"].make()
     finer = METHODS["finercam"](model, "features", gamma=0.3)
     assert finer.create_sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
-    assert METHODS["sscam"](model, "features", samples=3).create_sibling("smoothgradcam++").samples == 25
+    assert METHODS["sscam"](model, "features", n_samples=3).create_sibling("smoothgradcam++").samples == 25
     assert ScoreCAM(model, "features", n_channels=5).create_sibling("sscam").top == 5
 
 
@@ -305,7 +305,7 @@ def test_explainers_with_another_preprocessing_do_not_answer_together():
     with pytest.raises(InputError, match="have another preprocess: explain each by itself"):
         one.explain_methods(x[0], [one, other])
     with pytest.raises(InputError, match="have another categories"):
-        one.explain_methods(x[0], [one, replace(one, categories=["a", "b", "c"])])
+        one.explain_methods(x[0], [one, replace(one, class_names=["a", "b", "c"])])
 
 
 def test_explainers_with_the_same_callable_as_their_preprocessing_answer_together():

@@ -69,7 +69,7 @@ def test_fuse_refuses_two_images_of_one_name():
         fuse([explanation([[1.0]]), explanation([[1.0]], score=3.0)])
     dark, light = np.zeros((8, 8, 3), np.uint8), np.full((8, 8, 3), 9, np.uint8)
     with pytest.raises(InputError, match="of different images"):
-        fuse([explanation([[1.0]], seen=dark), explanation([[1.0]], seen=light)])
+        fuse([explanation([[1.0]], model_input_image=dark), explanation([[1.0]], model_input_image=light)])
 
 
 def test_a_fused_map_says_what_it_is():

@@ -100,12 +100,12 @@ def test_the_three_are_the_moments_of_the_same_draws():
 @pytest.mark.parametrize("method", NOISY)
 def test_neither_the_pass_nor_the_batch_changes_a_draw_and_the_seed_does(method):
     model, x = CASES["pooled"].make(2, torch.float64)
-    right = method(model, samples=7).attribute(x, 1)
+    right = method(model, n_samples=7).attribute(x, 1)
     for size in (1, 2, 5):
         found = method(model, n_samples=7, batch_size=size).attribute(x, 1)
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-20)
     assert not torch.allclose(method(model, n_samples=7, seed=1).attribute(x, 1), right, rtol=0.01)
-    assert not torch.allclose(method(model, samples=8).attribute(x, 1), right, rtol=1e-6)
+    assert not torch.allclose(method(model, n_samples=8).attribute(x, 1), right, rtol=1e-6)
     assert not torch.allclose(method(model, n_samples=7, sigma=0.3).attribute(x, 1), right, rtol=0.01)
 
 

@@ -547,15 +547,15 @@ def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
 def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, samples):
     model, x, _ = linear(1, 8, 8)
     counting = seen_before(Counting(model), x)
-    made = method(counting, grid_size=2, samples=samples, until=0.2, batch_size=7).explain(x[0], 1)
+    made = method(counting, grid_size=2, n_samples=samples, tolerance=0.2, batch_size=7).explain(x[0], 1)
     drawn = int(made.notes[0].split()[0])
     assert f"settled to until=0.2 before all {samples}" in made.notes[0]
     assert drawn % looked == 0
     assert counting.rows <= 1 + drawn * turns + 7
     assert made.error.max() <= 0.2 * np.ptp(made.heat)
-    again = method(model, grid_size=2, samples=samples, until=0.2, batch_size=64).explain(x[0], 1)
+    again = method(model, grid_size=2, n_samples=samples, tolerance=0.2, batch_size=64).explain(x[0], 1)
     assert made.heat.tobytes() == again.heat.tobytes()
-    tight = method(model, grid_size=2, n_samples=16, until=1e-6).explain(x[0], 1)
+    tight = method(model, grid_size=2, n_samples=16, tolerance=1e-6).explain(x[0], 1)
     assert tight.notes[0].endswith(": not settled to until=1e-06")
 
 

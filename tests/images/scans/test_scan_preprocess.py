@@ -143,7 +143,7 @@ def test_settings_that_mean_nothing_are_refused():
         with pytest.raises(PreprocessError, match="orientation="):
             ScanPreprocess(orientation=letter)(volume())
     with pytest.raises(ImageError, match="for volumes that say where they lie"):
-        ScanPreprocess(orientation="RAS")(volume(world=None))
+        ScanPreprocess(orientation="RAS")(volume(affine=None))
     with pytest.raises(PreprocessError, match="no std of 0"):
         ScanPreprocess(normalize=(0, 0))(volume())
 

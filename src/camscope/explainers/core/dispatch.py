@@ -222,7 +222,7 @@ def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
     for tool in explainers[1:]:
         if unwrap(tool.model) is not unwrap(first.model):
             raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
-        for setting in ("preprocess", "categories"):
+        for setting in ("preprocess", "class_names"):
             if getattr(tool, setting) != getattr(first, setting):
                 raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
 

@@ -193,9 +193,9 @@ def evaluation_context(
             "kwargs": map_leaves(dict(extra_inputs.kwargs), clone_inference_tensor),
         }
         inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
-        settings = {"categories": explainer.class_names, "one_by_one": apart, **explainer.call_settings}
+        settings = {"class_names": explainer.class_names, "one_sample_per_pass": apart, **explainer.call_settings}
         yield EvaluationContext(
-            inputs, model_info.model, {**settings, "around": casts, "size": inputs.shape[2:], **more}, apart
+            inputs, model_info.model, {**settings, "forward_context": casts, "input_size": inputs.shape[2:], **more}, apart
         )
 
 

@@ -16,7 +16,7 @@ from camscope.hooks.base import unwrap
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CAPTUM_SETTING_NAMES = {"n_steps": ("steps",), "n_samples": ("samples",), "baselines": ("baseline", "background")}
+CAPTUM_SETTING_NAMES = {"n_steps": ("n_steps",), "n_samples": ("n_samples",), "baselines": ("baseline", "background")}
 BATCH_SIZE_HINT = "batch_size= of the constructor"
 FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
     "aug_smooth": "Augmented(GradCAM(model))",

@@ -26,7 +26,7 @@ from camscope.hooks.base import unwrap
 from camscope.model_card import get_card
 from camscope.targets import Score, TargetLike
 
-SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
+SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")  # of no weight for the map
 
 
 @dataclass(eq=False, repr=False)
