@@ -312,7 +312,7 @@ MUTANTS = [
         wrappers,
         "_undo_flip",
         "maps.attribution.flip([axis + 1 for axis in axes])",
-        "maps.heat",
+        "maps.attribution",
         a_flipped_map_is_flipped_back,
     ),
     Mutant("b rather than a", Score, "_read_raw", "values - others", "others - values", a_difference_has_a_sign),

@@ -313,8 +313,8 @@ def test_notebooks_get_an_escaped_label():
 def assert_same(found, one, pictures):
     for field in Explanation.__dataclass_fields__:
         if field == "heat":
-            assert found.heat.dtype == one.heat.dtype
-            np.testing.assert_array_equal(found.heat, one.heat)
+            assert found.attribution.dtype == one.attribution.dtype
+            np.testing.assert_array_equal(found.attribution, one.attribution)
         elif field in ("image", "seen"):
             expected = getattr(one, field) if pictures else None
             assert (getattr(found, field) is None) == (expected is None)

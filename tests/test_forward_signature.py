@@ -81,7 +81,7 @@ def test_the_map_is_that_of_the_model_that_takes_its_image_first(kind, key, meth
     expected = method(plain).attribute(x, 1, scale=scale)
     torch.testing.assert_close(tool.attribute(x, 1, **more), expected)
     for one, heat in zip(tool.explain_batch(list(x), 1, **more), expected, strict=True):
-        np.testing.assert_allclose(one.heat, heat.numpy(), atol=1e-12)
+        np.testing.assert_allclose(one.attribution, heat.numpy(), atol=1e-12)
 
 
 def test_positional_arguments_keep_their_places():

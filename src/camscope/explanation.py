@@ -25,7 +25,7 @@ MapSize = Literal["image", "input", "grid"]
 ScaleOption = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
-ARRAY_FIELDS = ("heat", "error", "image", "seen")  # of an explanation; all else of it is words and numbers
+ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # of an explanation; all else of it is words and numbers
 MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
@@ -379,8 +379,8 @@ class Explanation:
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
-            error = {} if self.standard_error is None else {"error": self.standard_error.tolist()}
-            data = json.dumps({**self._to_metadata(), **error, "heat": self.attribution.tolist()}, indent=1).encode()
+            error = {} if self.standard_error is None else {"standard_error": self.standard_error.tolist()}
+            data = json.dumps({**self._to_metadata(), **error, "attribution": self.attribution.tolist()}, indent=1).encode()
         elif suffix == ".npz":
             data = self._encode_npz()
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
@@ -406,7 +406,7 @@ class Explanation:
             if Path(path).suffix.lower() == ".json":
                 facts = read_json(path)
                 kind = np.dtype(facts["dtype"])
-                arrays = {key: _parse_floats(facts.pop(key), kind) for key in ("heat", "error") if key in facts}
+                arrays = {key: _parse_floats(facts.pop(key), kind) for key in ("attribution", "standard_error") if key in facts}
             else:
                 arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
                 facts = json.loads(str(arrays.pop("facts")))
@@ -432,12 +432,12 @@ class Explanation:
     def _to_metadata(self) -> dict[str, Any]:
         """Everything but the arrays, as JSON takes it."""
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAY_FIELDS}
-        plain["top"] = [vars(one) for one in self.top_classes]
+        plain["top_classes"] = [vars(one) for one in self.top_classes]
         plain["placement"] = self.placement.to_dict() if self.placement else None
-        plain["world"] = None if self.affine is None else self.affine.tolist()
+        plain["affine"] = None if self.affine is None else self.affine.tolist()
         return {
             **plain,
-            "measures": dict(self.diagnostics),
+            "diagnostics": dict(self.diagnostics),
             "parameters": dict(self.parameters),
             "versions": dict(self.versions),
             "dtype": str(self.attribution.dtype),
@@ -536,12 +536,12 @@ def _from_metadata(
     metadata: dict[str, Any], attribution: FloatArray, standard_error: FloatArray | None = None, **images: PixelArray
 ) -> Explanation:
     metadata.pop("dtype", None)
-    metadata["top"] = tuple(ClassScore(**one) for one in metadata["top"])
+    metadata["top_classes"] = tuple(ClassScore(**one) for one in metadata["top_classes"])
     metadata["placement"] = Placement.from_dict(metadata["placement"]) if metadata["placement"] else None
     metadata["input_size"], metadata["notes"] = tuple(metadata["input_size"]), tuple(metadata["notes"])
-    metadata["steps"] = tuple(metadata.get("steps", ()))
-    metadata["world"] = (
-        None if metadata.get("world") is None else np.asarray(metadata["world"], np.float64).reshape(4, 4)
+    metadata["scan_steps"] = tuple(metadata.get("scan_steps", ()))
+    metadata["affine"] = (
+        None if metadata.get("affine") is None else np.asarray(metadata["affine"], np.float64).reshape(4, 4)
     )
     return check_explanation(
         Explanation(attribution=attribution, standard_error=standard_error, **{**metadata, **images})
@@ -557,8 +557,8 @@ def check_explanation(explanation: Explanation) -> Explanation:
     sizes = [explanation.input_size] if place is None else [explanation.input_size, place.input_size, place.image_size]
     cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
     rules = {
-        "heat": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
-        "error": explanation.standard_error is None
+        "attribution": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
+        "standard_error": explanation.standard_error is None
         or (
             explanation.standard_error.dtype.kind == "f"
             and explanation.standard_error.shape == explanation.attribution.shape
@@ -567,9 +567,9 @@ def check_explanation(explanation: Explanation) -> Explanation:
         "placement": place is None or place.input_size == explanation.input_size,
         "image": explanation.image is None
         or _has_image_shape(explanation.image, explanation.image.shape[:axes] if place is None else place.image_size),
-        "seen": explanation.model_input_image is None
+        "model_input_image": explanation.model_input_image is None
         or _has_image_shape(explanation.model_input_image, explanation.input_size),
-        "world": explanation.affine is None
+        "affine": explanation.affine is None
         or (explanation.affine.shape == (4, 4) and bool(np.isfinite(explanation.affine).all())),
         "target": _is_int(explanation.target) or explanation.target is None,
         "score": _is_number(explanation.score),
@@ -578,12 +578,12 @@ def check_explanation(explanation: Explanation) -> Explanation:
         "layer": isinstance(explanation.layer, str | None),
         "layout": isinstance(explanation.layout, str | None),
         **{name: isinstance(getattr(explanation, name), str) for name in ("method", "label", "name", "model")},
-        **{name: all(isinstance(word, str) for word in getattr(explanation, name)) for name in ("notes", "steps")},
-        "top": all(
+        **{name: all(isinstance(word, str) for word in getattr(explanation, name)) for name in ("notes", "scan_steps")},
+        "top_classes": all(
             _is_int(each.index) and isinstance(each.label, str) and _is_number(each.score)
             for each in explanation.top_classes
         ),
-        "measures": isinstance(explanation.diagnostics, Mapping)
+        "diagnostics": isinstance(explanation.diagnostics, Mapping)
         and all(map(_is_number, explanation.diagnostics.values())),
         "parameters": isinstance(explanation.parameters, Mapping),
         "versions": isinstance(explanation.versions, Mapping),

@@ -30,7 +30,7 @@ def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
     key, rest = path[0], path[1:]
     if isinstance(value, tuple):
         items = [replace_leaf(item, rest, leaf) if i == key else item for i, item in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_format_fields") else type(value)(items)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     changed = copy.copy(value)
     if isinstance(value, Mapping | list):
         changed[key] = replace_leaf(value[key], rest, leaf)

@@ -66,7 +66,7 @@ def test_maps_are_what_explanations_save_and_need_no_original(run, tmp_path):
     for path in tmp_path.iterdir():
         one = Explanation.load(path)
         same = own[one.method + one.name]
-        np.testing.assert_array_equal(one.attribution, same.heat)
+        np.testing.assert_array_equal(one.attribution, same.attribution)
         assert (one.placement, one.label, one.score, one.image) == (same.placement, same.label, same.score, None)
 
 

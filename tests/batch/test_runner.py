@@ -211,7 +211,7 @@ def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
         target = "nodule" if row["target"] == "nodule" else None
         tool = tools(model)[row["method"] == "layercam"]
         one = tool.explain(path, target)
-        np.testing.assert_allclose(np.float32(row["heat"]), one.heat.ravel(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(np.float32(row["heat"]), one.attribution.ravel(), rtol=1e-4, atol=1e-6)
         assert (row["label"], row["layer"], row["status"]) == (one.label, one.layer, one.status)
         assert row["score"] == pytest.approx(one.score, rel=1e-5)
 

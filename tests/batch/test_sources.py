@@ -30,7 +30,7 @@ def pictures(count=5, size=(32, 32)):
 
 
 def heats(run):
-    return [one.heat for one in run]
+    return [one.attribution for one in run]
 
 
 # --- datasets

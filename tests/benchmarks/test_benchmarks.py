@@ -151,7 +151,7 @@ def test_an_installed_toolkit_gives_the_closed_form_and_leaves_the_model_bare(to
         pytest.skip(f"{tool} is not installed")
     case = tiny()
     with peers.open_tool(tool, case) as opened:
-        heat = opened.heat(opened.run())
+        heat = opened.attribution(opened.run())
     assert agreement.difference(heat, by_hand(case)) < 1e-6
     assert agreement.empty(by_hand(case)) == 0
     assert not any(part._forward_hooks or part._backward_hooks for part in case.model.modules())

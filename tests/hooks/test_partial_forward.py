@@ -385,7 +385,7 @@ def test_what_other_inputs_leave_behind_reaches_no_map(other, method):
     torch.manual_seed(0)
     model, x = Kept().eval(), torch.randn(1, 3, 8, 8)
     tool, beside = method(model, "middle"), other(model, "middle", **({"sigma": 1e-3} if other is not ScoreCAM else {}))
-    alone = [one.heat.tobytes() for one in tool.explain_classes(x[0], [0, 1])]
+    alone = [one.attribution.tobytes() for one in tool.explain_classes(x[0], [0, 1])]
     found = explain_grid([beside, tool], x[0], [0, 1])[1]
     assert [one.attribution.tobytes() for one in found] == alone
     heat = Fused([beside, tool]).attribute(x, 0)

@@ -158,7 +158,7 @@ def test_each_of_several_boxes_has_the_layer_that_it_is_read_off(wrap):
     assert [one.layer.rpartition(".")[2] for one in found] == ["coarse", "fine", "coarse"]
     assert all(one.status != "zero_gradient" for one in found)
     for one, question in zip(found, (large, small, large), strict=True):
-        np.testing.assert_allclose(one.heat, tool.explain(x, question).heat, rtol=1e-12)
+        np.testing.assert_allclose(one.attribution, tool.explain(x, question).attribution, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [FasterRCNN, RetinaNet])

@@ -250,7 +250,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 def _convert_to_microseconds(column: Any) -> Any:
     """A time as Python has it, which knows no nanoseconds; one that needs them as text."""
     pa, kind = import_arrow(), column.type
-    if getattr(kind, "center_and_normalize_rows", None) != "ns":
+    if getattr(kind, "unit", None) != "ns":
         return column
     coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
     try:

@@ -126,9 +126,9 @@ def build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manife
     `dataset`: of Hugging Face with a column of images, of torchvision, or anything with `__len__` and `__getitem__` whose
     items are images, begin with one, or hold one as "image". `name`: words by which `load_dataset_by_name` finds it again.
     """
-    if isinstance(getattr(dataset, "n_samples", None), list) and hasattr(dataset, "n_classes"):  # ImageFolder and its kin
+    if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):  # ImageFolder and its kin
         return _image_folder_manifest(dataset)
-    if hasattr(dataset, "iter_features") and hasattr(dataset, "with_format"):
+    if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
         table, images = _split_hugging_face_dataset(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _label_table(dataset), DatasetImages(dataset, None)
@@ -169,7 +169,7 @@ def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages
 
 def _label_table(dataset: Any) -> "pa.Table":
     """The labels of a dataset of torchvision's kind, which has them beside its images; else its numbers alone."""
-    pa, targets, classes = import_arrow(), getattr(dataset, "with_target", None), getattr(dataset, "n_classes", None)
+    pa, targets, classes = import_arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _number_paths(len(dataset))}
     values = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
     if len(values) == len(dataset) and values.ndim == 1 and values.dtype.kind in "iuU":

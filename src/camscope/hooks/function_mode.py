@@ -66,7 +66,7 @@ class ForwardOverride(ExcludedFromCopies):
         return stand(self.module, args, kwargs) if stand else type(self.module).forward(self.module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:  # of a module that copies its attributes in a way of its own
-        return {"module": self.module, "stands": {}}
+        return {"module": self.module, "replacements": {}}
 
 
 @contextmanager
@@ -79,13 +79,13 @@ def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> It
 def _install_replacements(replacements: Mapping[nn.Module, ForwardReplacement], thread_id: int) -> Iterator[None]:
     with _override_lock:
         for module, stand in replacements.items():
-            module.__dict__.setdefault("forward", ForwardOverride(module)).stands[thread_id] = stand
+            module.__dict__.setdefault("forward", ForwardOverride(module)).replacements[thread_id] = stand
     try:
         yield
     finally:
         with _override_lock:
             for module in replacements:
-                others = module.__dict__["forward"].stands
+                others = module.__dict__["forward"].replacements
                 del others[thread_id]
                 if not others:
                     del module.__dict__["forward"]

@@ -18,7 +18,7 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 def get_image_token_id(module: nn.Module) -> int | None:
     """The token that stands for a patch of the image in the input ids, if the module's config names one."""
-    return _read_image_token_id(getattr(module, "config_digest", None))
+    return _read_image_token_id(getattr(module, "config", None))
 
 
 def _read_image_token_id(config: object) -> int | None:
@@ -35,7 +35,7 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
     """The config of the layer, or of the nearest module around it that has one; else None."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
-        config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config_digest", None)
+        config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
         if config is not None:
             return config
     return None
@@ -55,7 +55,7 @@ def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: I
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
     """Inside the scope, in this thread: `lengths` learns how many words the model's word embeddings are given."""
     for module in unwrap(model).modules():
-        size = getattr(getattr(module, "config_digest", None), "vocab_size", None)
+        size = getattr(getattr(module, "config", None), "vocab_size", None)
         if not isinstance(size, int):
             continue
         for part in module.modules():
@@ -75,7 +75,7 @@ def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collecti
 
 def find_vocabulary_sizes(model: nn.Module) -> set[int]:
     """How many words the language models inside a model know: so many channels are an answer at each token."""
-    configs = (getattr(module, "config_digest", None) for module in unwrap(model).modules())
+    configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
@@ -84,7 +84,7 @@ def find_query_counts(model: nn.Module) -> set[int]:
     """How many queries of its own a detector or a connector has, as its config or its parameters say."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
-        config = getattr(module, "config_digest", None)
+        config = getattr(module, "config", None)
         found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
         counts.update(count for count in found if isinstance(count, int) and not isinstance(count, bool))
         if isinstance(module, nn.Embedding) and "quer" in name.rpartition(".")[2]:

@@ -94,7 +94,7 @@ class ClassTarget(Target):
 
     def __post_init__(self) -> None:
         wanted = None if self.label is None else parse_class_label(self.label, "of", type(self).__name__)
-        object.__setattr__(self, "of", wanted)
+        object.__setattr__(self, "label", wanted)
 
     @abstractmethod
     def candidate_scores(self, output: Any) -> Tensor:

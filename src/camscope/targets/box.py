@@ -181,7 +181,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
     """The heads of the Hugging Face detectors in a model, the outermost first."""
     heads = []
     for module in model.modules():
-        config = getattr(module, "config_digest", None)
+        config = getattr(module, "config", None)
         if config is None or not any(DETECTION_MODELS.search(cls.__name__) for cls in type(module).__mro__):
             continue
         n_labels = None if hasattr(config, "text_config") else getattr(config, "num_labels", None)

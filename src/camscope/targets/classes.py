@@ -40,7 +40,7 @@ class Class:
     label: int | str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of", None if self.label is None else parse_class_label(self.label, "of", "Class"))
+        object.__setattr__(self, "label", None if self.label is None else parse_class_label(self.label, "of", "Class"))
 
 
 ClassLike = int | str | Difference | Class | None

@@ -40,7 +40,7 @@ class Similarity(Target):
 
     def bind(self, image_context: ImageContext) -> Target:
         """With embeddings in place of images."""
-        size = getattr(self.reference, "output_shape", ())
+        size = getattr(self.reference, "shape", ())
         signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not signal:
             return self
@@ -115,7 +115,7 @@ class TextSimilarity(Target):
             encoded = [self.encode(text) for text in texts]
             vectors = [one if isinstance(one, Tensor) else torch.tensor(one, device="cpu") for one in encoded]
             every = [Similarity(vector.detach().reshape(-1)) for vector in vectors]
-            object.__setattr__(self, "found", tuple(every))
+            object.__setattr__(self, "similarities", tuple(every))
 
     def bind(self, image_context: ImageContext) -> "TextSimilarity":
         """With the encoder of the scene, if it has one and none is given."""

@@ -30,7 +30,7 @@ class OutputPart(Target):
             raise TargetError(
                 f"Output({self.path!r}): expected a key, an index or an attribute, several with dots between"
             )
-        object.__setattr__(self, "name", self.path if isinstance(self.path, str) else int(self.path))
+        object.__setattr__(self, "path", self.path if isinstance(self.path, str) else int(self.path))
 
     @property
     def dense(self) -> bool:

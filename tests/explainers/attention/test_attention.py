@@ -366,13 +366,13 @@ def test_several_methods_and_questions_share_a_pass_and_change_nothing(method):
     (model(x).sum() * 2).backward()
     tool, targets = method(model), [1, None, lambda output: output[:, 2] - output[:, 3]]
     with untouched(model, x):
-        alone = [tool.explain(x[0], target).heat for target in targets]
-        together = [one.heat for one in tool.explain_classes(x[0], targets)]
+        alone = [tool.explain(x[0], target).attribution for target in targets]
+        together = [one.attribution for one in tool.explain_classes(x[0], targets)]
         beside = tool.explain_methods(x[0], [other.name for other in EVERY], 1)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
     mine = next(one for one in beside if one.method == method.name)
-    np.testing.assert_allclose(mine.heat, alone[0], rtol=1e-12, atol=1e-16)
+    np.testing.assert_allclose(mine.attribution, alone[0], rtol=1e-12, atol=1e-16)
     assert method.class_specific is not np.array_equal(together[0], together[2])
 
 
@@ -408,7 +408,7 @@ def test_an_untrained_head_is_flagged(method):
     with pytest.warns(CamscopeWarning, match="gradient is zero"):
         answer = method(model).explain(x[0], 1)
     assert answer.status == "zero_gradient"
-    assert not answer.heat.any()
+    assert not answer.attribution.any()
 
 
 def test_where_all_tokens_are_pooled_chefers_identity_is_left_out():

@@ -77,7 +77,7 @@ def test_the_map_of_a_bag_has_a_plane_for_each_instance(bags, make):
     torch.testing.assert_close(found, make(FirstChannels(model), frames_first=False).attribute(x.transpose(1, 2), 1))
     for given in (x[0], x[:1]):
         one = make(model, frames_first=True).explain(given, 1)
-        np.testing.assert_allclose(one.heat, found[0].numpy(), atol=1e-12)
+        np.testing.assert_allclose(one.attribution, found[0].numpy(), atol=1e-12)
         assert one.input_size == (5, 6, 8)
 
 

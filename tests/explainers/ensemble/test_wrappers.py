@@ -409,9 +409,9 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
     for outer, inner, changes in cases:
         target = None if isinstance(inner, Contrast) else 1
         made, right = outer.explain(x[0], target), inner.explain(x[0], target)
-        assert made.heat.tobytes() == right.attribution.tobytes(), outer
+        assert made.attribution.tobytes() == right.attribution.tobytes(), outer
         assert made.notes == right.notes
-        assert (made.heat.tobytes() != outer.explainer.explain(x[0], target).heat.tobytes()) == changes, outer
+        assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, outer
         assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
 
 
@@ -567,7 +567,7 @@ def test_each_sample_alone_has_its_map_in_the_batch(build, case):
     batch = tool.attribute(x, targets)
     for i, target in enumerate(targets):
         torch.testing.assert_close(tool.attribute(x[i : i + 1], target)[0], batch[i], rtol=1e-9, atol=1e-12)
-    together = [one.heat for one in tool.explain_batch(list(x), targets)]
+    together = [one.attribution for one in tool.explain_batch(list(x), targets)]
     np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-9, atol=1e-12)
 
 
@@ -612,7 +612,7 @@ def test_several_classes_are_several_calls(build):
     tool, targets = build(model, "block"), [2, None, Difference(1, 0), lambda output: output[:, 1]]
     for one, target in zip(tool.explain_classes(x[0], targets), targets, strict=True):
         alone = tool.explain(x[0], target)
-        assert one.heat.tobytes() == alone.heat.tobytes()
+        assert one.attribution.tobytes() == alone.attribution.tobytes()
         assert (one.target, one.label, one.score, one.status) == (alone.target, alone.label, alone.score, alone.status)
 
 

@@ -552,9 +552,9 @@ def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, s
     assert f"settled to until=0.2 before all {samples}" in made.notes[0]
     assert drawn % looked == 0
     assert counting.rows <= 1 + drawn * turns + 7
-    assert made.error.max() <= 0.2 * np.ptp(made.heat)
+    assert made.standard_error.max() <= 0.2 * np.ptp(made.attribution)
     again = method(model, grid_size=2, n_samples=samples, tolerance=0.2, batch_size=64).explain(x[0], 1)
-    assert made.heat.tobytes() == again.heat.tobytes()
+    assert made.attribution.tobytes() == again.attribution.tobytes()
     tight = method(model, grid_size=2, n_samples=16, tolerance=1e-6).explain(x[0], 1)
     assert tight.notes[0].endswith(": not settled to until=1e-06")
 

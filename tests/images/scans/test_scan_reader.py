@@ -380,5 +380,5 @@ def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
         if name in said:
             assert (row["status"], row["error"]) == ("failed", said[name])
         else:
-            heat = alone[name].heat
+            heat = alone[name].attribution
             np.testing.assert_allclose(np.reshape(row["heat"], heat.shape), heat, rtol=1e-5, atol=1e-7)

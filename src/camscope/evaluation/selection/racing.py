@@ -68,7 +68,7 @@ class CandidateState:
     @property
     def title(self) -> str:
         """`gradcam · layer4`"""
-        layer = getattr(self.explainer, "layers", None)
+        layer = getattr(self.explainer, "layer", None)
         return " · ".join(filter(None, (self.explainer.title, layer if isinstance(layer, str) else None)))
 
     @property

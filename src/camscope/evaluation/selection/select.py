@@ -242,7 +242,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
     """Write the first of the best, or where there is no clear winner the cheapest of those that are alike."""
     best = selection.best[0] if selection.best else selection.cheapest
     lines = [f"# {selection.recommendation}", f"method = {_quote_toml(best.explainer.name)}"]
-    layer = getattr(best.explainer, "layers", None)
+    layer = getattr(best.explainer, "layer", None)
     lines += [f"layer = {_quote_toml(layer)}"] if isinstance(layer, str) else []
     lines += [
         f"model = {_quote_toml(compute_model_digest(unwrap(best.explainer.model)))}",

@@ -287,7 +287,7 @@ class LayerFeatures:
     sample_notes: list[list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "remarks", [[] for _ in self.x])
+        object.__setattr__(self, "sample_notes", [[] for _ in self.x])
 
     @property
     def gradient(self) -> Tensor:

@@ -50,7 +50,7 @@ def explain_supported(
         raise first
     for name, tool in zip(format_method_labels(explainers), explainers, strict=True):
         if isinstance(why := found[id(tool)], CamscopeError):
-            layer = getattr(tool, "layers", None)
+            layer = getattr(tool, "layer", None)
             where = f"{name} at {layer}" if layer else name
             warn_caller(f"{where} is left out: {why}")
     rows = [(tool, row) for tool in every if isinstance(row := found[id(tool)], list)]

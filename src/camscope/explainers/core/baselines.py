@@ -192,4 +192,4 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _describe_background(background: object) -> str:
-    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'output_shape', ()))}"
+    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'shape', ()))}"

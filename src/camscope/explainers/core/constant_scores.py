@@ -81,7 +81,7 @@ def _uses_rival_scores(explainer: "BaseMethod") -> bool:
     """Whether a map is made of more than the class's own score: of probabilities, or of rivals' scores."""
     if getattr(explainer, "has_custom_backward", False):
         return False
-    return getattr(explainer, "runs_model", False) or getattr(explainer, "target_name", "score") != "part_score"
+    return getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:

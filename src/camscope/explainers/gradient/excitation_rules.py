@@ -317,7 +317,7 @@ def _has_excitation_rule(node: Node) -> bool:
     constant = (kind == "Add" and sum(inputs) <= 1) or (
         kind == "Sub" and inputs == [True, *[False] * (len(inputs) - 1)]
     )
-    return constant or kind in COPY_NODES or hasattr(node, "acquire_shared")
+    return constant or kind in COPY_NODES or hasattr(node, "share")
 
 
 def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
@@ -327,7 +327,7 @@ def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
         node = waiting.pop()
         if node is None:
             continue
-        if isinstance(share := getattr(node, "acquire_shared", None), LinearRule):
+        if isinstance(share := getattr(node, "share", None), LinearRule):
             heads.append(share)
         else:
             waiting.extend(before for before, _ in node.next_functions)
@@ -349,7 +349,7 @@ def _is_first_layer_input(x: Tensor) -> bool:
     """Whether nothing but copies, constants and activations lies between the input and this."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
-        if getattr(getattr(node, "acquire_shared", None), "check_splits", False):
+        if getattr(getattr(node, "share", None), "splits", False):
             return False
         node = node.next_functions[0][0]
     return True

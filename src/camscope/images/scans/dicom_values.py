@@ -252,7 +252,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
     """Pictures of one frame each, as one of many, whose values are `values`."""
     first = parts[0]
     amounts = tuple(amount for picture in parts for amount in picture.modality_luts)
-    before, after = ([getattr(picture, when) for picture in parts] for when in ("before", "after"))
+    before, after = ([getattr(picture, when) for picture in parts] for when in ("steps_before", "steps_after"))
     padding = next((picture.padding_value for picture in parts if picture.n_padded_pixels), 0.0)
     padded = sum(picture.n_padded_pixels for picture in parts)
     return replace(

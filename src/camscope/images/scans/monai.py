@@ -51,7 +51,7 @@ class MonaiPreprocess:
             raise ImageError(f"{name}: MONAI's transforms raised {type(error).__name__}") from None
         made = made[key] if isinstance(made, dict) and key is not None else made
         if not isinstance(made, Tensor) or made.ndim not in (3, 4):
-            came = f"{type(made).__name__} {tuple(getattr(made, 'output_shape', ()))}"
+            came = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
             raise ImageError(
                 f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )

@@ -65,7 +65,7 @@ class Scan:
         if self.affine is not None:
             world = np.array(self.affine, np.float64)
             world.setflags(write=False)
-            object.__setattr__(self, "world", world)
+            object.__setattr__(self, "affine", world)
 
     @property
     def shape(self) -> tuple[int, ...]:

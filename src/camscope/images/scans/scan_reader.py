@@ -57,7 +57,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     if isinstance(source, bytes):
         return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
-        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "output_shape") else []
+        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
         if not files or not all(isinstance(one, str | Path) for one in files):
             raise ImageError(
                 f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
