@@ -128,7 +128,7 @@ def _of_parquet(data: bytes) -> bytes:
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(data))
-    columns = [name for name in table.column_names if name != "heat"]
+    columns = [name for name in table.column_names if name != "attribution"]
     return f"{table.schema.metadata} {table.schema} {table.select(columns).to_pylist()}".encode()
 
 

@@ -21,7 +21,15 @@ DEEP = "[" * 100_000 + "]" * 100_000
 def explanation(**fields):
     heat = np.ones((3, 4), np.float32)
     return Explanation(
-        **{"heat": heat, "method": "gradcam", "target": 1, "label": "a", "score": 1.0, "input_size": (6, 8), **fields}
+        **{
+            "attribution": heat,
+            "method": "gradcam",
+            "target": 1,
+            "label": "a",
+            "score": 1.0,
+            "input_size": (6, 8),
+            **fields,
+        }
     )
 
 
@@ -89,7 +97,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
 
     def refused():
         with pytest.raises(CamscopeError), read_errors_converted("file"):
-            read_npz(tmp_path / "claims.npz", ("heat",))
+            read_npz(tmp_path / "claims.npz", ("attribution",))
 
     assert peak_of(refused) < 2_000_000
 
@@ -134,9 +142,9 @@ def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path):
         ("score", "<b>"), ("score", None), ("probability", []), ("label", 3), ("method", None), ("layer", 1), ("notes", [3]),
         ("input_size", [6]), ("input_size", [10**9, 10**9]), ("input_size", [0, 8]), ("input_size", "ab"), ("target", True),
         ("status", "fine"), ("measures", {"gap": "x"}), ("top", [{"index": 0, "label": None, "score": 1, "probability": 1}]),
-        ("world", [[0] * 4] * 3),
+        ("affine", [[0] * 4] * 3),
         ("placement", {"matrix": [[1, 0, 0], [0, 1, 0]], "input_size": [6, 8], "image_size": [2**20, 2**20]}),
-        ("versions", []), ("heat", [[]]), ("heat", DEEP),
+        ("versions", []), ("attribution", [[]]), ("attribution", DEEP),
     ],
 )  # fmt: skip
 def test_a_field_of_an_explanation_that_is_another_is_refused_when_it_is_loaded(tmp_path, field, value):

@@ -206,7 +206,9 @@ def test_single_pixels_are_scaled_by_what_nearly_all_stay_under(monkeypatch):
     assert one.heatmap("grid")[6, 142] == np.float32(1e-3), "the default divides by the maximum, as ever"
     coarse = replace(one, input_size=(14, 286))
     np.testing.assert_allclose(coarse.heatmap("grid", "auto"), coarse.heatmap("grid", "max"))
-    assert replace(one, attribution=np.eye(20, 1000, dtype=np.float32)).heatmap("grid", "robust").max() == 1, "most are zero"
+    assert replace(one, attribution=np.eye(20, 1000, dtype=np.float32)).heatmap("grid", "robust").max() == 1, (
+        "most are zero"
+    )
 
 
 def test_the_diverging_map_is_white_at_zero_for_every_scale():
@@ -312,7 +314,7 @@ def test_notebooks_get_an_escaped_label():
 
 def assert_same(found, one, pictures):
     for field in Explanation.__dataclass_fields__:
-        if field == "heat":
+        if field == "attribution":
             assert found.attribution.dtype == one.attribution.dtype
             np.testing.assert_array_equal(found.attribution, one.attribution)
         elif field in ("image", "seen"):
@@ -330,7 +332,7 @@ def test_saved_explanations_come_back(tmp_path, suffix, dtype):
     heat = np.random.default_rng(1).normal(size=(5, 7)).astype(dtype) / 3
     heat[0, 0], heat[0, 1] = np.nan, np.inf
     for facts in ({}, {"placement": None, "image": None, "seen": None, "target": None, "probability": None, "top": ()}):
-        one = Explanation(heat, **{**{k: v for k, v in vars(explanation()).items() if k != "heat"}, **facts})
+        one = Explanation(heat, **{**{k: v for k, v in vars(explanation()).items() if k != "attribution"}, **facts})
         path = one.save(tmp_path / f"why{suffix}")
         assert path == tmp_path / f"why{suffix}"
         assert_same(Explanation.load(path), one, pictures=suffix.lower() == ".npz")
@@ -443,11 +445,11 @@ def garbage(tmp_path):
         ("text.json", b'"text"'),
         ("number.json", b"3"),
         ("none.json", b"null"),
-        ("missing.json", json.dumps({k: v for k, v in facts.items() if k != "heat"}).encode()),
+        ("missing.json", json.dumps({k: v for k, v in facts.items() if k != "attribution"}).encode()),
         ("extra.json", json.dumps({**facts, "__class__": 1}).encode()),
-        ("ragged.json", json.dumps({**facts, "heat": [[1, 2], [3]]}).encode()),
-        ("letters.json", json.dumps({**facts, "heat": [["a"]], "dtype": "U1"}).encode()),
-        ("objects.json", json.dumps({**facts, "heat": [[{}]], "dtype": "O"}).encode()),
+        ("ragged.json", json.dumps({**facts, "attribution": [[1, 2], [3]]}).encode()),
+        ("letters.json", json.dumps({**facts, "attribution": [["a"]], "dtype": "U1"}).encode()),
+        ("objects.json", json.dumps({**facts, "attribution": [[{}]], "dtype": "O"}).encode()),
         ("place.json", json.dumps({**facts, "placement": {"matrix": 3}}).encode()),
         ("scores.json", json.dumps({**facts, "top": [3]}).encode()),
     )

@@ -32,7 +32,7 @@ def volume(kind=Explanation, **facts):
     heat = np.zeros((3, 4, 5), np.float32)
     heat[1, 2, 3] = 5.0
     known = {
-        "heat": heat,
+        "attribution": heat,
         "method": "gradcam",
         "target": 1,
         "label": "lesion",
@@ -150,7 +150,11 @@ def test_masks_are_outlined_on_a_photograph():
     lungs[5:35, 5:45], opacity[10:20, 10:20] = True, True
     photo = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     one = volume(
-        attribution=np.ones((4, 5)), input_size=(40, 50), placement=Placement.identity((40, 50)), image=photo, model_input_image=photo
+        attribution=np.ones((4, 5)),
+        input_size=(40, 50),
+        placement=Placement.identity((40, 50)),
+        image=photo,
+        model_input_image=photo,
     )
     plain, named = one.overlay(mask=lungs), one.overlay(mask={"lungs": lungs, "opacity": opacity})
     assert plain.shape == (40, 50, 3)

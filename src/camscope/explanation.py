@@ -25,7 +25,12 @@ MapSize = Literal["image", "input", "grid"]
 ScaleOption = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
-ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # of an explanation; all else of it is words and numbers
+ARRAY_FIELDS = (
+    "attribution",
+    "standard_error",
+    "image",
+    "model_input_image",
+)  # of an explanation; all else of it is words and numbers
 MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
@@ -380,7 +385,9 @@ class Explanation:
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
             error = {} if self.standard_error is None else {"standard_error": self.standard_error.tolist()}
-            data = json.dumps({**self._to_metadata(), **error, "attribution": self.attribution.tolist()}, indent=1).encode()
+            data = json.dumps(
+                {**self._to_metadata(), **error, "attribution": self.attribution.tolist()}, indent=1
+            ).encode()
         elif suffix == ".npz":
             data = self._encode_npz()
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
@@ -406,7 +413,11 @@ class Explanation:
             if Path(path).suffix.lower() == ".json":
                 facts = read_json(path)
                 kind = np.dtype(facts["dtype"])
-                arrays = {key: _parse_floats(facts.pop(key), kind) for key in ("attribution", "standard_error") if key in facts}
+                arrays = {
+                    key: _parse_floats(facts.pop(key), kind)
+                    for key in ("attribution", "standard_error")
+                    if key in facts
+                }
             else:
                 arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
                 facts = json.loads(str(arrays.pop("facts")))

@@ -91,10 +91,10 @@ def audited(folder, heats, categories=(), each=4):
     """An audit as far as its maps go: of images a method's map of class 1, in parts of so many; None where there is none."""
     folder.mkdir()
     fields = {"id": pa.string(), "method": pa.string(), "label": pa.string(), "target": pa.string()}
-    form = pa.schema({**fields, "grid": pa.list_(pa.int32()), "heat": pa.list_(pa.float32())})
+    form = pa.schema({**fields, "grid": pa.list_(pa.int32()), "attribution": pa.list_(pa.float32())})
     rows = [
         {"id": name, "method": "gradcam", "label": "class 1", "target": "1"}
-        | {"grid": heat.shape, "heat": heat.ravel().tolist()}
+        | {"grid": heat.shape, "attribution": heat.ravel().tolist()}
         if heat is not None
         else {"id": name, "method": "gradcam", "target": "1"}
         for name, heat in heats.items()

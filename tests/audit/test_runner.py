@@ -322,11 +322,11 @@ def test_one_flipped_bit_in_an_output_is_seen(copied, name):
 def test_one_flipped_bit_in_a_map_is_seen(copied):
     part = next((copied / "maps" / "parts").iterdir())
     table = parquet.read_table(part)
-    heat = [np.array(one, np.float32) for one in table["heat"].to_pylist()]
+    heat = [np.array(one, np.float32) for one in table["attribution"].to_pylist()]
     heat[0].view(np.uint32)[0] ^= 1
-    place = table.column_names.index("heat")
-    column = pyarrow.array([one.tolist() for one in heat], table.schema.field("heat").type)
-    parquet.write_table(table.set_column(place, table.schema.field("heat"), column), part)
+    place = table.column_names.index("attribution")
+    column = pyarrow.array([one.tolist() for one in heat], table.schema.field("attribution").type)
+    parquet.write_table(table.set_column(place, table.schema.field("attribution"), column), part)
     assert not verify_audit(copied).is_intact
 
 

@@ -34,7 +34,9 @@ def run(tmp_path_factory):
     (folder / "images" / "2.png").write_bytes(b"no image")
     (folder / "list.csv").write_text("\n".join(lines))
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk_size=4)
+    run_batch(
+        [GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk_size=4
+    )
     (folder / "images" / "4.png").write_bytes((folder / "images" / "3.png").read_bytes())
     (folder / "images" / "5.png").unlink()
     return BatchRun(folder / "run")
@@ -132,7 +134,7 @@ def test_the_table_has_the_rows_in_the_querys_order(run, tmp_path):
     assert found[3]["status"] == "failed"
     assert found[3]["error"].startswith("this is not an image")
     assert (found[3]["score"], found[3]["peak_row"]) == ("", "")
-    assert not {"heat", "placement"} & found[0].keys()
+    assert not {"attribution", "placement"} & found[0].keys()
     assert float(found[0]["score"]) == run.query("id = 'case 5' and method = 'layercam'")["score"][0].as_py()
 
 
@@ -144,7 +146,7 @@ def test_a_peak_is_the_middle_of_the_hottest_cell_on_the_image(run, tmp_path):
         heat = run.explanation(row).heatmap("image")
         down, across = float(told["peak_row"]), float(told["peak_column"])
         assert heat[int(down), int(across)] > 0.8 * heat.max(), row["id"]
-        cell = np.unravel_index(np.argmax(row["heat"]), row["grid"])
+        cell = np.unravel_index(np.argmax(row["attribution"]), row["grid"])
         middle = [(n + 0.5) * size / cells for n, size, cells in zip(cell, row["input_size"], row["grid"], strict=True)]
         np.testing.assert_allclose(run.explanation(row).placement.to_image([middle])[0], [down, across], atol=0.051)
 

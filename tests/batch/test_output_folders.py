@@ -428,7 +428,7 @@ def test_large_images_are_decoded_alone_and_overlays_have_a_largest_size(folder,
     with Image.open(overlay) as drawn:
         assert drawn.width * drawn.height <= 60_000 * 1.3  # a strip below it may tell of a flag
         assert drawn.width == 300
-    assert BatchRun(tmp_path / "out").table(["heat"]) == BatchRun(tmp_path / "plain").table(["heat"])
+    assert BatchRun(tmp_path / "out").table(["attribution"]) == BatchRun(tmp_path / "plain").table(["attribution"])
 
 
 def test_a_budget_admits_what_fits_and_what_is_too_large_alone():

@@ -48,7 +48,7 @@ def run(tmp_path_factory):
             "label": np.where(numbers % 3 == 0, "nodule", "it's"),
             "probability": pa.array(drawn[numbers] / 100, mask=failed),
             "method": np.where(numbers % 2, "layercam", "gradcam"),
-            "heat": pa.array([None if n % 7 == 0 else [n, n + 0.5] for n in numbers], pa.list_(pa.float32())),
+            "attribution": pa.array([None if n % 7 == 0 else [n, n + 0.5] for n in numbers], pa.list_(pa.float32())),
             'a"b': numbers * 10,
         }
         always = {name: kind for name, kind in column_types().items() if name not in OPTIONAL_COLUMNS}
@@ -68,7 +68,7 @@ def test_a_condition_and_an_order_choose_rows_with_their_own_maps(run):
     found = run.query("label = 'nodule' and probability < 0.6", "probability desc")
     assert len(wanted) > 9
     assert numbers(found) == wanted
-    assert found["heat"].to_pylist() == [[n, n + 0.5] for n in wanted]
+    assert found["attribution"].to_pylist() == [[n, n + 0.5] for n in wanted]
     assert found.schema == run.dataset.schema
     assert numbers(run.query("label = 'nodule' and probability < 0.6", "probability desc", 4)) == wanted[:4]
 
@@ -92,8 +92,11 @@ def test_failed_rows_are_last_in_either_order(run):
 
 
 def test_columns_are_those_asked_for_in_their_order(run):
-    found = run.query("row = 1", columns=["method", "heat"])
-    assert found.to_pylist() == [{"method": "gradcam", "heat": [2, 2.5]}, {"method": "layercam", "heat": [3, 3.5]}]
+    found = run.query("row = 1", columns=["method", "attribution"])
+    assert found.to_pylist() == [
+        {"method": "gradcam", "attribution": [2, 2.5]},
+        {"method": "layercam", "attribution": [3, 3.5]},
+    ]
     with pytest.raises(InputError, match="no column heet; the columns are row, id, path, sha256, status"):
         run.query(columns=["id", "heet"])
 
@@ -108,13 +111,15 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
     damaged = BatchRun(tmp_path / "run")
     for part, path in enumerate(sorted((tmp_path / "run" / "parts").iterdir())):
         group = parquet.ParquetFile(path).metadata.row_group(0)
-        heat = next(group.column(n) for n in range(group.num_columns) if "heat" in group.column(n).path_in_schema)
+        heat = next(
+            group.column(n) for n in range(group.num_columns) if "attribution" in group.column(n).path_in_schema
+        )
         data, start = bytearray(path.read_bytes()), heat.dictionary_page_offset or heat.data_page_offset
         if part != 4:
             data[start : start + heat.total_compressed_size] = b"\xff" * heat.total_compressed_size
             path.write_bytes(data)
     found = damaged.query('probability >= 0 and "row" = 22', "label, probability")
-    assert sorted(map(tuple, found["heat"].to_pylist())) == [(44, 44.5), (45, 45.5)]
+    assert sorted(map(tuple, found["attribution"].to_pylist())) == [(44, 44.5), (45, 45.5)]
     assert damaged.query('"row" = 1', columns=["label"])["label"].to_pylist() == ["it's", "nodule"]
     with pytest.raises(InputError, match=r"part-00000000\.parquet cannot be read, and is made anew once it is removed"):
         damaged.query('"row" = 1')
@@ -171,8 +176,8 @@ def test_rows_come_by_image_with_maps_as_arrays(run):
     places = np.array([3, 10, 11, 12, 50])
     images = list(iter_rows_by_image(run.dataset, places))
     assert [[row["id"] for row in own] for own in images] == [["id 3"], ["id 10", "id 11"], ["id 12"], ["id 50"]]
-    assert images[1][0]["heat"].dtype == np.float32
-    assert images[1][1]["heat"].tolist() == [11, 11.5]
+    assert images[1][0]["attribution"].dtype == np.float32
+    assert images[1][1]["attribution"].tolist() == [11, 11.5]
     assert RowReader(run.dataset).take(np.array([50, 3, 50]))["id"].to_pylist() == ["id 50", "id 3", "id 50"]
 
 

@@ -25,7 +25,20 @@ csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.
 from camscope.batch import BatchRun, build_manifest, path_resolver, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.run_store import RunStore  # noqa: E402
 
-WITHOUT_TIME = ["row", "id", "path", "sha256", "status", "error", "target", "label", "score", "method", "layer", "heat"]
+WITHOUT_TIME = [
+    "row",
+    "id",
+    "path",
+    "sha256",
+    "status",
+    "error",
+    "target",
+    "label",
+    "score",
+    "method",
+    "layer",
+    "attribution",
+]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +119,7 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
         ({"file": ["1.png"]}, "no column of 1 is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row has the id of another"),
-        ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
+        ({"path": ["1.png"], "attribution": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
         ({"path": pa.array([], pa.string())}, "it has no row"),
         ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals
         ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are named age, in large or small letters"),
@@ -205,13 +218,13 @@ def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
     for row in made:
         path = folder / f"{row['row']}.png"
         if row["row"] == 4:
-            assert (row["status"], row["heat"]) == ("failed", None)
+            assert (row["status"], row["attribution"]) == ("failed", None)
             assert "not an image of a format that Pillow knows" in row["error"]
             continue
         target = "nodule" if row["target"] == "nodule" else None
         tool = tools(model)[row["method"] == "layercam"]
         one = tool.explain(path, target)
-        np.testing.assert_allclose(np.float32(row["heat"]), one.attribution.ravel(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(np.float32(row["attribution"]), one.attribution.ravel(), rtol=1e-4, atol=1e-6)
         assert (row["label"], row["layer"], row["status"]) == (one.label, one.layer, one.status)
         assert row["score"] == pytest.approx(one.score, rel=1e-5)
 

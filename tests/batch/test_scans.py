@@ -92,7 +92,7 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     assert [row["site"] for row in rows] == ["A", "A", "B", "B"]
     assert [row["id"] for row in rows][1] == "case-2"
     assert all(row["path"].startswith("scan-") for row in rows)
-    assert rows[0]["steps"][1] == "rescale: slope 1, intercept -1024 (HU)"
+    assert rows[0]["scan_steps"][1] == "rescale: slope 1, intercept -1024 (HU)"
     assert rows[3]["error"]
     one = tool.explain(CT, 1)
     again = BatchRun(out).explanation(rows[2])

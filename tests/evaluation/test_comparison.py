@@ -71,7 +71,7 @@ def by_hand(place, metric, method):
     """[row]: the value of a map, from the run's own explanations."""
     run, values = BatchRun(place / "out" / "run"), {}
     for row in run.table().to_pylist():
-        if row["heat"] is not None and row["method"] == method:
+        if row["attribution"] is not None and row["method"] == method:
             one = run.explanation(row)
             mask = np.asarray(Image.open(place / "masks" / Path(row["path"]).name)) > 0
             values[row["row"]] = METRICS[metric](one.heatmap(scale=None), mask)
@@ -112,7 +112,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
     maps = {
         (row["row"], row["method"]): run.explanation(row).heatmap("grid")
         for row in run.table().to_pylist()
-        if row["heat"] is not None
+        if row["attribution"] is not None
     }
     pair = found.methods.index("layercam"), found.methods.index("saliency")
     each = []

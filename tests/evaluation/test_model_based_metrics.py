@@ -158,7 +158,9 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
         evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, on_progress=killed, **settings)
     assert len(parts(tmp_path / "again")) == 2
     seen = []
-    evaluate(tmp_path / "run", tmp_path / "again", batch_size=1, on_progress=lambda done, _: seen.append(done), **settings)
+    evaluate(
+        tmp_path / "run", tmp_path / "again", batch_size=1, on_progress=lambda done, _: seen.append(done), **settings
+    )
     assert seen == [1, 2, 3, 4]
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
 

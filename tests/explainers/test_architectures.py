@@ -79,8 +79,19 @@ def built():
 
 def small(method):
     """Constructor of a method with few samples, steps and copies: the question is whether it works at all."""
-    few = {"n_samples": 2, "n_steps": 2, "groups": 4, "top": 6, "grid_size": 2, "window": 999, "segments": 4, "areas": (0.5,)}
-    few |= {"n_samples": 20, "segments": None} if method in ("lime", "kernelshap") else {}  # a few for each of four cells
+    few = {
+        "n_samples": 2,
+        "n_steps": 2,
+        "groups": 4,
+        "top": 6,
+        "grid_size": 2,
+        "window": 999,
+        "segments": 4,
+        "areas": (0.5,),
+    }
+    few |= (
+        {"n_samples": 20, "segments": None} if method in ("lime", "kernelshap") else {}
+    )  # a few for each of four cells
     fields = METHODS[method].__dataclass_fields__
     return partial(METHODS[method], **{name: value for name, value in few.items() if name in fields})
 

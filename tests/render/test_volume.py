@@ -307,7 +307,7 @@ def test_greys_of_any_kind_of_numbers():
         ({"spacing": (1.0, 0.0, 1.0)}, InputError, "three positive numbers"),
         ({"labels": (("L", "R"),)}, InputError, "a pair of letters"),
         ({"masks": np.ones((3, 4))}, GeometryError, r"the mask is \(3, 4\)"),
-        ({"world": np.zeros((4, 4))}, InputError, "invertible"),
+        ({"affine": np.zeros((4, 4))}, InputError, "invertible"),
     ],
 )
 def test_what_does_not_belong_together_is_one_clear_error(facts, error, words):

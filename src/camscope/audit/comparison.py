@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MAX_COMPARED_IMAGES = 500  # images, drawn by the seed
-MAP_COLUMNS = ("id", "method", "target", "grid", "heat")
+MAP_COLUMNS = ("id", "method", "target", "grid", "attribution")
 MethodFinding = tuple[str, str]  # method, finding
 MapsById = dict[tuple[MethodFinding, str], Any]  # by the image's id, too
 
@@ -98,9 +98,9 @@ def _collect_maps(run: AuditRun, table: Any) -> MapsById:
     """Findings are called what they are in the summary, as in all else that is compared."""
     names, found = run.summary.resolve.class_names, dict[tuple[MethodFinding, str], Any]()
     for row in table_to_dicts(table):
-        if row["heat"] is not None:
+        if row["attribution"] is not None:
             finding = names[int(row["target"])] if names else row["target"]
-            found[(row["method"], finding), row["id"]] = row["heat"].reshape(row["grid"])
+            found[(row["method"], finding), row["id"]] = row["attribution"].reshape(row["grid"])
     return found
 
 

@@ -52,7 +52,7 @@ class ImageCard:
 
 def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int) -> list[ImageCard]:
     """The cards of an image's rows, for which it is read once, each map drawn on it in `image_height` rows."""
-    if all(row["heat"] is None for row in rows):
+    if all(row["attribution"] is None for row in rows):
         return [_build_failure_card(run, row) for row in rows]
     photo, missing = read_original(run, rows[0])
     flat = photo is not None and photo.ndim == 3 and photo.shape[2] == 3  # a volume is seen under its map only
@@ -63,7 +63,7 @@ def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int
     )
     return [
         _build_failure_card(run, row)
-        if row["heat"] is None
+        if row["attribution"] is None
         else _build_overlay_card(run, row, photo, before, missing, image_height)
         for row in rows
     ]

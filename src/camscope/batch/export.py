@@ -120,7 +120,7 @@ class Exporter:
         known = False
         for one in row_exports:
             result.n_files += one.n_files
-            result.n_rows_without_map += one.row["heat"] is None
+            result.n_rows_without_map += one.row["attribution"] is None
             if one.error is not None:
                 result.failure_counts[one.error] += 1
                 result.failure_examples.setdefault(one.error, one.row["id"])
@@ -133,12 +133,12 @@ class Exporter:
     def _export_image(self, rows: Sequence[ResultRow]) -> list[_RowExport]:
         """The files of an image's rows: it is read once, and where only maps are wanted not at all."""
         photo = error = None
-        if set(self.formats) & set(IMAGE_FORMATS) and any(row["heat"] is not None for row in rows):
+        if set(self.formats) & set(IMAGE_FORMATS) and any(row["attribution"] is not None for row in rows):
             photo, error = read_original(self.run, rows[0])
         names, taken, made = OutputNames.from_run(self.run.run_info["made_with"]), set[str](), []
         for row in rows:
             stem = names.file_stem(row)
-            if row["heat"] is None or stem in taken:  # asked twice for one class, there are two rows of one map
+            if row["attribution"] is None or stem in taken:  # asked twice for one class, there are two rows of one map
                 made.append(_RowExport(row))
             else:
                 made.append(self._export_row(row, stem, self.run.explanation(row, photo), error))
@@ -191,10 +191,8 @@ class Exporter:
         return open_coco_writer(self.table_path("coco"), facts["categories"], info, overwrite=self.overwrite)
 
 
-OMITTED_COLUMNS = ("grid", "heat", "input_size", "image_size", "placement")
-PEAK_CELL_SQL = (
-    "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
-)
+OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
+PEAK_CELL_SQL = "CASE WHEN list_max(attribution) > 0 AND isfinite(list_max(attribution)) THEN list_position(attribution, list_max(attribution)) - 1 END"
 NUMBER_PATTERN = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 CELL_BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"  # where a spreadsheet may split a line, or end it
 # What nobody sees, and some spreadsheets take away: control and format characters, selectors and fillers of Unicode.

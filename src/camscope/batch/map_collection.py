@@ -102,7 +102,7 @@ class MapCollection:
         rows = self.dataset
         for piece in RowReader(rows).iter_tables(Query().find_positions(rows)):
             for row in table_to_dicts(piece):
-                if row["heat"] is not None:
+                if row["attribution"] is not None:
                     yield self.explanation(row)
 
     def read_image(self, row: Mapping[str, Any]) -> PixelArray:
@@ -215,7 +215,7 @@ class MapCollection:
         placement = row["placement"]
         settings = made["methods"].get(f"{row['method']} {row['parameters']}", {})
         return Explanation(
-            attribution=np.array(row["heat"], np.float32).reshape(grid),
+            attribution=np.array(row["attribution"], np.float32).reshape(grid),
             method=row["method"],
             target=self._target_index(row),
             label=row["label"],
@@ -238,8 +238,8 @@ class MapCollection:
             model=made["model"]["digest"],
             image=image,
             model_input_image=None,
-            affine=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
-            scan_steps=tuple(row.get("steps") or ()),
+            affine=None if row.get("affine") is None else np.array(row["affine"], np.float64).reshape(4, 4),
+            scan_steps=tuple(row.get("scan_steps") or ()),
         )
 
     def _target_index(self, row: Mapping[str, Any]) -> int | None:

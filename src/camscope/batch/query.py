@@ -229,10 +229,10 @@ def group_rows_by_image(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
 def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
     """A table's rows; the maps stay arrays, for as Python's numbers they would be ten times as large."""
     with translate_part_errors():
-        heats = [one.values for one in table["heat"]]
-        plain = table.drop_columns(["heat"]).to_pylist()
+        heats = [one.values for one in table["attribution"]]
+        plain = table.drop_columns(["attribution"]).to_pylist()
     return [
-        {**row, "heat": None if heat is None else heat.to_numpy(zero_copy_only=False)}
+        {**row, "attribution": None if heat is None else heat.to_numpy(zero_copy_only=False)}
         for row, heat in zip(plain, heats, strict=True)
     ]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-OPTIONAL_COLUMNS = ("failure", "world", "steps", "overlay")  # columns that only some runs have
+OPTIONAL_COLUMNS = ("failure", "affine", "scan_steps", "overlay")  # columns that only some runs have
 REQUIRED_COLUMNS = ("row", "id", "status", "method")  # columns in which every row has a value
 FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # failures: another try may succeed, or the file itself is the reason
@@ -60,12 +60,12 @@ def column_types() -> dict[str, "pa.DataType"]:
         "layer": pa.string(),
         "parameters": pa.string(),
         "grid": pa.list_(pa.int32()),
-        "heat": pa.list_(pa.float32()),
+        "attribution": pa.list_(pa.float32()),
         "input_size": pa.list_(pa.int32()),
         "image_size": pa.list_(pa.int32()),
         "placement": pa.list_(pa.float64()),
-        "world": pa.list_(pa.float64()),
-        "steps": pa.list_(pa.string()),
+        "affine": pa.list_(pa.float64()),
+        "scan_steps": pa.list_(pa.string()),
         "notes": pa.list_(pa.string()),
         "seconds": pa.float64(),
         "overlay": pa.string(),
@@ -92,12 +92,12 @@ def map_row(
         "layer": explanation.layer,
         "parameters": hash_parameters(explanation.parameters),
         "grid": list(explanation.grid),
-        "heat": np.ascontiguousarray(explanation.attribution, dtype=np.float32).ravel(),
+        "attribution": np.ascontiguousarray(explanation.attribution, dtype=np.float32).ravel(),
         "input_size": list(explanation.input_size),
         "image_size": None if explanation.placement is None else list(explanation.placement.image_size),
         "placement": None if explanation.placement is None else explanation.placement.matrix.ravel(),
-        "world": None if explanation.affine is None else explanation.affine.ravel(),
-        "steps": list(explanation.scan_steps) or None,
+        "affine": None if explanation.affine is None else explanation.affine.ravel(),
+        "scan_steps": list(explanation.scan_steps) or None,
         "notes": list(explanation.notes),
         "seconds": seconds,
     }

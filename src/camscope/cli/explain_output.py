@@ -100,7 +100,11 @@ class ImageExplanationWriter:
         from camscope.medical import explain_slices
 
         return explain_slices(
-            explainer, source, target, axis=self.scan_settings.slice_axis or 0, progress=base.stderr_console().is_terminal
+            explainer,
+            source,
+            target,
+            axis=self.scan_settings.slice_axis or 0,
+            progress=base.stderr_console().is_terminal,
         ).volume
 
     def _map_names(self) -> list[str]:

@@ -52,7 +52,7 @@ def select_examples(
         own = {
             name: one
             for one in _read_rows_of_image(comparison, row)
-            if (name := keys.get(_get_method_key(one))) is not None and one["heat"] is not None
+            if (name := keys.get(_get_method_key(one))) is not None and one["attribution"] is not None
         }
         if len(own) == len(keys) and all(
             len(one["grid"]) == 2 and one["placement"] is not None for one in own.values()

@@ -129,7 +129,7 @@ def list_method_keys(run: BatchRun) -> list[MethodKey]:
 
 def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[Row]:
     """What each two maps of an image have in common, target by target."""
-    maps = [row for row in rows if row["heat"] is not None]
+    maps = [row for row in rows if row["attribution"] is not None]
     for _, own in groupby(maps, lambda row: row["target"]):
         some = list(own)
         known = _ImageMaps([run.explanation(row) for row in some])

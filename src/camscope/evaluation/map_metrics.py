@@ -141,7 +141,7 @@ class MapMetricEvaluator:
 
     def evaluate_image(self, rows: Sequence[Row]) -> list[Row]:
         """The values of all maps of an image, and of those that know nothing; a reason where there is no value."""
-        maps = [row for row in rows if row["heat"] is not None]
+        maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
             return [
                 build_value_row(row, one.name, None, f"no map: {row['error']}") for row in rows for one in self.metrics

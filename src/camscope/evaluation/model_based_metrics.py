@@ -89,7 +89,7 @@ def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
     for row in rows:
         mode, key = replay.get_mode(row), format_method_key(row)
         try:
-            if row["heat"] is None:
+            if row["attribution"] is None:
                 raise UndefinedError(f"no map: {row['error']}")
             x = replay.read_image(row) if x is None else x
             case = found.setdefault(

@@ -63,7 +63,9 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
     if max_channels < 1 or scale not in {"each", "shared"}:
-        raise InputError(f"max_channels={max_channels}, scale={scale!r}; expected 1 channel at least, and 'each' or 'shared'")
+        raise InputError(
+            f"max_channels={max_channels}, scale={scale!r}; expected 1 channel at least, and 'each' or 'shared'"
+        )
     array = array[:max_channels]
     if not (finite := np.isfinite(array)).all():
         channel = int(np.argwhere(~finite)[0, 0])

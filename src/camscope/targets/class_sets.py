@@ -30,7 +30,9 @@ class Classes(Target):
         given = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise TargetError(f"Classes({given!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
-        object.__setattr__(self, "labels", self._check_distinct([parse_class_label(one, "of", "Classes") for one in given]))
+        object.__setattr__(
+            self, "labels", self._check_distinct([parse_class_label(one, "of", "Classes") for one in given])
+        )
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""

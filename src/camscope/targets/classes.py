@@ -108,7 +108,9 @@ def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[
 
 def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | None) -> int:
     if not class_names:
-        raise TargetError(f"class {name!r} by name: the model's class names are not known; pass class_names= or an index")
+        raise TargetError(
+            f"class {name!r} by name: the model's class names are not known; pass class_names= or an index"
+        )
     if len(class_names) != n_classes:
         raise TargetError(
             f"class {name!r} by name: {plural(len(class_names), 'category')} for a model with {plural(n_classes, 'class')}; "

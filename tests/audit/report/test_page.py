@@ -582,7 +582,7 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
         "image": None,
     }
     facts |= {"method": "m", "target": 0, "label": "l", "score": 0.0, "probability": None, "name": "n", "model": "d"}
-    facts |= {"input_size": (64, 64), "status": "ok", "seen": None, "world": None, "steps": ()}
+    facts |= {"input_size": (64, 64), "status": "ok", "model_input_image": None, "affine": None, "scan_steps": ()}
     made = functools.partial(Explanation, **facts)
     alone = render_map_rgba(made(heat=heat, placement=shown), 64)
     assert alone.shape == (64, 64, 4)

@@ -82,9 +82,9 @@ def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
 def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
     effect = EstimateSummary(reason="no image to change")
     one = InterventionEffect(region="token", finding="nodule", kind="insert", imputation=None, effect=effect)
-    made = told(with_shortcut(regions={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)), "shortcut")[
-        0
-    ]
+    made = told(
+        with_shortcut(regions={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)), "shortcut"
+    )[0]
     assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
 
 
@@ -317,7 +317,9 @@ def test_how_rare_a_reliance_may_be_is_declared():
     declared = made.model_copy(update={"margins": {**made.margins, "prevalence": 0.1}})
     assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
-    own = with_shortcut(regions={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding)
+    own = with_shortcut(
+        regions={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
+    )
     assert told(own, "evidence")[0].conclusion == "not testable"  # nor is the model accused by so few
 
 

@@ -269,7 +269,9 @@ def test_a_margin_out_of_reach_accuses_nobody():
         one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
     ][:1]
     weak_mass = masses[0].model_copy(update={"finding": "nodule", "enrichment": weak})
-    assert one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "where the maps lie").conclusion == "not supported"
+    assert (
+        one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "where the maps lie").conclusion == "not supported"
+    )
     large = weak_mass.model_copy(update={"most": 1.5})
     assert one_of(with_part("shortcut", attribution_mass=(large,)), "where the maps lie").conclusion == "not testable"
 

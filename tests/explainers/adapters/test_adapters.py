@@ -278,7 +278,9 @@ def test_of_a_sum_over_cells_each_has_its_term(method):
     expected = cells.repeat_interleave(3, 1).repeat_interleave(3, 2)
     segments = (torch.arange(6) // 3)[:, None] * 3 + torch.arange(9) // 3
     settings = {"alpha": 0.0} if method is LIME else {}
-    assert_close(method(model, segments=segments * 7 - 5, n_samples=60, **settings).attribute(x, 1), expected, atol=1e-12)
+    assert_close(
+        method(model, segments=segments * 7 - 5, n_samples=60, **settings).attribute(x, 1), expected, atol=1e-12
+    )
     by_grid = method(model, grid_size=3, n_samples=80, **settings).attribute(x, 1)
     blocks = terms.view(2, 3, 2, 3, 3).sum((2, 4)).repeat_interleave(2, 1).repeat_interleave(3, 2)
     assert_close(by_grid, blocks, atol=1e-12)

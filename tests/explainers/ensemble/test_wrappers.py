@@ -411,7 +411,9 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
         made, right = outer.explain(x[0], target), inner.explain(x[0], target)
         assert made.attribution.tobytes() == right.attribution.tobytes(), outer
         assert made.notes == right.notes
-        assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, outer
+        assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, (
+            outer
+        )
         assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
 
 

@@ -392,7 +392,10 @@ def test_of_a_square_net_expected_gradients_near_the_means_difference_of_squares
 
 def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_none_is_noted():
     weight = torch.ones(3, 4, 4, dtype=torch.float64)
-    made = {"preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).double() / 255, "n_samples": 4}
+    made = {
+        "preprocess": lambda pixels: torch.from_numpy(np.array(pixels)).movedim(-1, 0).double() / 255,
+        "n_samples": 4,
+    }
     x = drawn(3, 4, 4)
     images = [np.full((4, 4, 3), level, np.uint8) for level in (51, 153)]
     one = ExpectedGradients(linear(weight), background=[*images, "zero", x], **made).explain(x, 1)

@@ -123,9 +123,9 @@ def test_rows_of_a_run_are_single_maps_in_any_order_and_the_model_stays_as_it_wa
         for n in range(9):
             one = tool.explain(eight / f"{n}.dcm", {2: 1, 3: 0, 5: 2, 8: 1}.get(n))
             assert rows[n]["label"] == one.label
-            heat = np.reshape(rows[n]["heat"], one.grid)
+            heat = np.reshape(rows[n]["attribution"], one.grid)
             assert abs(heat - one.attribution).max() <= 1e-5 * one.attribution.max()
-        np.testing.assert_allclose(rows[2]["heat"], rows[8]["heat"], rtol=1e-5)
+        np.testing.assert_allclose(rows[2]["attribution"], rows[8]["attribution"], rtol=1e-5)
         assert rows[2]["sha256"] == rows[8]["sha256"]
 
 
@@ -381,4 +381,4 @@ def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
             assert (row["status"], row["error"]) == ("failed", said[name])
         else:
             heat = alone[name].attribution
-            np.testing.assert_allclose(np.reshape(row["heat"], heat.shape), heat, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(np.reshape(row["attribution"], heat.shape), heat, rtol=1e-5, atol=1e-7)

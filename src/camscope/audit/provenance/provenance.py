@@ -58,7 +58,7 @@ PACKAGES = (
     "matplotlib",
     "jinja2",
 )
-PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "world", "steps")
+PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "scan_steps")
 NO_CHECKOUT = "not from a checkout"
 FIELDS_NOT_ON_PAGE = (
     "started",

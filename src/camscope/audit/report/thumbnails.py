@@ -112,7 +112,7 @@ def _build_gallery_image(
 
 
 def _build_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int) -> GalleryMap:
-    if row["heat"] is None:
+    if row["attribution"] is None:
         return GalleryMap(row["method"], reason=row["error"] or "there is none")
     one = run.explanation(row, image)
     flag = "" if one.warning_text is None else f"{one.warning_text}: {STATUS_MEANINGS.get(one.status, '')}".rstrip(": ")

@@ -35,12 +35,12 @@ def load_attributions(
     compute = import_arrow("compute")
     field = import_arrow("dataset").field
     wanted = (field("method") == method_title) & (field("target") == str(finding.class_index))
-    table = context.maps.table(columns=["row", "grid", "heat"], filter=wanted)
+    table = context.maps.table(columns=["row", "grid", "attribution"], filter=wanted)
     table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
     found = {}
     for row in table_to_dicts(table):
-        if row["heat"] is not None:
-            heat = np.asarray(row["heat"], np.float64).reshape(tuple(row["grid"]))
+        if row["attribution"] is not None:
+            heat = np.asarray(row["attribution"], np.float64).reshape(tuple(row["grid"]))
             if np.isfinite(heat).all():
                 found[row["row"]] = heat
     return found

@@ -176,7 +176,7 @@ def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
     reasons = []
     for one in context.load_images(context.rows[:MAX_TRIAL_IMAGES]):
         rows = [] if one.item is None else context.worker.compute_rows(context.worker.collate([one]))
-        failed = [row["error"] for row in rows if row.get("heat") is None] if rows else [one.error or ""]
+        failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [one.error or ""]
         if not failed:
             return rows
         reasons.append(failed[0])
@@ -199,10 +199,10 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
 
 def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
     """Between the cells of a map, on the image, where its longest."""
-    if row["world"] is None or row["placement"] is None:
+    if row["affine"] is None or row["placement"] is None:
         return None
     n = len(stride)
     linear = np.reshape(row["placement"], (n, n + 1))[:, :n] * np.asarray(stride)
-    world = np.reshape(row["world"], (4, 4))[:3, 3 - n : 3]
+    world = np.reshape(row["affine"], (4, 4))[:3, 3 - n : 3]
     found = float(np.linalg.norm(world @ linear, axis=0).max())
     return round_significant(found) if math.isfinite(found) else None

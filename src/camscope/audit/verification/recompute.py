@@ -331,9 +331,9 @@ def _read_map_rows(context: AuditContext, rows: Sequence[int]) -> list[dict[str,
 
 
 def _compute_map_difference(first_row: Any, second_row: Any) -> float:
-    if first_row.get("heat") is None or second_row["heat"] is None:
-        return 0.0 if first_row.get("heat") is None and second_row["heat"] is None else float("inf")
-    one, other = np.asarray(first_row["heat"], np.float64), np.asarray(second_row["heat"], np.float64)
+    if first_row.get("attribution") is None or second_row["attribution"] is None:
+        return 0.0 if first_row.get("attribution") is None and second_row["attribution"] is None else float("inf")
+    one, other = np.asarray(first_row["attribution"], np.float64), np.asarray(second_row["attribution"], np.float64)
     if one.shape != other.shape:
         return float("inf")
     largest = float(np.abs(other).max())

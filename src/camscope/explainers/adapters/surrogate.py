@@ -195,7 +195,7 @@ class LIME(SurrogateExplainer):
     """
 
     name, paper = "lime", "arXiv:1602.04938"
-    forward_passes: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
     kernel_width: float = 0.25
     alpha: float = 1.0
 
@@ -236,7 +236,7 @@ class KernelSHAP(SurrogateExplainer):
     """
 
     name, paper = "kernelshap", "arXiv:1705.07874"
-    forward_passes: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """See `SurrogateExplainer`."""

@@ -90,7 +90,7 @@ class LeGrad(TokenAttentionExplainer):
     """
 
     name, paper = "legrad", "arXiv:2404.03214"
-    forward_passes: ClassVar[str] = "1 + L rests"
+    forward_passes: ClassVar[str] = "1 + L partial forwards"
     backward_passes: ClassVar[str] = "L"
     needs_early_gradients: ClassVar[bool] = True
     n_blocks: int | None = None

@@ -29,7 +29,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forward_passes: ClassVar[str] = "1 + K rests"
+    forward_passes: ClassVar[str] = "1 + K partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True
 
@@ -59,7 +59,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forward_passes: ClassVar[str] = "1 + cells rests"
+    forward_passes: ClassVar[str] = "1 + cells partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True
     gaussian: bool = False
@@ -113,7 +113,7 @@ class LIFTCAM(BaseWeightedChannels):
     """
 
     name, paper = "liftcam", "arXiv:2102.05228"
-    forward_passes: ClassVar[str] = "1 + 2 rests"
+    forward_passes: ClassVar[str] = "1 + 2 partial forwards"
     backward_passes: ClassVar[str] = "1"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True

@@ -146,7 +146,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     """
 
     name, paper = "dff", "arXiv:1806.10206"
-    forward_passes: ClassVar[str] = "1 + concepts rests"
+    forward_passes: ClassVar[str] = "1 + n_concepts partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True
     n_concepts: int = 5

@@ -145,8 +145,8 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     """
 
     name, paper = "smoothgradcam++", "arXiv:1908.01224"
-    forward_passes: ClassVar[str] = "1 + samples"
-    backward_passes: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
+    backward_passes: ClassVar[str] = "1 + n_samples"
     needs_gradient: ClassVar[bool] = True
     runs_model: ClassVar[bool] = True
     n_samples: int = 25

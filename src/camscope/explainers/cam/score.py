@@ -135,7 +135,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     """
 
     name, paper = "sscam", "arXiv:2006.14255"
-    forward_passes: ClassVar[str] = "1 + samples x K"
+    forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 35
     sigma: float = 0.5
     noise: Literal["map", "input"] = "map"
@@ -175,7 +175,7 @@ class ISCAM(BaseScoreCAM):
     """
 
     name, paper = "iscam", "arXiv:2010.03023"
-    forward_passes: ClassVar[str] = "1 + samples x K"
+    forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 10
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     """
 
     name, paper = "groupcam", "arXiv:2103.13859"
-    forward_passes: ClassVar[str] = "2 + groups"
+    forward_passes: ClassVar[str] = "2 + n_groups"
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
     runs_model: ClassVar[bool] = True
@@ -274,8 +274,8 @@ class OptiCAM(LayerExplainer):
     """
 
     name, paper = "opticam", "arXiv:2301.07002"
-    forward_passes: ClassVar[str] = "1 + steps"
-    backward_passes: ClassVar[str] = "steps"
+    forward_passes: ClassVar[str] = "1 + n_steps"
+    backward_passes: ClassVar[str] = "n_steps"
     runs_model: ClassVar[bool] = True
     n_steps: int = 50
     learning_rate: float = 0.1

@@ -195,7 +195,10 @@ def evaluation_context(
         inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
         settings = {"class_names": explainer.class_names, "one_sample_per_pass": apart, **explainer.call_settings}
         yield EvaluationContext(
-            inputs, model_info.model, {**settings, "forward_context": casts, "input_size": inputs.shape[2:], **more}, apart
+            inputs,
+            model_info.model,
+            {**settings, "forward_context": casts, "input_size": inputs.shape[2:], **more},
+            apart,
         )
 
 

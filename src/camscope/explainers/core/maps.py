@@ -145,7 +145,7 @@ def collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
             "label": score.describe(i),
             "score": values[i],
             "probability": None if index is None or chances is None else _nan_to_none(float(chances[i, index])),
-            "top": tops[i],
+            "top_classes": tops[i],
         }
         for i, index in enumerate(asked)
     ]

@@ -180,7 +180,9 @@ def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
     if isinstance(class_names, Mapping):
         class_names = [class_names[key] for key in sorted(class_names, key=int)]
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Iterable)):
-        raise InputError(f"class_names={class_names!r}: expected the class names by index, or a dict from index to name")
+        raise InputError(
+            f"class_names={class_names!r}: expected the class names by index, or a dict from index to name"
+        )
     return None if class_names is None else tuple(map(str, class_names))
 
 

@@ -64,7 +64,9 @@ class Fused(Wrapper):
         """One map of each score."""
         columns = zip(*compute_all_maps(self.explainers, x, scores), strict=True)
         return [
-            merge_layer_maps(maps, fuse_attributions([one.attribution for one in maps], self.fusion_mode), FUSION_SCALING_NOTE)
+            merge_layer_maps(
+                maps, fuse_attributions([one.attribution for one in maps], self.fusion_mode), FUSION_SCALING_NOTE
+            )
             for maps in columns
         ]
 

@@ -86,7 +86,8 @@ class RefineCAM(Explainer):
             *compute_all_maps([replace(self._base_explainer, layer=layer) for layer in layers], x, scores), strict=True
         )
         made = [
-            merge_layer_maps(maps, _multiply_maps([one.attribution for one in maps]), PRODUCT_SCALING_NOTE) for maps in columns
+            merge_layer_maps(maps, _multiply_maps([one.attribution for one in maps]), PRODUCT_SCALING_NOTE)
+            for maps in columns
         ]
         if self.layers is not None:
             return made

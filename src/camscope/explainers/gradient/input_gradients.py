@@ -166,8 +166,8 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     n_samples: int = 25
     sigma: float = 0.15
 
-    forward_passes: ClassVar[str] = "1 + samples"
-    backward_passes: ClassVar[str] = "samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
+    backward_passes: ClassVar[str] = "n_samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()

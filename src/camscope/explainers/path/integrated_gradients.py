@@ -40,8 +40,8 @@ class IntegratedGradients(BaselinePathExplainer):
     """
 
     name, paper = "integratedgradients", "arXiv:1703.01365"
-    forward_passes: ClassVar[str] = "2 + steps"
-    backward_passes: ClassVar[str] = "steps"
+    forward_passes: ClassVar[str] = "2 + n_steps"
+    backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 50
     tolerance: float | None = None
 
@@ -76,8 +76,8 @@ class GuidedIG(BaselinePathExplainer):
     """
 
     name, paper = "guidedig", "arXiv:2106.09788"
-    forward_passes: ClassVar[str] = "3 + steps"
-    backward_passes: ClassVar[str] = "1 + steps"
+    forward_passes: ClassVar[str] = "3 + n_steps"
+    backward_passes: ClassVar[str] = "1 + n_steps"
     n_steps: int = 100
     fraction: float = 0.25
     max_distance: float = 0.02
@@ -169,8 +169,8 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     """
 
     name, paper = "expectedgradients", "arXiv:1906.10670"
-    forward_passes: ClassVar[str] = "1 + references + samples"
-    backward_passes: ClassVar[str] = "samples"
+    forward_passes: ClassVar[str] = "1 + n_references + n_samples"
+    backward_passes: ClassVar[str] = "n_samples"
     n_samples: int = 50
 
     def __post_init__(self) -> None:
@@ -255,8 +255,8 @@ class BlurIG(PathExplainer):
     """
 
     name, paper = "blurig", "arXiv:2004.03383"
-    forward_passes: ClassVar[str] = "2 + steps"
-    backward_passes: ClassVar[str] = "steps"
+    forward_passes: ClassVar[str] = "2 + n_steps"
+    backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 100
     sigma: float = 0.2
 

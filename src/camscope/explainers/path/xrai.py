@@ -112,8 +112,8 @@ class XRAI(BaselinePathExplainer):
     """
 
     name, paper = "xrai", "arXiv:1906.02825"
-    forward_passes: ClassVar[str] = "1 + 2 x (1 + steps)"
-    backward_passes: ClassVar[str] = "2 x steps"
+    forward_passes: ClassVar[str] = "1 + 2 x (1 + n_steps)"
+    backward_passes: ClassVar[str] = "2 x n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] | None = None
     n_steps: int = 50
     scales: list[float] | tuple[float, ...] = DEFAULT_SEGMENT_SCALES

@@ -108,7 +108,7 @@ class Sobol(GridSensitivityExplainer):
 
     name, paper = "sobol", "arXiv:2111.04138"
     slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "1 + samples x (cells**2 + 1)"
+    forward_passes: ClassVar[str] = "1 + n_samples x (grid_size**2 + 1)"
     sample_kind: ClassVar[str] = "pairs of masks"
     samples_per_check: ClassVar[int] = 8
 
@@ -160,7 +160,7 @@ class HSIC(GridSensitivityExplainer):
 
     name, paper = "hsic", "arXiv:2206.06219"
     slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
     sample_kind: ClassVar[str] = "masks"
     samples_per_check: ClassVar[int] = 64
     n_samples: int = 512

@@ -48,8 +48,8 @@ class ExtremalPerturbation(PerturbationExplainer):
 
     name, paper = "extremalperturbation", "arXiv:1910.08485"
     slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "1 + steps x len(areas)"
-    backward_passes: ClassVar[str] = "steps x len(areas)"
+    forward_passes: ClassVar[str] = "1 + n_steps x len(areas)"
+    backward_passes: ClassVar[str] = "n_steps x len(areas)"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     areas: Sequence[float] = (0.05, 0.1, 0.2, 0.4)
     n_steps: int = 200
@@ -140,8 +140,8 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     name, paper = "meaningfulperturbation", "arXiv:1704.03296"
     slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "12 + steps"
-    backward_passes: ClassVar[str] = "steps"
+    forward_passes: ClassVar[str] = "12 + n_steps"
+    backward_passes: ClassVar[str] = "n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     n_steps: int = 300
     grid_size: int = 28

@@ -144,7 +144,7 @@ class RISE(SampledExplainer):
 
     name, paper = "rise", "arXiv:1806.07421"
     slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "1 + samples"
+    forward_passes: ClassVar[str] = "1 + n_samples"
     grid_size: int = 7
     keep_probability: float = 0.5
 
@@ -153,7 +153,9 @@ class RISE(SampledExplainer):
         check_positive_integer(grid_size=self.grid_size)
         check_positive_number(keep=self.keep_probability)
         if self.keep_probability > 1:
-            raise InputError(f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1")
+            raise InputError(
+                f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1"
+            )
 
     def compute_mask_weights(self, masks: Tensor) -> Tensor:
         """M / keep - 1"""
