@@ -26,31 +26,30 @@ TARGETS = {
     "mean": 20,  # words in a sentence
     "semicolons": 4,  # in 1,000 words; a single one is always fine
 }
-
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
     "CHANGELOG.md": {"entries": 58, "long": 37, "mean": 22.2, "phrases": 58, "semicolons": 18.7, "spelling": 6},
     "CONTRIBUTING.md": {"long": 4, "phrases": 5, "semicolons": 11.3},
-    "README.md": {"phrases": 10, "semicolons": 11.4, "spelling": 2},
+    "README.md": {"phrases": 11, "semicolons": 11.4, "spelling": 2},
     "docs/attention.md": {"long": 2, "semicolons": 8.2, "spelling": 5},
-    "docs/audit.md": {"long": 29, "mean": 22.6, "phrases": 40, "semicolons": 15.1, "spelling": 3},
+    "docs/audit.md": {"long": 29, "mean": 22.6, "phrases": 45, "semicolons": 15.1, "spelling": 3},
     "docs/batch.md": {"long": 13, "mean": 21.8, "phrases": 20, "semicolons": 10.2, "spelling": 2},
-    "docs/gallery.md": {"long": 9, "phrases": 14, "semicolons": 9.9, "spelling": 8},
+    "docs/gallery.md": {"long": 9, "phrases": 15, "semicolons": 9.9, "spelling": 8},
     "docs/leaderboard.md": {"long": 8, "mean": 27.6, "phrases": 10, "semicolons": 20.3, "spelling": 7},
-    "docs/medical.md": {"long": 5, "phrases": 14, "semicolons": 13.7, "spelling": 9},
-    "docs/metrics.md": {"long": 17, "mean": 21.4, "phrases": 29, "semicolons": 14.9, "spelling": 3},
+    "docs/medical.md": {"long": 5, "phrases": 16, "semicolons": 13.7, "spelling": 9},
+    "docs/metrics.md": {"long": 17, "mean": 21.4, "phrases": 30, "semicolons": 14.9, "spelling": 3},
     "docs/models.md": {"long": 10, "mean": 27.3, "phrases": 2, "semicolons": 22.4, "spelling": 3},
     "docs/parity.md": {"mean": 22.0, "phrases": 1, "semicolons": 11.4},
     "docs/questions.md": {"long": 5, "mean": 21.1, "phrases": 2, "semicolons": 6.2},
-    "docs/saliency.md": {"long": 13, "mean": 21.0, "phrases": 16, "semicolons": 10.7, "spelling": 9},
+    "docs/saliency.md": {"long": 13, "mean": 21.0, "phrases": 17, "semicolons": 10.7, "spelling": 9},
     "docs/state.md": {"phrases": 2},
     "docs/volumes.md": {"long": 2, "phrases": 3, "semicolons": 12.5, "spelling": 12},
     "src/camscope": {"long": 4, "names": 178, "phrases": 8, "semicolons": 23.6, "spelling": 23},
-    "src/camscope/audit": {"long": 6, "names": 4236, "phrases": 198, "semicolons": 16.1, "spelling": 162},
+    "src/camscope/audit": {"long": 6, "names": 4236, "phrases": 200, "semicolons": 16.1, "spelling": 162},
     "src/camscope/batch": {"long": 2, "names": 1066, "phrases": 67, "semicolons": 19.0, "spelling": 54},
     "src/camscope/cli": {"names": 756, "phrases": 52, "semicolons": 18.9, "spelling": 14},
     "src/camscope/evaluation": {"long": 5, "names": 1032, "phrases": 75, "semicolons": 17.1, "spelling": 28},
-    "src/camscope/explainers": {"long": 35, "names": 2328, "phrases": 133, "semicolons": 15.0, "spelling": 107},
+    "src/camscope/explainers": {"long": 35, "names": 2328, "phrases": 135, "semicolons": 15.0, "spelling": 107},
     "src/camscope/hooks": {"long": 2, "names": 418, "phrases": 34, "semicolons": 14.6},
     "src/camscope/images": {"long": 1, "names": 403, "phrases": 35, "semicolons": 15.7, "spelling": 168},
     "src/camscope/layers": {"names": 163, "phrases": 12, "semicolons": 10.7},
@@ -62,10 +61,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "src/camscope/targets": {"long": 3, "names": 342, "phrases": 14, "semicolons": 20.6, "spelling": 6},
 }
 
-BANNED_NAMES = frozenset(
-    re.findall(
-        r"\w+",
-        """
+BANNED_NAMES = """
     one found known made own seen given said told shown asked wanted kept way ways rest home survey Survey calm
     asking Asked Asker Companions companions ALONE company companies riders excusing attempted explain_each
     explain_suited Later in_turns owners settled Scene in_scene viewed Veiled veiled Witness Coincidence Arrangement
@@ -74,9 +70,8 @@ BANNED_NAMES = frozenset(
     narrow Gathering FOR_A_WORD taken_in nameless privately Told discreet Coded Inspected Again Namesakes poster
     Standing left_over witnesses forgetting untrained reach multiway compass slab surrounded levelled fitted finest
     remarks world Amounts Native Look Wanted Unsaid hush tool tools MOST LEAST KEPT NOTHING TRIED why how beside
-    others foreseen excused suited alike""",
-    )
-)
+    others foreseen excused suited alike
+""".split()  # noqa: SIM905
 PHRASES = re.compile(
     r"\b(?:beside|whoever|(?:is|are) none|told|says so|by that act|(?:no|some)body|knows? nothing|ways? of looking"
     r"|travels? with|speaks? (?:for|against)|so many|other ones|of (?:one's|their|its|your) own|in turns?|goes? on"
@@ -125,7 +120,7 @@ def measure_page(text: str, *, is_changelog: bool = False) -> dict[str, float]:
     entries = [len(entry.split()) for entry in ENTRY.findall(prose)] if is_changelog else []
     return {
         **measure_sentences(prose),
-        "phrases": len(PHRASES.findall(prose)),
+        "phrases": len(PHRASES.findall(" ".join(prose.split()))),
         "spelling": len(BRITISH.findall(prose)),
         "entries": sum(n > MAX_WORDS_PER_ENTRY for n in entries),
     }
@@ -140,10 +135,10 @@ def measure_code(source: str) -> dict[str, float]:
             continue
         texts.append(token[0])
         indent = source[source.rfind("\n", 0, token.start()) + 1 : token.start()]
-        if token[0].startswith('"""') and not indent.strip():
-            code = rf"\n\n(?:{indent} {{4}}.*\n?)+"  # indented paragraphs
-            docstrings.append(strip_markup(re.sub(code, "\n\n", token[0][3:-3])))
-    text = "\n\n".join(texts)
+        if token[0].endswith('"""') and not indent.strip():
+            code = rf"\n(?:\n+{indent} {{4}}.*)+"  # paragraphs that are indented
+            docstrings.append(strip_markup(re.sub(code, "\n", token["string"].strip('"'))))
+    text = " ".join(" ".join(texts).split())
     return {
         **measure_sentences("\n\n".join(docstrings)),
         "names": sum(names[name] for name in BANNED_NAMES),
@@ -159,24 +154,14 @@ def exceeding(numbers: dict[str, float]) -> dict[str, float]:
 @functools.cache
 def measure_project() -> dict[str, dict[str, float]]:
     """What exceeds `TARGETS` today, by page and by folder of the package."""
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CHANGELOG.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-    ]
-    measured = {
-        page.relative_to(ROOT).as_posix(): measure_page(page.read_text("utf-8"), is_changelog=page.stem == "CHANGELOG")
-        for page in pages
-    }
-    sources: dict[str, str] = {}
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    measured = {page: measure_page(page.read_text("utf-8"), is_changelog=page.stem == "CHANGELOG") for page in pages}
     package = ROOT / "src" / "camscope"
-    for file in sorted(package.rglob("*.py")):
-        folder = (package / file.relative_to(package).parts[0]) if file.parent != package else package
-        key = folder.relative_to(ROOT).as_posix()
-        sources[key] = sources.get(key, "") + "\n\n" + file.read_text("utf-8")
-    measured |= {folder: measure_code(source) for folder, source in sources.items()}
-    return {place: exceeded for place, numbers in measured.items() if (exceeded := exceeding(numbers))}
+    for folder in [package, *(folder for folder in package.iterdir() if folder.is_dir())]:
+        files = folder.glob("*.py") if folder == package else folder.rglob("*.py")
+        measured[folder] = measure_code("\n\n".join(file.read_text("utf-8") for file in files))
+    exceeded = {place.relative_to(ROOT).as_posix(): exceeding(numbers) for place, numbers in measured.items()}
+    return {place: numbers for place, numbers in sorted(exceeded.items()) if numbers}
 
 
 def compare_with_limits(measured: dict[str, dict[str, float]], limits: dict[str, dict[str, float]]) -> list[str]:
@@ -200,25 +185,21 @@ WORDS = "word " * 34
 PLANTED = [  # a rule, how it is measured, what breaks it, what does not
     ("names", measure_code, "found = 1", "result = 'found'  # found"),
     ("names", measure_code, "f(_told=1)", "f(told_off=Path.home())"),
-    ("phrases", measure_page, "Nobody is here.", "No user is here. `nobody`"),
-    ("phrases", measure_page, "Of maps there are two.", "There are two maps.\n\n| nobody |\n\n# nobody"),
-    ("phrases", measure_code, "error('it is\n none')  # is none", "error('no value')"),
-    ("spelling", measure_page, "A grey centre.", "The center of an organism. The analyses.\n```\ngrey\n```\n"),
+    ("phrases", measure_page, "Nobody\nis here.", "No user is here. `nobody`"),
+    ("phrases", measure_page, "It is\nnone.", "There is no value.\n\n| nobody |\n\n# nobody"),
+    ("phrases", measure_code, "error('it is none')", "error('no value')"),
+    ("phrases", measure_code, "x = 1  # told", "told = 1"),
+    ("spelling", measure_page, "A grey centre.", "The center of an organism.\n```\ngrey\n```\n"),
     ("spelling", measure_code, "to_greyscale = 1", "to_grayscale = 1"),
-    ("spelling", measure_code, "normalised = 1", "normalized = 1"),
-    ("spelling", measure_code, "help = 'the colour'", "help = 'the color'"),
+    ("spelling", measure_code, "'is normalised'", "'analyses are normalized'"),
     ("long", measure_page, WORDS + "word end.", WORDS + "end. A new sentence.\n\n| " + WORDS + WORDS),
-    (
-        "long",
-        measure_code,
-        f'"""{WORDS} word end."""',
-        f'"""{WORDS} end.\n\n    >>> {WORDS} word\n"""\nx = "{WORDS} a b"',
-    ),
+    ("long", measure_code, f'"""{WORDS} a b"""', f'"""{WORDS} end.\n\n    {WORDS}\n\n    a b"""\n"{WORDS} a b"'),
+    ("long", measure_code, f'r"""{WORDS} a b"""', f'"""{WORDS} end.\n\n>>> {WORDS} a b\n"""'),
     ("mean", measure_page, "word " * 22 + "\n- " + "word " * 19, "word " * 22 + "\n- " + "word " * 18),
-    ("mean", measure_code, f'"""{"word " * 21}"""', f'"""{"word " * 10}\n\nArgs:\n    x (int): {"word " * 12}\n"""'),
+    ("mean", measure_code, f'"""{"a " * 21}"""', f'"""{"a " * 10}\n\nArgs:\n    x (int): {"a " * 12}\n"""'),
     ("semicolons", measure_page, "One is here; two are here; three.", "One is here; two are `a; b`."),
     ("semicolons", measure_code, '"""One is here; two are here; three."""', "x = 'a b c; d; e; f'"),
-    ("entries", functools.partial(measure_page, is_changelog=True), "- word " + WORDS[:150], "- " + WORDS[:150]),
+    ("entries", functools.partial(measure_page, is_changelog=True), "- a b c d e\n  " + "f " * 26, "- " + "f " * 30),
 ]
 
 
@@ -239,19 +220,10 @@ def test_a_limit_holds_in_both_directions():
         assert "can be lowered" in stale
 
 
-def write_limits() -> None:
-    rows = [
-        f'    "{place}": {json.dumps(numbers, sort_keys=True)},\n'
-        for place, numbers in sorted(measure_project().items())
-    ]
-    written = "LIMITS: dict[str, dict[str, float]] = {" + ("\n" if rows else "") + "".join(rows) + "}\n"
-    file = Path(__file__)
-    file.write_text(
-        re.sub(r"^LIMITS: .*?\}\n(?=\n)", written, file.read_text("utf-8"), count=1, flags=re.M | re.S), "utf-8"
-    )
-
-
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(f"usage: {COMMAND}")
-    write_limits()
+    rows = [f'    "{place}": {json.dumps(numbers, sort_keys=True)},' for place, numbers in measure_project().items()]
+    limits = "\n".join(["LIMITS: dict[str, dict[str, float]] = {", *rows, "}\n"])
+    code = re.sub(r"^LIMITS: .*?\}\n(?=\n)", limits, Path(__file__).read_text("utf-8"), count=1, flags=re.M | re.S)
+    Path(__file__).write_text(code, "utf-8")
