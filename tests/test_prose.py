@@ -183,13 +183,8 @@ WORDS = "word " * 34
 PLANTED = [  # a rule, how it is measured, what breaks it, what does not
     ("names", measure_code, "found = 1", "result = 'found'  # found"),
     ("names", measure_code, "f(_told=1)", "f(told_off=Path.home())"),
-    (
-        "phrases",
-        measure_page,
-        "Nobody\nis here.",
-        "No `nobody` is\n<!--\nnobody -->\n$$\nnobody\n$$\n[here](nobody.md).",
-    ),
-    ("phrases", measure_page, "It is\nnone.", "There is no value.\n\n| nobody |\n\n# nobody"),
+    ("phrases", measure_page, "Nobody\nis here.", "No `nobody` is\n<!--\nnobody -->\n[here](nobody.md)."),
+    ("phrases", measure_page, "It is\nnone.", "No value.\n\n| nobody |\n\n# nobody\n\n$$\nnobody\n$$"),
     ("phrases", measure_code, "error('it is none')", "error('no value')"),
     ("phrases", measure_code, "x = 1  # told", "told = 1"),
     ("spelling", measure_page, "A grey centre.", "The center of an organism.\n```\n`grey\n```\n"),
