@@ -12,7 +12,7 @@ ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
-	@echo "make check    format, lint, types, floors, axioms, doctests, and the code in the documents"
+	@echo "make check    format, lint, types, import levels, axioms, doctests, documentation code, prose rules"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
 	@echo "make gallery  every method on four photographs and four phantoms, into docs/gallery: hours"
@@ -31,7 +31,7 @@ check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_package_structure.py $(wildcard tests/axioms)
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py $(wildcard tests/axioms)
 
 format: $(STAMP)-dev
 	$(BIN)/ruff format .
