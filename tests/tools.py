@@ -71,7 +71,7 @@ class Counting(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.tally = model, Tally(forward_passes=0, rows=0, backward_passes=0, backward_rows=0)
+        self.model, self.tally = model, Tally(forwards=0, rows=0, backwards=0, backward_rows=0)
 
     forwards = property(lambda self: self.tally.forwards)
     rows = property(lambda self: self.tally.rows)

@@ -46,10 +46,10 @@ def test_a_hook_that_adds_two_by_hand(kept, gradients):
 
 def test_an_edited_gradient_is_the_same_arithmetic():
     a, b, product = leaf(7.0), leaf(13.0), Product()
-    with edit_layers(product, {"": lambda g: g + 2}, what="gradient"):
+    with edit_layers(product, {"": lambda g: g + 2}, kind="gradient"):
         product(a, b).backward()
     assert [a.grad.item(), b.grad.item()] == [39.0, 21.0]
-    with edit_layers(product, {"": lambda g: g + 2}, what="gradient"):
+    with edit_layers(product, {"": lambda g: g + 2}, kind="gradient"):
         c = product(a, b)
     a.grad = b.grad = None
     c.backward()  # after the end: nothing is added
@@ -86,7 +86,7 @@ def test_a_function_that_works_in_place_spoils_nothing(what):
         (lambda v: v.mul_(2), {"gradient": 33.0}.get(what, 63.0), 21.0),
         (lambda v: [v.zero_(), None][1], 33.0, 11.0),  # None: unchanged, whatever was done to the copy
     ]:
-        with edit_layers(model, {"layer": function}, what=what):
+        with edit_layers(model, {"layer": function}, kind=what):
             result = model(x)
             assert result.item() == out
             assert torch.autograd.grad(result, x)[0].item() == gradient
@@ -114,9 +114,9 @@ class Box(nn.Module):
 def test_what_the_function_is_given():
     model, x = Several(), torch.tensor(4.0)  # 4·5 + 1
     seen = []
-    with edit_layers(model, {"product": lambda pair: (pair[0] * 10, pair[1])}, what="input"):
+    with edit_layers(model, {"product": lambda pair: (pair[0] * 10, pair[1])}, kind="input"):
         assert model(x).item() == 201
-    with edit_layers(model, {"s*": lambda v: v * 2, "box": seen.append}, what="input"):
+    with edit_layers(model, {"s*": lambda v: v * 2, "box": seen.append}, kind="input"):
         assert model(x).item() == 41
     with edit_layers(model, {"box": lambda v: v * 3}):
         assert model(x).item() == 63
@@ -128,7 +128,7 @@ def test_what_the_function_is_given():
 def test_wrong_edits_are_refused_by_name():
     model, x = Several(), leaf(4.0)
     with pytest.raises(InputError, match=r"what='outputs'; expected 'output', 'input', 'gradient'"):
-        edit_layers(model, {"sum": lambda v: v}, what="outputs").__enter__()
+        edit_layers(model, {"sum": lambda v: v}, kind="outputs").__enter__()
     with pytest.raises(LayerError, match="nearest names"), edit_layers(model, {"som": lambda v: v}):
         pass
     for what, layer, function, message in [
@@ -137,11 +137,11 @@ def test_wrong_edits_are_refused_by_name():
         ("input", "sum", lambda v: [v], "returns a list"),
         ("gradient", "sum", lambda g: g.reshape(1), r"\(1,\); expected the gradient's own \(\)"),
     ]:
-        with pytest.raises(LayerError, match=message), edit_layers(model, {layer: function}, what=what):
+        with pytest.raises(LayerError, match=message), edit_layers(model, {layer: function}, kind=what):
             model(x).backward()
         assert hooks_on(model) == 0
     counter = nn.Identity()
-    with pytest.raises(LayerError, match="no input to edit"), edit_layers(counter, {"": lambda v: v}, what="input"):
+    with pytest.raises(LayerError, match="no input to edit"), edit_layers(counter, {"": lambda v: v}, kind="input"):
         counter(torch.tensor(1))
 
 
@@ -149,7 +149,7 @@ def test_a_gradient_scaled_before_an_in_place_operation_and_no_gradient_at_all()
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True)).double(), torch.randn(4, 2).double()
     expected = torch.autograd.grad(model(x).sum(), model[0].weight)[0]
-    with edit_layers(model, {"0": lambda g: -3 * g}, what="gradient"):
+    with edit_layers(model, {"0": lambda g: -3 * g}, kind="gradient"):
         torch.testing.assert_close(torch.autograd.grad(model(x).sum(), model[0].weight)[0], -3 * expected)
         with torch.no_grad():
             assert not model(x).requires_grad
@@ -170,7 +170,7 @@ def test_an_edit_inside_a_checkpoint_is_the_model_that_is_differentiated(reentra
         model(x).backward()
     assert x.grad.item() == 8  # d (x + 1)² = 2·4
     x.grad = None
-    with edit_layers(model, {"layer": lambda g: g * 5}, what="gradient"):
+    with edit_layers(model, {"layer": lambda g: g * 5}, kind="gradient"):
         model(x).backward()
     assert x.grad.item() == 30
 

@@ -154,7 +154,7 @@ class NoisyLinearImputation:
     tolerance: float = field(default=1e-4, repr=False)
 
     def __post_init__(self) -> None:
-        check_number(low=0.0, noise=self.noise_std)
+        check_number(low=0.0, noise_std=self.noise_std)
         check_positive_number(tolerance=self.tolerance)
 
 

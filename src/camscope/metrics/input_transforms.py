@@ -128,7 +128,7 @@ class GaussianNoise(StationaryTransform):
 
     def apply(self, x: Tensor) -> Tensor:
         """(N,C,*S): the same draws for every sample, on every device."""
-        check_number(deviation=self.relative_std, low=0)
+        check_number(relative_std=self.relative_std, low=0)
         drawn = torch.randn(
             x.shape[1:],
             generator=torch.Generator(device="cpu").manual_seed(self.seed),
@@ -160,8 +160,8 @@ class IntensityWindow(StationaryTransform):
 
     def apply(self, x: Tensor) -> Tensor:
         """(N,C,*S)"""
-        check_positive_number(width=self.width_factor)
-        check_number(level=self.level_shift)
+        check_positive_number(width_factor=self.width_factor)
+        check_number(level_shift=self.level_shift)
         wide, (low, high) = full_precision(x), _find_value_range(x)
         middle = (low + high) / 2
         return (
@@ -182,7 +182,7 @@ class Resampling(StationaryTransform):
 
     def apply(self, x: Tensor) -> Tensor:
         """(N,C,*S), of one, two or three axes."""
-        check_positive_number(ratio=self.scale_factor)
+        check_positive_number(scale_factor=self.scale_factor)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR_MODES:
             raise GeometryError(

@@ -201,7 +201,7 @@ class LIME(SurrogateExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_number(width=self.kernel_width, high=1e6)
+        check_positive_number(kernel_width=self.kernel_width, high=1e6)
         check_number(low=0, alpha=self.alpha)
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:

@@ -50,7 +50,7 @@ class LayerSelectionMixin(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(None, call=self.call_index)
+        check_integer(None, call_index=self.call_index)
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 

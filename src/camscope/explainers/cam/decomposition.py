@@ -144,7 +144,7 @@ class FEM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(k=self.k_sigma, low=0)
+        check_number(k_sigma=self.k_sigma, low=0)
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""

@@ -85,7 +85,7 @@ class GuidedIG(BaselinePathExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_integer(n_steps=self.n_steps)
-        check_number(low=0, high=1, fraction=self.fraction, reach=self.max_distance)
+        check_number(low=0, high=1, fraction=self.fraction, max_distance=self.max_distance)
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor

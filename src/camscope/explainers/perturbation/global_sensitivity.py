@@ -49,7 +49,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
-        check_positive_number(None, until=self.tolerance)
+        check_positive_number(None, tolerance=self.tolerance)
         if self.n_samples < 2:
             raise InputError(
                 f"n_samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"

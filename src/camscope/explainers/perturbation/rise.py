@@ -82,7 +82,7 @@ class SampledExplainer(PerturbationExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_integer(n_samples=self.n_samples)
-        check_positive_number(None, until=self.tolerance)
+        check_positive_number(None, tolerance=self.tolerance)
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
@@ -151,7 +151,7 @@ class RISE(SampledExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_integer(grid_size=self.grid_size)
-        check_positive_number(keep=self.keep_probability)
+        check_positive_number(keep_probability=self.keep_probability)
         if self.keep_probability > 1:
             raise InputError(
                 f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1"
