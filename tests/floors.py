@@ -11,6 +11,7 @@ FLOORS = {
     ),  # what several rooms of level 1 need
     "data_readers": 0.75,
     **dict.fromkeys(["hooks", "targets", "geometry", "render"], 1),
+    "explanation_io": 1.5,  # the fields of an explanation in a file
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     **dict.fromkeys(["explainers", "models"], 3),
     "medical": 3.5,  # scans to explainers, and explanations to viewers

@@ -37,7 +37,7 @@ NAMES = ("cat", "dog", "fox")
 def read(target, output, n_samples=1, size=(8, 8), **facts):
     """The score of an output, and its words for the first sample."""
     score = Score(nn.Identity(), target, input_size=size, **facts)
-    return score.read_score(output, samples), score.describe(0)
+    return score.read_score(output, n_samples), score.describe(0)
 
 
 class Dense(Plain):

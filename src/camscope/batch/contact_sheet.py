@@ -217,7 +217,10 @@ def _flatten_cards(card_groups: Iterable[list[ImageCard]], on_progress: Callable
 def _render_html(
     run: MapCollection, query: Query, image_height: int, cards: Sequence[ImageCard], row_counts: RowCounts
 ) -> str:
-    jinja2, markup = require("jinja2", extra="batch"), require("markupsafe", extra="batch").Markup
+    require("jinja2", extra="batch")
+    import jinja2
+    from markupsafe import Markup
+
     files = resources.files("camscope.batch")
     style = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n" + files.joinpath(
         "page.css"
@@ -231,7 +234,7 @@ def _render_html(
         query=[(name, given) for name, given in (("where", query.where), ("sorted by", query.sort)) if given],
         summary={name: truncate_text(text) for name, text in run.summary.items()},
         cards=cards,
-        style=markup(style),  # the package's own file and a number
+        style=Markup(style),  # noqa: S704 - the package's own file and a number
         style_digest=f"sha256-{digest}",
         versions=f"Made with {versions}",
     )

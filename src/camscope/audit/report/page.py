@@ -148,7 +148,9 @@ def read_norms_csv() -> str:
 
 def create_template_environment() -> "jinja2.Environment":
     """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
-    jinja2 = require("jinja2", extra="audit")
+    require("jinja2", extra="audit")
+    import jinja2
+
     engine = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
