@@ -243,7 +243,7 @@ class Again(Plain):
 def test_one_call_of_a_layer_that_runs_several_times(call, samples):
     model, x = plain(Again, samples=samples)
     expected = slow_ablation(model, "middle", x, [2] * samples, call=call)
-    assert_same(AblationCAM(model, "middle", call=call).attribute(x, 2), expected)
+    assert_same(AblationCAM(model, "middle", call_index=call).attribute(x, 2), expected)
 
 
 class Gated(Plain):
