@@ -29,7 +29,7 @@ class Rollout(TokenAttentionExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("heads", self.head_fusion, "mean", "max", "min")
+        check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""

@@ -48,7 +48,7 @@ class ExcitationBackprop(LayerExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("contrastive", self.contrastive, True, False)
-        check_one_of("pixels", self.to_pixels, True, False)
+        check_one_of("to_pixels", self.to_pixels, True, False)
 
     @property
     def share_key(self) -> int:
