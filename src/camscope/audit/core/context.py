@@ -398,7 +398,7 @@ class AuditContext:
 
     def find_explainer_info(self, explainer: Explainer) -> dict[str, Any]:
         """What `resolve_model` found of a method."""
-        return next(one for one in self.explainer_infos if one["title"] == explainer.title)
+        return next(one for one in self.explainer_infos if one["title"] == explainer.full_name)
 
 
 def _reject_reserved_columns(names: Sequence[str]) -> list[str]:

@@ -207,7 +207,7 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
             runs = PerturbedEvaluator(self, x, score)
         if score.one_sample_per_pass:
             raise ModelError(
-                f"{self.title} runs the input and its baseline in one batch, and in this model the "
+                f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
                 "samples of a batch see one "
                 f"another, as in a batch norm without running statistics; pass integratedgradients"
             )

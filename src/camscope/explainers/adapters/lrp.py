@@ -226,7 +226,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         with module_calls_recorded(score.model) as seen:
             runs = PerturbedEvaluator(self, x, score)
         made, notes, begun = [], [], []
-        with track_steps(self.title, len(x), self.progress) as advance:
+        with track_steps(self.full_name, len(x), self.progress) as advance:
             for sample in range(len(x)):
                 relevance, start, said = self._compute_relevance(runs, seen, sample)
                 check_finite("the relevance at the input", relevance, self.on_nonfinite)

@@ -91,7 +91,7 @@ class BaseMethod(ABC):
         return self
 
     @property
-    def title(self) -> str:
+    def full_name(self) -> str:
         """The method as a result names it."""
         return self.name
 

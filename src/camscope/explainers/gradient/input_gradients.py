@@ -53,7 +53,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         met: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: met.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(met[-1], self.title)  # of the pass whose graph reached the input
+        notes = describe_relus(met[-1], self.full_name)  # of the pass whose graph reached the input
         return [self.compute_maps_from_gradient(x, *one, *notes) for one in zip(scores, signals, strict=True)]
 
 
