@@ -207,7 +207,7 @@ class LRP(AdapterExplainer, PixelExplainer):
     `output_relevance`, what the output begins with.
     """
 
-    name, paper = "lrp", "doi:10.1371/journal.pone.0130140"
+    name, title, paper = "lrp", "LRP", "doi:10.1371/journal.pone.0130140"
     forward_passes: ClassVar[str] = "2"
     alters_input: ClassVar[bool] = False
     backward_passes: ClassVar[str] = "1"
