@@ -26,7 +26,8 @@ COUNTS = [
     (name, parameter.name)
     for name, method in METHODS.items()
     for parameter in inspect.signature(method).parameters.values()
-    if str(parameter.annotation) in ("<class 'int'>", "int | None") and parameter.name not in ("seed", "call_index", "margin")
+    if str(parameter.annotation) in ("<class 'int'>", "int | None")
+    and parameter.name not in ("seed", "call_index", "margin")
 ]
 
 
@@ -129,5 +130,5 @@ def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
         evaluate(tmp_path / "run", tmp_path / "values", num_threads=10**9)
     with pytest.raises(InputError, match="limit="):
         Query(limit=10**40)
-    with pytest.raises(CamscopeError, match=r"size=1000000000; expected 32 to 2,048 rows"):
+    with pytest.raises(CamscopeError, match=r"image_height=1000000000; expected 32 to 2,048 rows"):
         build_contact_sheet(BatchRun(tmp_path / "run"), Query(), image_height=10**9)

@@ -209,7 +209,7 @@ def _writes(call):
     if name == "open" and isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "os":
         return any("O_WRONLY" in ast.dump(one) or "O_RDWR" in ast.dump(one) for one in call.args)
     modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    if name in ("FileIO", "_SiblingFile"):
+    if name in ("FileIO", "_TemporaryFile"):
         return True
     return name == "open" and any(re.fullmatch(r"[rwxab+]{1,3}", mode) and set(mode) & set("wxa+") for mode in modes)
 
