@@ -29,6 +29,7 @@ from camscope.evaluation.ground_truth import (  # noqa: E402
     mask_from_boxes,
     mask_from_points,
     mask_from_polygons,
+    mask_from_run_lengths,
 )
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402
 from camscope.evaluation.map_metrics import crop_to_model_input  # noqa: E402
@@ -154,10 +155,25 @@ def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
     (tmp_path / "coco.json").write_text(json.dumps(coco))
     made = load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
     assert made.tolist() == [[False, True], [True, False], [True, False]]
-    coco["annotations"][0]["segmentation"]["counts"] = "02203"
-    (tmp_path / "coco.json").write_text(json.dumps(coco))
-    with pytest.raises(InputError, match="expected counts as a list of numbers"):
-        load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
+    for counts, message in (
+        ("02203", "expected counts"),
+        ("13Q", "cut off"),
+        ("15O", "negative length"),
+        ("1 2", "a character or number that COCO never writes"),
+        ("oooooooo0", "a character or number that COCO never writes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_from_run_lengths({"size": [3, 2], "counts": counts}, (3, 2))
+
+
+def test_compressed_run_lengths_are_those_that_pycocotools_writes():
+    tall = np.array([[0, 1], [1, 0], [1, 0]], bool)
+    wide = np.zeros((3, 40), bool)
+    wide[1, 3:30], wide[2, 35] = True, True
+    wide[:, 20:25] = False
+    for mask, counts in ((tall, "132"), (wide, ":120000000000000000000000000000000?0A0000000`00J")):
+        segmentation = {"size": list(mask.shape), "counts": counts}
+        np.testing.assert_array_equal(mask_from_run_lengths(segmentation, mask.shape), mask)
 
 
 # --- values
