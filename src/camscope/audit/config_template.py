@@ -137,7 +137,11 @@ def _render_template(values: Mapping[str, Any]) -> str:
     except ImportError as error:
         raise MissingExtraError("jinja2", "audit") from error
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
     )  # TOML, no HTML: values are quoted by the filters below
     environment.filters |= {
         "quote": _quote,

@@ -35,7 +35,9 @@ def check_labels_match_findings(column: Any, class_names: Sequence[str], finding
     for finding in findings:
         index = str(class_names.index(finding)) if finding in class_names else None
         if class_names and index is None and not (finding.isdecimal() and int(finding) < len(class_names)):
-            raise InputError(f"the finding {finding!r} is no class of the model; expected one of {', '.join(class_names)}")
+            raise InputError(
+                f"the finding {finding!r} is no class of the model; expected one of {', '.join(class_names)}"
+            )
         same_class = {index} if index is not None else set(class_names[int(finding) : int(finding) + 1])
         if not ({finding} | same_class) & labels:
             raise InputError(f"no label means the finding {finding!r}; the labels are {listed}")
@@ -76,7 +78,9 @@ def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns
                 f"no column of 0 and 1 is named {finding!r}; expected one of {', '.join(columns.values()) or 'none'}"
             )
         if _normalize_name(finding) not in classes:
-            known = f"its classes are {', '.join(class_names)}" if class_names else "it has no class names: see CATEGORIES"
+            known = (
+                f"its classes are {', '.join(class_names)}" if class_names else "it has no class names: see CATEGORIES"
+            )
             raise InputError(f"the column {finding!r} is not named as a class of the model; {known}")
     return {classes[_normalize_name(name)]: columns[_normalize_name(name)] for name in findings}
 

@@ -147,7 +147,10 @@ def test_init_takes_the_rows_of_test_where_there_are_any(study):
             "no column of 0 and 1 is named 'grade'; expected one of edema, pleural_effusion, No Finding",
         ),
         ({"model": "net.py:nameless"}, "no column of 0 and 1 that has the name of a class"),
-        ({"model": "net.py:nameless", "findings": ["edema"]}, "the column 'edema' is not named as a class of the model"),
+        (
+            {"model": "net.py:nameless", "findings": ["edema"]},
+            "the column 'edema' is not named as a class of the model",
+        ),
         ({"modality": "xrays"}, "no modality 'xrays'; expected one of xray, ct"),
     ],
 )
