@@ -6,7 +6,6 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,11 @@ from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions
 from camscope.audit.shortcuts.region_samples import RegionSamples
-from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.metrics.base import Mask
 from camscope.metrics.statistics import Estimate, adjust_holm, estimate_mean, index_groups
+from camscope.optional import require
 from camscope.plurals import plural
 
 ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
@@ -37,7 +37,7 @@ def analyze_clusters(
     """Of a method's maps. Where no number of clusters is claimed the two are shown that would be first."""
     truths = context.cohort.get_truth(finding)
     heats = load_attributions(
-        context, explainer.title, finding, [one.row for one in samples.samples if truths[one.row]]
+        context, explainer.full_name, finding, [one.row for one in samples.samples if truths[one.row]]
     )
     shapes = {heat.shape for heat in heats.values()}
     rows = sorted(heats)
@@ -52,7 +52,7 @@ def analyze_clusters(
     except UndefinedError as error:
         return ClusterAnalysis(
             finding=finding.name,
-            method=explainer.title,
+            method=explainer.full_name,
             n_clusters=1,
             n_maps=len(rows),
             n_excluded=0,
@@ -60,7 +60,7 @@ def analyze_clusters(
         )
     return ClusterAnalysis(
         finding=finding.name,
-        method=explainer.title,
+        method=explainer.full_name,
         n_clusters=found.n_clusters,
         n_maps=found.n_maps,
         n_excluded=len(found.zero_rows),
@@ -238,7 +238,4 @@ def _build_level_enrichment(cluster: int, level: Hashable, cluster_mask: Mask, l
 
 
 def _import_scipy_stats() -> Any:
-    try:
-        return import_module("scipy.stats")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "audit") from error
+    return require("scipy.stats", extra="audit")

@@ -91,13 +91,11 @@ class AuditContext:
 
         config, explainers = self.config.explain, []
         for name in config.methods:
-            if name not in METHODS:
-                raise InputError(f"no method {name!r}; camscope methods lists them")
-            settings: dict[str, Any] = dict(config.settings.get(name, {}))
-            if config.layer is not None and accepts_layer_choice(METHODS[name]):
+            method, settings = METHODS.find(name), dict(config.settings.get(name, {}))
+            if config.layer is not None and accepts_layer_choice(method):
                 settings = {"layer": config.layer} | settings
             try:
-                explainers.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **settings))
+                explainers.append(method(self.model, preprocess=self.config.model.preprocess, **settings))
             except TypeError as error:
                 raise InputError(f"explain.settings.{name}: {error}") from error
         return explainers

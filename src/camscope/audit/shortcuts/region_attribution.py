@@ -51,12 +51,12 @@ def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
     """Of every region, for the maps of a method."""
-    heats = load_attributions(context, explainer.title, finding, [one.row for one in samples.samples])
+    heats = load_attributions(context, explainer.full_name, finding, [one.row for one in samples.samples])
     on_input = {row: _project_to_input(heat, samples.samples[0].x.shape[1:]) for row, heat in heats.items()}
     random = np.random.default_rng((context.config.seed, 5))
     order = random.permutation(sorted(on_input)).tolist()
     return [
-        _summarize_region_mass(context, samples, name, on_input, order, explainer.title, finding, stride)
+        _summarize_region_mass(context, samples, name, on_input, order, explainer.full_name, finding, stride)
         for name in samples.region_names
     ]
 

@@ -102,7 +102,7 @@ def _compute_attribution_mass(
     context: AuditContext, results: StageResults, samples: RegionSamples
 ) -> Iterator[AttributionMass]:
     for tool in context.explainers if samples.samples else ():
-        stride = max(results.resolve.get_explainer_info(tool.title).stride)
+        stride = max(results.resolve.get_explainer_info(tool.full_name).stride)
         for finding in context.findings:
             yield from compute_attribution_mass_by_region(
                 context, samples.for_finding(finding.name), tool, finding, stride
