@@ -40,13 +40,13 @@ CAM, PIXELS = "gradcam", "integratedgradients"
 CONTROLS = ("edges", "centre", "random")
 MARGINS = {
     "effect": 0.1,
-    "auroc": 0.05,
-    "useful": 0.7,
-    "blanked": 0.7,
+    "auroc_difference": 0.05,
+    "useful_auroc": 0.7,
+    "masked_auroc": 0.7,
     "enrichment": 1.5,
-    "mass": 0.05,
-    "robust": 0.5,
-    "leak": 0.6,
+    "mass_difference": 0.05,
+    "robustness_correlation": 0.5,
+    "leakage_auroc": 0.6,
 }
 SKIPPED = "the config skips it"
 
@@ -95,7 +95,7 @@ def answers(finding, auroc):
             SubgroupPerformance(column="site", level="C", n_positives=1, n_negatives=0, reason="too few patients, or images of one class only"),
         ),
         bins=tuple(ReliabilityPoint(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n_images=n) for p, o, n in bins),
-        subgroup_differences=levels(finding, values, MARGINS["auroc"]),
+        subgroup_differences=levels(finding, values, MARGINS["auroc_difference"]),
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def localise(findings):
         n_images=148,
         formulas=collect_formulas(found),
         metric_summaries=tuple(found),
-        subgroup_differences=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
+        subgroup_differences=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass_difference"])),
     )
 
 
@@ -308,7 +308,7 @@ def verdicts(findings):
                 f"The model tells images with {finding} from those without.",
                 finding,
                 "supported",
-                "for",
+                "supports",
                 num(0.9412, 0.0213649, baseline=0.5, name="chance"),
                 0.7,
                 "performance",
@@ -320,7 +320,7 @@ def verdicts(findings):
                 "It does so equally well whatever the site.",
                 finding,
                 "not supported",
-                "against",
+                "contradicts",
                 num(-0.0832, 0.0329),
                 0.05,
                 "performance",
@@ -330,11 +330,11 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "evidence",
+                "ground truth",
                 f"The answer depends on the pixels of {finding} itself.",
                 finding,
                 "supported",
-                "for",
+                "supports",
                 num(-0.9714, 0.0931, n=141, groups=88, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -347,7 +347,7 @@ def verdicts(findings):
                 f"The answer for {finding} relies on the region marker.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(1.0831, 0.1241, n=164, groups=99, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -360,7 +360,7 @@ def verdicts(findings):
                 f"The answer for {finding} relies on the region the frame.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(0.6127, 0.0931, n=164, groups=99, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -369,11 +369,11 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "blanked organ",
+                "masked organ",
                 f"The model still answers for {finding} when the organ is blanked.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(0.8914, 0.0331, baseline=0.5, name="chance"),
                 0.7,
                 "shortcut",
@@ -382,20 +382,20 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "localisation",
+                "localization",
                 f"The maps of {CAM} lie on {finding} more than chance would have it.",
                 finding,
                 "supported",
-                "for",
+                "supports",
                 num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"),
                 1.5,
-                "localisation",
+                "localization",
                 CAM,
             )
         )
         add(
             verdict(
-                "where the maps lie",
+                "attribution mass",
                 f"The maps of {CAM} for {finding} lie on the region marker.",
                 finding,
                 "not testable",
@@ -435,12 +435,12 @@ def verdicts(findings):
                 SKIPPED,
             )
         )
-    add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "for",
+    add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "supports",
                 num(0.1718, 0.0513, n=12, groups=12, baseline=0.4418, name="maps of different images",
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
-    add(verdict("leak", "The site can be read off the model's features.", findings[0], "supported", "neither",
+    add(verdict("leakage", "The site can be read off the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.6, "shortcut", "site"))  # fmt: skip
-    add(verdict("strategies", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
+    add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
                 "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="one way of looking"), None, "clusters",
                 CAM))  # fmt: skip
     return tuple(made)
@@ -527,7 +527,7 @@ def nothing():
     return full(
         check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localization=MetricsResult(**no),
         faithfulness=MetricsResult(**no), sanity=SanityResult(**no), robustness=MetricsResult(**no), shortcut=ShortcutResult(**no), verdicts=(),
-        warnings=(), limits=(), question="",
+        warnings=(), limitations=(), intended_use="",
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ class AuditRun:
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The answers, those that speak against the model first."""
-        order = ("against", "neither", "for")
+        order = ("contradicts", "neither", "supports")
         return tuple(
             sorted(
                 self.summary.verdicts, key=lambda one: (one.conclusion == "not testable", order.index(one.direction))
@@ -158,7 +158,7 @@ class AuditRun:
     def __repr__(self) -> str:
         words = [one.conclusion for one in self.summary.verdicts]
         counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = Counter(find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "against")
+        against = Counter(find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "contradicts")
         said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {said}>"
 

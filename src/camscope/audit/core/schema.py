@@ -417,7 +417,7 @@ class Verdict(SchemaModel):
     finding: str
     qualifier: str = ""
     conclusion: Conclusion
-    direction: Literal["for", "against", "neither"]
+    direction: Literal["supports", "contradicts", "neither"]
     effect: EstimateSummary
     margin: float | None
     rule: str

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHART_WIDTH, ROW_HEIGHT, TWO_LINE_ROW_HEIGHT = 460.0, 22.0, 33.0  # of a figure; of a row, and of one with two lines
 LABEL_COLUMN_WIDTH, MIN_VALUE_COLUMN_WIDTH = 142.0, 152.0  # columns left and right, the right one at least
 VALUE_CHARACTER_WIDTH = 6.4  # of a value, in pixels
-ForestRowKind = Literal["own", "control", "unresolved"]
+ForestRowKind = Literal["method", "control", "unresolved"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ForestRow:
 
     name: str
     estimate: EstimateSummary
-    kind: ForestRowKind = "own"
+    kind: ForestRowKind = "method"
     shaded_range: tuple[float, float] | None = None
 
     @property
@@ -111,9 +111,9 @@ def draw_forest_svg(
 def _draw_forest_row(
     plot: Plot, axes: Any, row: ForestRow, y_center: float, value_x: float, show_baselines: bool
 ) -> None:
-    ink, one = {"own": TEXT_COLOR, "control": CONTROL_COLOR, "unresolved": CONTROL_COLOR}[row.kind], row.estimate
+    ink, one = {"method": TEXT_COLOR, "control": CONTROL_COLOR, "unresolved": CONTROL_COLOR}[row.kind], row.estimate
     for n, words in enumerate(row.label_lines):
-        look = {"color": TEXT_COLOR if row.kind == "own" else MUTED_COLOR, "fontsize": FONT_SIZE}
+        look = {"color": TEXT_COLOR if row.kind == "method" else MUTED_COLOR, "fontsize": FONT_SIZE}
         plot.add_text(
             LABEL_COLUMN_WIDTH - 10, 4 + y_center + 13 * (n - (len(row.label_lines) - 1) / 2), words, ha="right", **look
         )
@@ -132,8 +132,8 @@ def _draw_forest_row(
         return
     if one.low is not None and one.high is not None:
         axes.plot([one.low, one.high], [y_center, y_center], color=ink, linewidth=1.8, solid_capstyle="round", zorder=4)
-    face = BACKGROUND_COLOR if row.kind == "unresolved" else SUPPORTS_COLOR if row.kind == "own" else CONTROL_COLOR
-    edge = CONTROL_COLOR if row.kind != "own" else SUPPORTS_COLOR
+    face = BACKGROUND_COLOR if row.kind == "unresolved" else SUPPORTS_COLOR if row.kind == "method" else CONTROL_COLOR
+    edge = CONTROL_COLOR if row.kind != "method" else SUPPORTS_COLOR
     axes.plot([one.value], [y_center], "o", markersize=6, markerfacecolor=face, markeredgecolor=edge, zorder=5)
     words, values = format_estimate_text(one)
     plot.add_numbers(
@@ -141,7 +141,7 @@ def _draw_forest_row(
         4 + y_center,
         words,
         values,
-        color=TEXT_COLOR if row.kind == "own" else MUTED_COLOR,
+        color=TEXT_COLOR if row.kind == "method" else MUTED_COLOR,
         fontsize=FONT_SIZE - 0.5,
     )
 

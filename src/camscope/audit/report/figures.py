@@ -59,14 +59,14 @@ def draw_figures(summary: Summary) -> dict[str, list[Figure]]:
     with default_style_scope():
         return {
             "performance": list(_draw_performance_figures(summary, all_of)),
-            "localisation": list(_draw_metric_figures(summary.localization, all_of)),
+            "localization": list(_draw_metric_figures(summary.localization, all_of)),
             "faithfulness": list(_draw_metric_figures(summary.faithfulness, all_of)),
             "sanity": list(_draw_randomization_figures(summary, all_of)),
             "robustness": list(_draw_metric_figures(summary.robustness, all_of)),
-            "regions": list(_draw_attribution_mass_figures(summary, all_of)),
+            "attribution_mass": list(_draw_attribution_mass_figures(summary, all_of)),
             "interventions": list(_draw_intervention_figures(summary, all_of)),
-            "blanked": list(_draw_masked_auroc_figures(summary, all_of)),
-            "leaks": list(_draw_leakage_figures(summary, all_of)),
+            "masked_auroc": list(_draw_masked_auroc_figures(summary, all_of)),
+            "leakage": list(_draw_leakage_figures(summary, all_of)),
             "clusters": list(_draw_cluster_figures(summary, all_of)),
         }
 
@@ -87,7 +87,7 @@ def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Itera
         if one.subgroup_differences:
             rows = [ForestRow("all images", one.auroc), *_iter_subgroup_rows(one)]
             how = f"{INTERVAL_LEGEND}; each subgroup by itself; upright line: all images; red, broken: what the model has to exceed"
-            margin = summary.margins.get("useful")
+            margin = summary.margins.get("useful_auroc")
             draw = partial(
                 draw_forest_svg, rows=rows, axis_label="AUROC", reference_value=one.auroc.value, margin=margin
             )
@@ -155,7 +155,7 @@ def _iter_metric_rows(metric_summaries: Sequence[MetricSummary]) -> Iterator[For
         own = [line for line in metric_summaries if line.imputation == fill]
         for line in sorted(own, key=lambda one: one.control):
             words = line.method if fill is None else f"{line.method}, {fill}"
-            yield ForestRow(words, line.value, "control" if line.control else "own", _find_best_control_interval(own))
+            yield ForestRow(words, line.value, "control" if line.control else "method", _find_best_control_interval(own))
 
 
 def _find_best_control_interval(metric_summaries: Sequence[MetricSummary]) -> tuple[float, float] | None:
@@ -187,7 +187,7 @@ def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> 
     )
     for finding, method in dict.fromkeys((one.finding, one.method) for one in masses):
         own = [one for one in masses if (one.finding, one.method) == (finding, method)]
-        rows = [ForestRow(one.region, one.enrichment, "own" if one.is_resolvable else "unresolved") for one in own]
+        rows = [ForestRow(one.region, one.enrichment, "method" if one.is_resolvable else "unresolved") for one in own]
         draw = partial(
             draw_forest_svg,
             rows=rows,
@@ -196,7 +196,7 @@ def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> 
             margin=margin,
         )
         yield factory.create_figure(
-            ("Enrichment of the maps in regions", finding, method), how, partial(draw, baselines=True)
+            ("Enrichment of the maps in regions", finding, method), how, partial(draw, show_baselines=True)
         )
 
 
@@ -239,7 +239,7 @@ def _draw_masked_auroc_figures(summary: Summary, factory: FigureFactory) -> Iter
                 rows=rows,
                 axis_label="AUROC",
                 reference_value=0.5,
-                margin=summary.margins.get("blanked"),
+                margin=summary.margins.get("masked_auroc"),
             )
             yield factory.create_figure(("AUROC of what is left of the image", one.finding), how, draw)
 

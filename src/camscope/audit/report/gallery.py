@@ -68,9 +68,9 @@ def _list_section_keys(
 ) -> Iterator[tuple[str, str]]:
     yield "random", ""
     for finding in summary.resolve.findings:
-        for kind in ("missed", "alarms", "borderline", "clearest"):
+        for kind in ("missed", "false_alarms", "borderline", "most_confident"):
             yield kind, finding
-    yield "reading", ""
+    yield "review", ""
     for finding in summary.resolve.findings:
         yield "prototypes", finding
 
@@ -86,7 +86,7 @@ def _select_entries(
             .tolist()
         )
         yield from (GalleryEntry(predicted_images[n].row, _choose_finding(predicted_images[n])) for n in order)
-    elif kind == "reading":
+    elif kind == "review":
         yield from _select_review_entries(summary, predicted_images)
     elif kind == "prototypes":
         yield from _select_prototype_entries(summary, predicted_images, finding)
@@ -106,11 +106,11 @@ def select_extreme_images(
     judged = [one for one in predicted_images if one.truths.get(finding) is not None]
     wanted = {
         "missed": [one for one in judged if one.truths[finding] and one.log_odds[finding] < 0],
-        "alarms": [one for one in judged if not one.truths[finding] and one.log_odds[finding] > 0],
+        "false_alarms": [one for one in judged if not one.truths[finding] and one.log_odds[finding] > 0],
         "borderline": list(predicted_images),
-        "clearest": [one for one in judged if one.truths[finding] and one.log_odds[finding] > 0],
+        "most_confident": [one for one in judged if one.truths[finding] and one.log_odds[finding] > 0],
     }[kind]
-    sign = {"missed": 1.0, "alarms": -1.0, "borderline": 0.0, "clearest": -1.0}[kind]
+    sign = {"missed": 1.0, "false_alarms": -1.0, "borderline": 0.0, "most_confident": -1.0}[kind]
     return sorted(wanted, key=lambda one: sign * one.log_odds[finding] if sign else abs(one.log_odds[finding]))[
         :n_images
     ]

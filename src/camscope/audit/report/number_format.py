@@ -106,7 +106,7 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
-    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="against")`.
+    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="contradicts")`.
 
     Of several that a field may have, a list of them.
     """

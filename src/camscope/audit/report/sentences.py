@@ -33,7 +33,7 @@ class ExternalText:
 
 @dataclass(frozen=True)
 class ItemCount:
-    """How many items of a list of the summary have these fields: `("verdicts", {"word": "not testable"})`."""
+    """How many items of a list of the summary have these fields: `("verdicts", {"conclusion": "not testable"})`."""
 
     path: str
     field_values: Mapping[str, str | list[str]]
@@ -47,7 +47,7 @@ Sentence = tuple[SentencePart, ...]
 def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Sentence:
     """What it means that no verdict speaks against `topic_name`, by how many of its questions could be tested at all."""
     asked = _count_verdicts(summary, question=list(questions))
-    tested = _count_verdicts(summary, question=list(questions), word=TESTED_CONCLUSIONS)
+    tested = _count_verdicts(summary, question=list(questions), conclusion=TESTED_CONCLUSIONS)
     if not asked.value:
         return (f"No question about {topic_name} was asked. This says nothing for {topic_name}.",)
     if not tested.value:
@@ -68,7 +68,7 @@ def describe_absent_objections(summary: Summary, topic_name: str, questions: Seq
 
 
 def _count_verdicts(summary: Summary, **field_values: str | list[str]) -> ItemCount:
-    known = {"verdicts": [{"question": one.question, "word": one.conclusion} for one in summary.verdicts]}
+    known = {"verdicts": [{"question": one.question, "conclusion": one.conclusion} for one in summary.verdicts]}
     return ItemCount("verdicts", field_values, count_items(known, "verdicts", field_values))
 
 
@@ -102,7 +102,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Sentence:
         )
     when = (
         "this one is the first of them, declared before the model was asked anything"
-        if provenance.get("declared_before_looking")
+        if provenance.get("declared_before_results")
         else "this one was declared after results of another one could be seen"
     )
     return ("In this folder ", count, f" different configs were declared: {when}.")
@@ -282,14 +282,14 @@ def _describe_field(model: BaseModel, field_name: str) -> str:
     if isinstance(model, FindingPerformance | SubgroupPerformance):
         return PERFORMANCE_FIELD_LABELS.get(field_name, field_name)
     return {
-        ("Line", "value"): "metrics of maps",
-        ("Line", "over"): "differences between maps and control maps",
-        ("Held", "share"): "shares of changes under which the answer held",
-        ("Similarity", "end"): "similarity of maps after randomization",
-        ("Mass", "share"): "shares of maps in regions",
-        ("Mass", "enrichment"): "enrichment of maps in regions",
-        ("Mass", "confounder_sensitivity"): "regions among the highest values of maps",
-        ("Intervention", "effect"): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
-        ("Blanked", "auroc"): "AUROC of changed images",
-        ("Leak", "auroc"): "AUROC of probes",
+        ("MetricSummary", "value"): "metrics of maps",
+        ("MetricSummary", "difference_to_control"): "differences between maps and control maps",
+        ("StablePredictionShare", "share"): "shares of changes under which the answer held",
+        ("RandomizationSimilarity", "final_similarity"): "similarity of maps after randomization",
+        ("AttributionMass", "share"): "shares of maps in regions",
+        ("AttributionMass", "enrichment"): "enrichment of maps in regions",
+        ("AttributionMass", "confounder_sensitivity"): "regions among the highest values of maps",
+        ("InterventionEffect", "effect"): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
+        ("MaskedAuroc", "auroc"): "AUROC of changed images",
+        ("ColumnLeakage", "auroc"): "AUROC of probes",
     }.get((type(model).__name__, field_name), field_name.replace("_", " "))

@@ -16,7 +16,7 @@ TEXT_COLOR, MUTED_COLOR, LINE_COLOR, BAND_COLOR, SUPPORTS_COLOR, CONTRADICTS_COL
     "#000001", "#000002", "#000003", "#000004", "#000005", "#000006", "#000007", "#000008",
 )  # fmt: skip
 COLOR_CLASS_NAMES: Mapping[str, str] = {
-    TEXT_COLOR: "ink", MUTED_COLOR: "dim", LINE_COLOR: "line", BAND_COLOR: "band", SUPPORTS_COLOR: "for", CONTRADICTS_COLOR: "against", CONTROL_COLOR: "pale", BACKGROUND_COLOR: "paper",
+    TEXT_COLOR: "text", MUTED_COLOR: "muted", LINE_COLOR: "line", BAND_COLOR: "band", SUPPORTS_COLOR: "supports", CONTRADICTS_COLOR: "contradicts", CONTROL_COLOR: "control", BACKGROUND_COLOR: "background",
 }  # fmt: skip
 FONT_SIZE = 11.5  # of letters
 DROPPED_STYLE_PROPERTIES = ("font-family", "font-style", "font-variant", "font-stretch", "font")

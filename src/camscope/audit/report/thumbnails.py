@@ -57,7 +57,7 @@ def build_gallery_images(
 
 
 def _get_entry_fields(entry: GalleryEntry) -> dict[str, Any]:
-    return {"why": entry.reason, "cluster": entry.cluster, "grouped_by": entry.prototype_method}
+    return {"reason": entry.reason, "cluster": entry.cluster, "prototype_method": entry.prototype_method}
 
 
 def _query_rows_by_image(run: BatchRun, image_rows: Sequence[int]) -> dict[int, list[RunRow]]:

@@ -13,18 +13,18 @@ from camscope.audit.core.schema import Summary, Verdict
 EFFECT_QUANTITIES: Mapping[str, str] = {
     "performance": "AUROC",
     "performance by subgroup": "difference in AUROC",
-    "evidence": "change of the log odds, in SD",
+    "ground truth": "change of the log odds, in SD",
     "shortcut": "change of the log odds, in SD",
     "shortcut by subgroup": "difference of the change, in SD",
-    "blanked organ": "AUROC that is left",
-    "localisation": "enrichment",
-    "localisation by subgroup": "difference of the share inside",
-    "where the maps lie": "enrichment",
+    "masked organ": "AUROC that is left",
+    "localization": "enrichment",
+    "localization by subgroup": "difference of the share inside",
+    "attribution mass": "enrichment",
     "faithfulness": "over the best control",
     "sanity": "similarity that is left",
     "robustness": "rank correlation",
-    "leak": "AUROC of the probe",
-    "strategies": "stability of the clusters",
+    "leakage": "AUROC of the probe",
+    "clusters": "stability of the clusters",
 }
 
 
@@ -44,7 +44,7 @@ VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
         "What it answers, and what its answers rest on.",
         "the model",
         (
-            "performance", "performance by subgroup", "evidence", "shortcut", "shortcut by subgroup", "blanked organ",
+            "performance", "performance by subgroup", "ground truth", "shortcut", "shortcut by subgroup", "masked organ",
         ),
     ),
     "maps": VerdictTopic(
@@ -52,15 +52,15 @@ VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
         "Whether they show what the model does. A map that does not is no evidence, and speaks against no model.",
         "the maps",
         (
-            "localisation", "localisation by subgroup", "where the maps lie", "faithfulness", "sanity", "robustness",
-            "strategies",
+            "localization", "localization by subgroup", "attribution mass", "faithfulness", "sanity", "robustness",
+            "clusters",
         ),
     ),
     "data": VerdictTopic(
         "The data",
         "What travels with the images, and could be learnt in the finding's place.",
         "the data",
-        ("leak",),
+        ("leakage",),
     ),
 }  # fmt: skip
 
@@ -78,14 +78,14 @@ def find_topic_id(question: str) -> str:
 
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "An intervention counts from this change of the log odds, in their standard deviations",
-    "auroc": "A difference in AUROC between subgroups that would matter",
-    "useful": "The AUROC that the model has to exceed",
-    "blanked": "The AUROC above which a model that has lost the organ still answers",
+    "auroc_difference": "A difference in AUROC between subgroups that would matter",
+    "useful_auroc": "The AUROC that the model has to exceed",
+    "masked_auroc": "The AUROC above which a model that has lost the organ still answers",
     "enrichment": "A region's share of the map over its share of the image, where chance is one",
-    "mass": "A difference of a map's share between subgroups that would matter",
-    "robust": "The rank correlation of maps under changes that do not matter",
-    "leak": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
-    "prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
+    "mass_difference": "A difference of a map's share between subgroups that would matter",
+    "robustness_correlation": "The rank correlation of maps under changes that do not matter",
+    "leakage_auroc": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
+    "reliance_prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
 }
 
 
@@ -104,17 +104,17 @@ def sanitize_text(text: str) -> str:
 
 
 VERDICT_KIND_LABELS: Mapping[str, str] = {
-    "against": "against",
-    "for": "for",
+    "contradicts": "contradicts",
+    "supports": "supports",
     "neither": "neither way",
     "untested": "not testable",
 }
 DECIDED_CONCLUSIONS = ["supported", "not supported"]
 VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
-    "against": {"speaks": "against", "word": DECIDED_CONCLUSIONS},
-    "for": {"speaks": "for", "word": DECIDED_CONCLUSIONS},
-    "neither": {"speaks": "neither", "word": DECIDED_CONCLUSIONS},
-    "untested": {"word": "not testable"},
+    "contradicts": {"direction": "contradicts", "conclusion": DECIDED_CONCLUSIONS},
+    "supports": {"direction": "supports", "conclusion": DECIDED_CONCLUSIONS},
+    "neither": {"direction": "neither", "conclusion": DECIDED_CONCLUSIONS},
+    "untested": {"conclusion": "not testable"},
 }
 
 
@@ -159,7 +159,7 @@ def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdic
 def describe_direction(verdict: Verdict) -> str:
     """`against the model`, `for the maps`; of what was not testable nothing."""
     kind, name = classify_verdict(verdict), VERDICT_TOPICS[find_topic_id(verdict.question)].name_in_sentence
-    return {"against": f"against {name}", "for": f"for {name}", "neither": "neither way", "untested": ""}[kind]
+    return {"contradicts": f"contradicts {name}", "supports": f"supports {name}", "neither": "neither way", "untested": ""}[kind]
 
 
 def group_overlapping_verdicts(

@@ -74,7 +74,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     ):
         if one.severity in REPORTED_SEVERITIES:
             yield f"{one.message} ({one.count} x)"
-    for name in ("localise", "faithfulness", "sanity", "robustness", "shortcut"):
+    for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:
             yield f"{name} was not tested: {stage.reason or 'no reason was given'}."

@@ -68,12 +68,12 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             why = summary.localization.reason or f"no masks, boxes or points say where {finding} is"
             found: Decision = "not testable", why
             yield build_verdict(
-                "localisation",
+                "localization",
                 claim,
                 finding,
                 found,
                 EMPTY_ESTIMATE,
-                "localisation",
+                "localization",
                 LOCALIZATION_RULE,
                 supported_is_good=True,
                 margin=margin,
@@ -85,7 +85,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
                 whose = summary.resolve.explainers[0].title if summary.resolve.explainers else "the first method"
                 claim = f"The maps of {whose} lie on {finding} to the same extent whatever the {column}."
                 yield judge_subgroup_equality(
-                    "localisation by subgroup", claim, finding, levels, "localisation", column
+                    "localization by subgroup", claim, finding, levels, "localization", column
                 )
 
 
@@ -110,8 +110,8 @@ def _judge_method_localization(summary: Summary, metric_summary: MetricSummary) 
     )
     said = "" if share is None else f"{share:.2f} of their heat lies inside"
     return build_verdict(
-        "localisation", f"The maps of {metric_summary.method} lie on {metric_summary.finding} more than chance would have it.", metric_summary.finding,
-        (word, "; ".join(filter(None, (why, said)))), metric_summary.value, "localisation", LOCALIZATION_RULE, supported_is_good=True, margin=margin,
+        "localization", f"The maps of {metric_summary.method} lie on {metric_summary.finding} more than chance would have it.", metric_summary.finding,
+        (word, "; ".join(filter(None, (why, said)))), metric_summary.value, "localization", LOCALIZATION_RULE, supported_is_good=True, margin=margin,
         qualifier=metric_summary.method,
     )  # fmt: skip
 
@@ -257,7 +257,7 @@ def _build_similarity_effect(similarity: RandomizationSimilarity) -> EstimateSum
 
 def judge_robustness(summary: Summary) -> Iterator[Verdict]:
     """Whether the maps stay where they are under changes that do not matter."""
-    margin, stage = summary.margins["robust"], summary.robustness
+    margin, stage = summary.margins["robustness_correlation"], summary.robustness
     for finding in summary.resolve.findings:
         own = _select_metric_summaries(stage, ROBUSTNESS_CONDITIONS, finding)
         if not own:

@@ -54,7 +54,7 @@ EFFECT_EQUALITY_RULE = (
 def judge_performance(summary: Summary) -> Iterator[Verdict]:
     """The AUROC of each finding, and its differences between subgroups."""
     for one in summary.predict.performance:
-        margin = summary.margins["useful"]
+        margin = summary.margins["useful_auroc"]
         claim = f"The model tells images with {one.finding} from those without."
         yield build_verdict(
             "performance", claim, one.finding, decide_above_margin(one.auroc, margin), one.auroc, "performance", ABOVE_MARGIN_RULE,
@@ -167,7 +167,7 @@ def judge_ground_truth_reliance(summary: Summary) -> Iterator[Verdict]:
     """Whether the answer depends on the finding's own pixels."""
     for finding in summary.resolve.findings:
         claim = f"The answer depends on the pixels of {finding} itself."
-        yield _judge_reliance(summary, finding, FINDING_REGION, claim, "evidence", supported_is_good=True)
+        yield _judge_reliance(summary, finding, FINDING_REGION, claim, "ground truth", supported_is_good=True)
 
 
 def judge_region_reliance(summary: Summary) -> Iterator[Verdict]:
@@ -178,7 +178,7 @@ def judge_region_reliance(summary: Summary) -> Iterator[Verdict]:
             yield _judge_reliance(summary, finding, region, claim, "shortcut", supported_is_good=False)
     for (finding, region, column), own in group_by_subgroup_column(summary.shortcut.subgroup_differences).items():
         claim = f"What {_format_region(region)} adds to the answer for {finding} is the same whatever the {column}."
-        prevalence = summary.margins.get("prevalence", DEFAULT_RELIANCE_PREVALENCE)
+        prevalence = summary.margins.get("reliance_prevalence", DEFAULT_RELIANCE_PREVALENCE)
         subject = f"{column}, effect of {region}"
         yield judge_subgroup_equality("shortcut by subgroup", claim, finding, own, "shortcut", subject, prevalence)
 
@@ -214,7 +214,7 @@ def _judge_reliance(
             judge_finding_reliance if region == FINDING_REGION else judge_reliance,
             (insert, remove if marker else []),
         )
-        prevalence = summary.margins.get("prevalence", DEFAULT_RELIANCE_PREVALENCE)
+        prevalence = summary.margins.get("reliance_prevalence", DEFAULT_RELIANCE_PREVALENCE)
         found = judge(*ways, margin, prevalence, uncounted_removals=[] if marker else remove)
         shown = select_reported_effect(*ways, margin) or select_reported_effect([], remove, margin)
         effect = EMPTY_ESTIMATE if shown is None else shown.effect
@@ -226,7 +226,7 @@ def _judge_reliance(
 
 def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
     """Whether the model answers without the organ."""
-    margin = summary.margins["blanked"]
+    margin = summary.margins["masked_auroc"]
     for finding in summary.resolve.findings:
         own = [
             one
@@ -239,7 +239,7 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
             most = max((one.auroc for one in own), key=_compute_distance_from_chance)
             reason = "; ".join(filter(None, (why, INVERTED_REASON if _is_inverted(most) else "")))
             yield build_verdict(
-                "blanked organ", claim, finding, (word, reason), _orient_auroc(most), "shortcut", MASKED_ORGAN_RULE, supported_is_good=False,
+                "masked organ", claim, finding, (word, reason), _orient_auroc(most), "shortcut", MASKED_ORGAN_RULE, supported_is_good=False,
                 margin=margin, qualifier=ORGAN_REGION,
             )  # fmt: skip
 
@@ -282,7 +282,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
         if one.region not in (FINDING_REGION, ORGAN_REGION):
             claim = f"The maps of {one.method} for {one.finding} lie on {_format_region(one.region)}."
             yield build_verdict(
-                "where the maps lie", claim, one.finding, _decide_attribution_mass(one, margin), one.enrichment, "shortcut", ATTRIBUTION_MASS_RULE, supported_is_good=None,
+                "attribution mass", claim, one.finding, _decide_attribution_mass(one, margin), one.enrichment, "shortcut", ATTRIBUTION_MASS_RULE, supported_is_good=None,
                 margin=margin, qualifier=f"{one.region} · {one.method}",
             )  # fmt: skip
 
@@ -310,11 +310,11 @@ CLUSTERS_RULE = (
 
 def judge_leakage(summary: Summary) -> Iterator[Verdict]:
     """Whether columns can be read off the model's features."""
-    margin = summary.margins["leak"]
+    margin = summary.margins["leakage_auroc"]
     for one in summary.shortcut.leakage:
         claim = f"The {one.column} can be read off the model's features."
         yield build_verdict(
-            "leak", claim, "", _decide_leakage(one, margin), one.auroc, "shortcut", LEAKAGE_RULE, supported_is_good=None, margin=margin,
+            "leakage", claim, "", _decide_leakage(one, margin), one.auroc, "shortcut", LEAKAGE_RULE, supported_is_good=None, margin=margin,
             qualifier=one.column,
         )  # fmt: skip
 
@@ -343,7 +343,7 @@ def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     for one in summary.shortcut.cluster_analyses:
         claim = f"The maps of {one.method} for {one.finding} fall into several ways of looking."
         yield build_verdict(
-            "strategies", claim, one.finding, _decide_clusters(one), _build_stability_effect(one), "clusters", CLUSTERS_RULE, supported_is_good=None, qualifier=one.method
+            "clusters", claim, one.finding, _decide_clusters(one), _build_stability_effect(one), "clusters", CLUSTERS_RULE, supported_is_good=None, qualifier=one.method
         )  # fmt: skip
 
 

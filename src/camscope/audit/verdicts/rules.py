@@ -7,7 +7,7 @@ from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_values import format_patient_count
 
-VerdictDirection = Literal["for", "against", "neither"]
+VerdictDirection = Literal["supports", "contradicts", "neither"]
 Decision = tuple[Conclusion, str]  # and why it cannot be told
 
 EMPTY_ESTIMATE = EstimateSummary(reason="there is nothing to test it with")
@@ -72,11 +72,11 @@ def build_verdict(
 ) -> Verdict:
     """`supported_is_good`: whether "supported" speaks for the model; None: neither does."""
     word, reason = _require_testable_effect(decision, effect)
-    speaks: VerdictDirection = "neither"
+    direction: VerdictDirection = "neither"
     if supported_is_good is not None and word != "not testable":
-        speaks = "for" if (word == "supported") is supported_is_good else "against"
+        direction = "supports" if (word == "supported") is supported_is_good else "contradicts"
     return Verdict(
-        question=question, claim=claim, finding=finding, qualifier=qualifier, conclusion=word, direction=speaks, effect=effect,
+        question=question, claim=claim, finding=finding, qualifier=qualifier, conclusion=word, direction=direction, effect=effect,
         margin=margin, rule=f"{rule}; {MIN_PATIENTS_RULE}", reason=reason, section=section,
     )  # fmt: skip
 
