@@ -524,7 +524,7 @@ def test_the_worst_come_first(pictures):
     by_kind = {section.kind: section.images for section in pictures.sections}
     assert [image.reason for image in by_kind["review"]] == [one.reason for one in full().shortcut.review_cases]
     assert [(image.id, image.cluster) for image in by_kind["prototypes"]] == [(IDS[n], 1 + n // 3) for n in range(6)]
-    assert [shot.truth for image in by_kind["missed"]] == ["present"] * 2
+    assert [image.truth for image in by_kind["missed"]] == ["present"] * 2
     assert [image.log_odds for image in by_kind["missed"]] == [-3.0, -0.5]
 
 
@@ -619,8 +619,8 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
         shot = (
             build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
         )
-        assert (shot.image_data_uri is not None) is allowed
-        assert ("text may be part" in shot.missing_reason) is not allowed
+        assert (image.image_data_uri is not None) is allowed
+        assert ("text may be part" in image.missing_reason) is not allowed
 
 
 def test_norms_are_mapped_to_sections_that_there_are():

@@ -161,7 +161,7 @@ def effect(random, kind, fill=None):
 
 
 def counts(one):
-    return one.effect.low is not None and one.effect.groups >= 10
+    return one.effect.low is not None and one.effect.n_groups >= 10
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -279,7 +279,7 @@ def test_what_is_said_of_maps_is_so(seed):
 
 
 def assert_the_interval_is_as_told(one, value):
-    if one.word == "supported":
+    if one.conclusion == "supported":
         assert value.low > one.margin
     if "the interval holds the margin" in one.reason:
         assert value.low <= one.margin <= value.high
@@ -571,7 +571,7 @@ def test_the_console_says_which_category_counted(capsys):
         AnnotationSource(name="the organ", source="the column 'lungs'"),
     )
     summary = full(check=full().check.model_copy(update={"annotation_sources": marks}))
-    print_audit_result(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
+    print_audit_result(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report_path="report.html"))
     said = capsys.readouterr().out
     assert f"marked  {FINDING}: WBC of a COCO file; not counted: RBC, Platelets" in said
     assert "marked  the organ: the column 'lungs'" in said

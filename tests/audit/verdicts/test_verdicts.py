@@ -71,7 +71,7 @@ def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_do
 
 def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
     made = with_shortcut(
-        regions={"token": 80, "the finding": 80},
+        region_counts={"token": 80, "the finding": 80},
         markers_by_finding={"nodule": ("token", "the finding")},
         interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
     )
@@ -318,7 +318,7 @@ def test_how_rare_a_reliance_may_be_is_declared():
     assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
     own = with_shortcut(
-        regions={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
+        region_counts={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
     )
     assert told(own, "ground truth")[0].conclusion == "not testable"  # nor is the model accused by so few
 
