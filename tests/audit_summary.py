@@ -1,4 +1,4 @@
-"""A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
+"""A summary of an audit as it could be: two findings, two methods, a marker that the model relies on, one stage skipped."""
 
 from camscope.audit.core.schema import (
     AttributionMass,
@@ -37,7 +37,7 @@ from camscope.audit.core.summary_values import collect_formulas
 
 FINDINGS = ("nodule", "effusion")
 CAM, PIXELS = "gradcam", "integratedgradients"
-CONTROLS = ("edges", "centre", "random")
+CONTROLS = ("edges", "center", "random")
 MARGINS = {
     "effect": 0.1,
     "auroc_difference": 0.05,
@@ -123,18 +123,18 @@ def localise(findings):
     found = []
     for finding in findings:
         found += lines(
-            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "centre": 0.1033, "random": 0.0614}
+            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "center": 0.1033, "random": 0.0614}
         )
         found += lines(
-            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "centre": 1.4482, "random": 1.0021}
+            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "center": 1.4482, "random": 1.0021}
         )
         found += lines(
-            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "centre": 0.1081, "random": 0.0541}
+            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "center": 0.1081, "random": 0.0541}
         )
         found += lines(
             "peak-distance",
             finding,
-            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "centre": 27.9, "random": 39.4},
+            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "center": 27.9, "random": 39.4},
             better="less",
         )
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
@@ -236,7 +236,7 @@ def shortcut(findings, ids):
     return ShortcutResult(
         region_counts={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
         missing_regions=(FlowStep(name="marker", n_rows=171, reason="its mask is empty"),
-                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one grey")),
+                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one gray")),
         overlaps=tuple(
             RegionOverlap(finding=finding, region=region, other_region=within, share=share, n_images=images)
             for finding in findings
@@ -273,8 +273,8 @@ def shortcut(findings, ids):
         ),
         review_cases=tuple(
             ReviewCase(id=one, finding=findings[0], reason=why)
-            for one, why in zip(ids[:3], ("missed, and the map lies on the marker", "a twin of it is in the other split",
-                                          "inserting the marker turns the answer"), strict=False)
+            for one, why in zip(ids[:3], ("missed, and the map highlights the marker", "a duplicate of it is in the other split",
+                                          "inserting the marker reverses the prediction"), strict=False)
         ),
     )  # fmt: skip
 
@@ -305,7 +305,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance",
-                f"The model tells images with {finding} from those without.",
+                f"The model distinguishes images with {finding} from images without.",
                 finding,
                 "supported",
                 "supports",
@@ -317,7 +317,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance by subgroup",
-                "It does so equally well whatever the site.",
+                f"The model detects {finding} equally well in all subgroups of site.",
                 finding,
                 "not supported",
                 "contradicts",
@@ -331,7 +331,7 @@ def verdicts(findings):
         add(
             verdict(
                 "ground truth",
-                f"The answer depends on the pixels of {finding} itself.",
+                f"The prediction for {finding} depends on the pixels of {finding}.",
                 finding,
                 "supported",
                 "supports",
@@ -344,7 +344,7 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The answer for {finding} relies on the region marker.",
+                f"The prediction for {finding} relies on the region marker.",
                 finding,
                 "supported",
                 "contradicts",
@@ -357,7 +357,7 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The answer for {finding} relies on the region the frame.",
+                f"The prediction for {finding} relies on the region the frame.",
                 finding,
                 "supported",
                 "contradicts",
@@ -370,7 +370,7 @@ def verdicts(findings):
         add(
             verdict(
                 "masked organ",
-                f"The model still answers for {finding} when the organ is blanked.",
+                f"The model still detects {finding} when the organ is masked.",
                 finding,
                 "supported",
                 "contradicts",
@@ -383,11 +383,11 @@ def verdicts(findings):
         add(
             verdict(
                 "localization",
-                f"The maps of {CAM} lie on {finding} more than chance would have it.",
+                f"The maps of {CAM} highlight {finding} more than expected by chance.",
                 finding,
                 "supported",
                 "supports",
-                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"),
+                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="center"),
                 1.5,
                 "localization",
                 CAM,
@@ -396,7 +396,7 @@ def verdicts(findings):
         add(
             verdict(
                 "attribution mass",
-                f"The maps of {CAM} for {finding} lie on the region marker.",
+                f"The maps of {CAM} for {finding} highlight the region marker.",
                 finding,
                 "not testable",
                 "neither",
@@ -404,13 +404,13 @@ def verdicts(findings):
                 1.5,
                 "shortcut",
                 f"marker · {CAM}",
-                "below the resolution of the maps: what a map does not show says nothing of the region",
+                "below the resolution of the maps: the map can neither show nor exclude it",
             )
         )
         add(
             verdict(
                 "faithfulness",
-                f"The maps of {CAM} show what the answer for {finding} depends on.",
+                f"The maps of {CAM} show what the prediction for {finding} depends on.",
                 finding,
                 "not testable",
                 "neither",
@@ -418,30 +418,30 @@ def verdicts(findings):
                 0.0,
                 "faithfulness",
                 CAM,
-                "the interval holds the margin: more images are needed to tell",
+                "the interval includes the margin: more images are needed",
             )
         )
         add(
             verdict(
                 "robustness",
-                "The maps stay where they are under changes that do not matter.",
+                "The maps stay stable under irrelevant changes of the image.",
                 finding,
                 "not testable",
                 "neither",
-                EstimateSummary(reason="there is nothing to test it with"),
+                EstimateSummary(reason="there are no data to test it"),
                 None,
                 "robustness",
                 "",
                 SKIPPED,
             )
         )
-    add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "supports",
+    add(verdict("sanity", f"The maps of {CAM} depend on the trained weights.", findings[0], "supported", "supports",
                 num(0.1718, 0.0513, n=12, groups=12, baseline=0.4418, name="maps of different images",
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
-    add(verdict("leakage", "The site can be read off the model's features.", findings[0], "supported", "neither",
+    add(verdict("leakage", "The site can be predicted from the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.6, "shortcut", "site"))  # fmt: skip
-    add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
-                "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="one way of looking"), None, "clusters",
+    add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several clusters.", findings[0], "supported",
+                "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="a single cluster"), None, "clusters",
                 CAM))  # fmt: skip
     return tuple(made)
 
@@ -454,7 +454,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
     made = Summary(
         camscope_version="0.9.0",
         title=title,
-        intended_use="Does the classifier use the finding, or something that travels with it, in adults at two hospitals?",
+        intended_use="Does the classifier use the finding, or a confounder of it, in adults at two hospitals?",
         config_digest="9f2c41d7a0b35e68c1f4927d5b60e3a8",
         data_digest="41e07bd2935c86fa0d7e12c4b89f3560",
         seed=7,
@@ -510,13 +510,13 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
         verdicts=verdicts(findings),
         warnings=(
             "4 patients are in several splits: performance is too good.",
-            "The marker travels with the finding: site A has 118 of 148 positives.",
+            "The marker is correlated with the finding: site A has 118 of 148 positives.",
             "The cells of gradcam are 12.4 mm wide: the marker is below its resolution.",
             "Robustness was not tested.",
             "2 images have no map.",
             "14 images are MONOCHROME1 and were inverted.",
         ),
-        limitations=("The maps of gradcam have cells of 12.4 mm: nothing smaller can be told from its surroundings.",),
+        limitations=("The maps of gradcam have cells of 12.4 mm: smaller structures are not resolved.",),
     )  # fmt: skip
     return made.model_copy(update=changed)
 

@@ -289,8 +289,8 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     assert len(together) == len(FINDINGS)
     for finding, block in zip(FINDINGS, together, strict=True):
         assert "These regions overlap: one cause may be counted several times." in block
-        claims = re.findall(r"<bdi>(The answer[^<]*)</bdi>", block)
-        assert claims == [f"The answer for {finding} relies on the region {name}." for name in ("marker", "the frame")]
+        claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
+        assert claims == [f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))

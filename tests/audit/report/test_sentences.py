@@ -229,7 +229,7 @@ def test_a_removal_that_is_shown_was_tested():
 
 # --- maps
 
-NOTHING_KNOWN = "which knows nothing of the model"
+NOTHING_KNOWN = "a control map"
 
 
 def any_number(random, low, high):
@@ -238,7 +238,7 @@ def any_number(random, low, high):
     if not size:
         return EstimateSummary(reason="no map has a value")
     spread = float(random.choice([0.02, 0.4])) if size >= 6 else None
-    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="centre")
+    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="center")
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -268,7 +268,7 @@ def test_what_is_said_of_maps_is_so(seed):
     assert_the_interval_is_as_told(on_region, mass.enrichment)
     if f"{NOTHING_KNOWN}, does as well" in on_finding.reason:
         assert over.high <= 0
-    if "it cannot be told from centre" in on_finding.reason:
+    if "it does not differ clearly from center" in on_finding.reason:
         assert over.low <= 0 < over.high
     if "it was not compared with" in on_finding.reason:
         assert over is None or over.value is None

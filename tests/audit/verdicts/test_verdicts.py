@@ -41,7 +41,7 @@ def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word
 
 def test_what_is_the_margin_throughout_is_not_for_more_images_to_tell():
     flat = EstimateSummary(value=0.0, low=0.0, high=0.0, n_values=10, n_groups=10)
-    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, which is the margin")
+    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, equal to the margin")
     assert "more images" in decide_above_margin(flat.model_copy(update={"high": 0.1}), 0.0)[1]
 
 
@@ -95,7 +95,7 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "masked organ")[0]
     assert (both.conclusion, both.direction) == ("supported", "contradicts")
     one = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.5))), "masked organ")[0]
-    assert (one.conclusion, one.reason) == ("not testable", "the fills disagree")
+    assert (one.conclusion, one.reason) == ("not testable", "the imputations disagree")
     none = told(with_shortcut(masked_auroc=(blank("mean", 0.5), blank("blur", 0.55))), "masked organ")[0]
     assert (none.conclusion, none.direction) == ("not supported", "supports")
     assert none.effect.value == 0.55  # the fill under which most is left
@@ -206,22 +206,22 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     ("over", "word", "reason"),
     [
         (num(1.0, 0.5), "supported", ""),
-        (num(0.2, 0.5), "not testable", "it cannot be told from centre, which knows nothing of the model"),
-        (num(0.5), "not testable", "its difference to centre, which knows nothing of the model, has no interval"),
-        (None, "not testable", "it was not compared with centre"),
-        (num(-0.5, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
-        (num(-2.0, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
+        (num(0.2, 0.5), "not testable", "it does not differ clearly from center, a control map"),
+        (num(0.5), "not testable", "its difference to center, a control map, has no interval"),
+        (None, "not testable", "it was not compared with center"),
+        (num(-0.5, 0.5), "not supported", "center, a control map, scores as well"),
+        (num(-2.0, 0.5), "not supported", "center, a control map, scores as well"),
     ],
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):
     made = full(findings=("nodule",))
     lines = [one for one in made.localization.metric_summaries if one.metric == "enrichment" and not one.control][:1]
-    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "difference_to_control": over})
+    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="center"), "difference_to_control": over})
     summary = made.model_copy(update={"localization": made.localization.model_copy(update={"metric_summaries": (strong,)})})
     found = told(summary, "localization")[0]
     assert found.conclusion == word
     assert reason in found.reason
-    weak = strong.model_copy(update={"value": num(1.0, 0.2, name="centre"), "difference_to_control": num(0.2, 0.5)})
+    weak = strong.model_copy(update={"value": num(1.0, 0.2, name="center"), "difference_to_control": num(0.2, 0.5)})
     summary = made.model_copy(update={"localization": made.localization.model_copy(update={"metric_summaries": (weak,)})})
     assert told(summary, "localization")[0].conclusion == "not supported"
 

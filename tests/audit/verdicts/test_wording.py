@@ -66,7 +66,7 @@ def test_few_patients_bear_no_interval_and_fewer_than_ten_no_word():
     assert five.reason == "too few patients for an interval: 5, and 6 are needed"
     assert six.low is not None
     assert six.reason == ""
-    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients to tell: 6, and 10 are needed")
+    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients: 6, and 10 are needed")
     assert decide_above_margin(six.model_copy(update={"n_groups": MIN_PATIENTS_FOR_VERDICT}), 0.5) == ("supported", "")
 
 
@@ -136,7 +136,7 @@ def test_every_open_verdict_says_why():
         for one in derive_verdicts(summary):
             assert one.reason or one.conclusion != "not testable", one
             assert one.effect.value is not None or one.conclusion == "not testable", one
-    assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points say where nodule is"
+    assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points mark nodule"
 
 
 # Sanity
@@ -245,18 +245,18 @@ def enrichment(value: EstimateSummary, over: EstimateSummary | None, most: float
 
 def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_the_margin():
     # the rule: not supported where the interval is nowhere above that map, also where it holds the margin
-    found = one_of(enrichment(num(1.6, 0.2, name="centre"), num(-1.0, 0.2)), "localization")
+    found = one_of(enrichment(num(1.6, 0.2, name="center"), num(-1.0, 0.2)), "localization")
     assert (found.conclusion, found.reason) == (
         "not supported",
-        "centre, which knows nothing of the model, does as well; 0.41 of their heat lies inside",
+        "center, a control map, scores as well; 0.41 of their attribution lies inside",
     )
     assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not testable"
 
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
     found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localization")
-    assert found.claim == "The maps of gradcam lie on nodule more than chance would have it."
-    assert (found.conclusion, found.reason) == ("supported", "0.41 of their heat lies inside")
+    assert found.claim == "The maps of gradcam highlight nodule more than expected by chance."
+    assert (found.conclusion, found.reason) == ("supported", "0.41 of their attribution lies inside")
 
 
 def test_a_margin_out_of_reach_accuses_nobody():
@@ -264,7 +264,7 @@ def test_a_margin_out_of_reach_accuses_nobody():
     assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localization").conclusion == "not supported"
     found = one_of(enrichment(weak, num(0.1, 0.05), most=1.3), "localization")
     assert found.conclusion == "not testable"
-    assert "an enrichment of 1.30, within the margin" in found.reason
+    assert "an enrichment of only 1.30, within the margin" in found.reason
     masses = [
         one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
     ][:1]
@@ -287,10 +287,10 @@ def test_what_is_open_by_subgroup_says_which_level_and_why():
     apart = alike.model_copy(update={"level": "B", "conclusion": "different", "difference": num(0.05, 0.04)})
     found = one_of(with_part("localization", subgroup_differences=(apart, alike)), "localization by subgroup")
     assert found.conclusion == "not testable"
-    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed to tell"
+    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed"
     wide = alike.model_copy(update={"level": "B", "conclusion": "undecided", "difference": num(0.0, 0.2)})
     reason = one_of(with_part("localization", subgroup_differences=(wide, small)), "localization by subgroup").reason
-    assert reason == f"the interval holds the margin: more images are needed to tell; {few.reason}"
+    assert reason == f"the interval includes the margin: more images are needed; {few.reason}"
 
 
 # Faithfulness
@@ -314,20 +314,20 @@ def ranking(**over: tuple[float, ...]) -> Summary:
     [
         (
             {"deletion": (0.4, 0.3), "insertion": (0.5, 0.2), "road": (0.6,), "lerf_morf_gap": (0.3, 0.9)},
-            "supported", 0.2, "shown: insertion under blur",
+            "supported", 0.2, "reported: insertion under blur",
         ),
         (
             {"deletion": (-0.4, -0.3), "insertion": (0.05, 0.0), "road": (-0.2,), "lerf_morf_gap": (0.0, 0.0)},
-            "not supported", -0.4, "deletion and road speak against the maps",
+            "not supported", -0.4, "deletion and road contradict the maps",
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
-            "not testable", -0.4, "the metrics do not all agree: deletion speaks for the maps; insertion speaks against",
+            "not testable", -0.4, "the metrics do not all agree: deletion supports the maps; insertion contradicts",
         ),
-        ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion speaks against the maps"),
-        ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road speaks for the maps; deletion speaks neither"),
-        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval holds the margin"),
-        ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval holds the margin"),
+        ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion contradicts the maps"),
+        ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road supports the maps; deletion neither supports"),
+        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval includes the margin"),
+        ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval includes the margin"),
     ],
 )  # fmt: skip
 def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, shown, reason):
@@ -347,15 +347,15 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
             1,
             24,
             "not testable",
-            "none was found, but among 24 patients two ways would often not have been: 100 are needed",
+            "one cluster was found, but among 24 patients two clusters are often missed: 100 are needed",
         ),
         (
             1,
             99,
             "not testable",
-            "none was found, but among 99 patients two ways would often not have been: 100 are needed",
+            "one cluster was found, but among 99 patients two clusters are often missed: 100 are needed",
         ),
-        (1, 100, "not supported", "a way that fewer than 30 % of the maps show would often not have been found"),
+        (1, 100, "not supported", "a cluster of fewer than 30 % of the maps is often missed"),
     ],
 )
 def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients, word, reason):
@@ -385,9 +385,9 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
     rules = {one.question: one.rule for one in derive_verdicts(full())}
     assert all(f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients" in rule for rule in rules.values())
-    assert f"less alike than {SAME_MAP_SIMILARITY}" in rules["sanity"]
-    assert all(f"under {MIN_IMPUTATIONS} fills" in rules[name] for name in ("shortcut", "ground truth"))
-    assert f"among {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["clusters"]
+    assert f"less than {SAME_MAP_SIMILARITY}" in rules["sanity"]
+    assert all(f"under at least {MIN_IMPUTATIONS} imputations" in rules[name] for name in ("shortcut", "ground truth"))
+    assert f"among at least {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["clusters"]
     assert all(name in rules["faithfulness"] for name in FAITHFULNESS_VERDICT_METRICS)
     assert all("rule of three" in rules[name] for name in ("shortcut", "ground truth", "shortcut by subgroup"))
     assert "rule of three" not in rules["performance by subgroup"]

@@ -110,8 +110,10 @@ class Gallery:
         """What `data` said: with the digest of each picture in its place, as `replace_images_with_digests` leaves them on a page."""
         return cls(
             tuple(
-                GallerySection(one["kind"], one["finding"], tuple(_image_from_dict(shot) for shot in one["images"]))
-                for one in data["sections"]
+                GallerySection(
+                    section["kind"], section["finding"], tuple(_image_from_dict(image) for image in section["images"])
+                )
+                for section in data["sections"]
             )
         )
 
@@ -120,8 +122,12 @@ class Gallery:
         """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
         return {
             "sections": [
-                {"kind": shelf.kind, "finding": shelf.finding, "images": [_image_to_dict(one) for one in shelf.images]}
-                for shelf in self.sections
+                {
+                    "kind": section.kind,
+                    "finding": section.finding,
+                    "images": [_image_to_dict(image) for image in section.images],
+                }
+                for section in self.sections
             ]
         }
 
@@ -137,20 +143,20 @@ def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
         "prototype_method": image.prototype_method,
         "missing_reason": image.missing_reason,
         "image_data_uri": _digest_data_uri(image.image_data_uri),
-        "maps": [{**vars(each), "data_uri": _digest_data_uri(each.data_uri)} for each in image.maps],
+        "maps": [{**vars(map_), "data_uri": _digest_data_uri(map_.data_uri)} for map_ in image.maps],
     }
 
 
 def _image_from_dict(data: Mapping[str, Any]) -> GalleryImage:
     return GalleryImage(
-        maps=tuple(GalleryMap(**one) for one in data["maps"]),
+        maps=tuple(GalleryMap(**map_data) for map_data in data["maps"]),
         **{name: value for name, value in data.items() if name != "maps"},
     )
 
 
 def replace_images_with_digests(html: str) -> str:
     """A page with the digest of each picture in its place."""
-    return DATA_URI_PATTERN.sub(lambda found: _digest_data_uri(found[0]) or "", html)
+    return DATA_URI_PATTERN.sub(lambda match: _digest_data_uri(match[0]) or "", html)
 
 
 def _digest_data_uri(data_uri: str | None) -> str | None:

@@ -84,23 +84,25 @@ PAGE_SECTIONS = tuple(
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
     """The report. Every number in it is one of the summary, of the pictures' own (`Pictures.plain`), or of the provenance."""
-    engine = create_template_environment()
+    environment = create_template_environment()
     from markupsafe import Markup
 
-    with_numbers = to_json_dict(summary)
-    engine.filters["render_sentence"] = partial(_render_sentence, with_numbers)
-    engine.globals |= {
+    summary_data = to_json_dict(summary)
+    environment.filters["render_sentence"] = partial(_render_sentence, summary_data)
+    environment.globals |= {
         "classify_verdict": classify_verdict,
-        "format_item_count": partial(_format_item_count, with_numbers),
+        "format_item_count": partial(_format_item_count, summary_data),
         "compute_csp_digest": _compute_csp_digest,
         "effect_quantities": EFFECT_QUANTITIES,
         "describe_direction": describe_direction,
         "conclusion_meanings": CONCLUSION_MEANINGS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
-        "group_overlapping_verdicts": partial(group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)),
+        "group_overlapping_verdicts": partial(
+            group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)
+        ),
         "section_ids": {section.id: section.id for section in PAGE_SECTIONS},
     }
-    html: str = engine.get_template("page.html").render(
+    html: str = environment.get_template("page.html").render(
         summary=summary,
         sections=PAGE_SECTIONS,
         titles={one.id: one.title for one in PAGE_SECTIONS} | {"front": "Verdicts"},
@@ -136,7 +138,17 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
 
 def find_untested_stages(summary: Summary) -> dict[str, StageResult]:
     """The stages that were not tested, by their names."""
-    names = ("check", "resolve", "predict", "explain", "localization", "faithfulness", "sanity", "robustness", "shortcut")
+    names = (
+        "check",
+        "resolve",
+        "predict",
+        "explain",
+        "localization",
+        "faithfulness",
+        "sanity",
+        "robustness",
+        "shortcut",
+    )
     stages: dict[str, StageResult] = {name: getattr(summary, name) for name in names}
     return {name: stage for name, stage in stages.items() if not stage.tested}
 
@@ -151,7 +163,7 @@ def create_template_environment() -> "jinja2.Environment":
     require("jinja2", extra="audit")
     import jinja2
 
-    engine = jinja2.Environment(
+    environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read_template),
@@ -159,10 +171,10 @@ def create_template_environment() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {f.__name__: f for f in (format_number, format_estimate, format_number_like, format_p_value)}
-    engine.globals |= {"format_interval": format_interval, "inflect": inflect}
-    engine.globals["none"] = None
-    return engine
+    environment.filters |= {f.__name__: f for f in (format_number, format_estimate, format_number_like, format_p_value)}
+    environment.globals |= {"format_interval": format_interval, "inflect": inflect}
+    environment.globals["none"] = None
+    return environment
 
 
 def _finalize_output(value: Any) -> Any:
@@ -183,29 +195,36 @@ def _render_sentence(summary_data: Mapping[str, Any], sentence: sentences.Senten
     """A sentence with its numbers marked as such, and what came from outside set apart."""
     from markupsafe import Markup
 
-    written = Markup()
+    markup = Markup()
     for part in sentence:
         match part:
             case str():
-                written += part
+                markup += part
             case sentences.ExternalText(text):
-                written += Markup("<bdi>{}</bdi>").format(sanitize_text(text))
+                markup += Markup("<bdi>{}</bdi>").format(sanitize_text(text))
             case sentences.ItemCount(path, fields):
-                written += format_item_count(summary_data, path, **fields)
+                markup += format_item_count(summary_data, path, **fields)
             case EstimateSummary():
-                written += format_estimate(part)
+                markup += format_estimate(part)
             case _:
-                written += format_number(part)
-    return written
+                markup += format_number(part)
+    return markup
 
 
 def _sort_verdicts_by_kind(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return [one for rows in group_verdicts_by_kind(verdicts).values() for one in rows]
+    return [verdict for rows in group_verdicts_by_kind(verdicts).values() for verdict in rows]
 
 
 def _find_site_column(summary: Summary) -> str | None:
     """The column that says where images are from."""
-    return next((one.column for one in summary.check.level_counts if one.column.lower() in SITE_COLUMNS), None)
+    return next(
+        (
+            level_count.column
+            for level_count in summary.check.level_counts
+            if level_count.column.lower() in SITE_COLUMNS
+        ),
+        None,
+    )
 
 
 def _read_template(file_name: str) -> str:
