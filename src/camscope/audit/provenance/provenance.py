@@ -73,7 +73,7 @@ FIELDS_NOT_ON_PAGE = (
 START_EVENT = "begun"  # the event of the log with which an audit begins
 REQUIRED_FIELDS = (
     "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing", "self_test",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_results", "commit", "preprocessing", "self_test",
 )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def list_config_digests(folder: Path) -> list[str]:
 def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool]:
     """How many different configs there were in a folder, and whether this one is the first of them."""
     known = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
-    return {"declarations": len(known), "declared_before_looking": known[0] == config_digest}
+    return {"declarations": len(known), "declared_before_results": known[0] == config_digest}
 
 
 def _latest_audit_events(log_events: list[dict[str, Any]]) -> list[dict[str, Any]]:
