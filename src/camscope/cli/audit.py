@@ -25,7 +25,7 @@ app = typer.Typer(
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
-DIRECTION_STYLES = {"for": "green", "against": "bold red", "neither": ""}
+DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # which speaks against no model
 
 
@@ -267,7 +267,7 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "why")
     for one in audit.verdicts:
-        of_maps = one.direction == "against" and one.question in VERDICT_TOPICS["maps"].questions
+        of_maps = one.direction == "contradicts" and one.question in VERDICT_TOPICS["maps"].questions
         style = MAPS_CONTRADICT_STYLE if of_maps else DIRECTION_STYLES[one.direction]
         word = Text(f"{VERDICT_SYMBOLS[one.conclusion]} {one.conclusion}", style)
         table.add_row(
