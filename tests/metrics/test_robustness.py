@@ -348,7 +348,7 @@ def test_refused():
         (lambda: compare_under_transforms(tool, x, transforms=[]), InputError, "transforms is empty"),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift((1, 2, 3))]), InputError, "expected 2 numbers"),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift(0.5)]), InputError, "pixels=0.5"),
-        (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "deviation=-1.0"),
+        (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "relative_std=-1.0"),
         (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave the rotations out"),
         (lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(0)]), InputError, "width=0"),
         (
