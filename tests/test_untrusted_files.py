@@ -69,7 +69,7 @@ def images(tmp_path_factory):
 def run(images, tmp_path_factory):
     """Three images by one method, with their overlays."""
     folder = tmp_path_factory.mktemp("received") / "run"
-    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlays="png", overlay_height=16)
+    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlay_format="png", overlay_height=16)
     return folder
 
 
@@ -173,7 +173,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
                     images,
                     mine,
                     ["nodule"],
-                    overlays="png",
+                    overlay_format="png",
                     overlay_height=16,
                     overwrite=overwrite,
                 )
@@ -209,7 +209,7 @@ def _writes(call):
     if name == "open" and isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "os":
         return any("O_WRONLY" in ast.dump(one) or "O_RDWR" in ast.dump(one) for one in call.args)
     modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    if name in ("FileIO", "_SiblingFile"):
+    if name in ("FileIO", "_TemporaryFile"):
         return True
     return name == "open" and any(re.fullmatch(r"[rwxab+]{1,3}", mode) and set(mode) & set("wxa+") for mode in modes)
 
@@ -740,7 +740,7 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     for again in (False, True):
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))
-            run_batch(explainer, images, made, ["nodule"], overlays="png", overlay_height=16, retry_failed=again)
+            run_batch(explainer, images, made, ["nodule"], overlay_format="png", overlay_height=16, retry_failed=again)
 
 
 # --- what is named as a file and is none

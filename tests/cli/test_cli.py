@@ -206,7 +206,7 @@ def test_the_look_changes_the_picture(here):
 
 
 def test_layer_method_settings_and_preprocessing_reach_the_method(here):
-    run("explain", "nodule.png", "--layer", "layer1", "--set", "call=-1", "-o", "a.npz")
+    run("explain", "nodule.png", "--layer", "layer1", "--set", "call_index=-1", "-o", "a.npz")
     one = Explanation.load("a.npz")
     assert (one.layer, one.grid, one.parameters["call"]) == ("layer1", (32, 32), -1)
     run("explain", "nodule.png", "-m", "model.py:plain", "--preprocess", "imagenet", "-o", "b.npz")
@@ -351,10 +351,10 @@ def test_the_examples_in_the_helps_work(here):
         (["--contour", "0.5,x"], "expected levels"),
         (["--device", "nowhere"], "--device"),
         (["--set", "speed=3"], "known: mode, on_nonfinite"),
-        (["--set", "call=last"], "expected int or none"),
+        (["--set", "call_index=last"], "expected int or none"),
         (["--set", "call"], "not name=value"),
         (["--set", "reshape=tokens"], "set it in Python"),
-        (["--set", "categories=a,b"], "set it in Python"),
+        (["--set", "class_names=a,b"], "set it in Python"),
         (["--set", "layer=layer1"], "option of its own: --layer"),
         (["--method", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
         (["--format", "bmp"], "expected some of png"),
@@ -554,8 +554,8 @@ def test_settings_are_read_by_the_signature():
     chosen = parse_settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
     assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
     assert [type(value) for value in chosen.values()] == [int, float, bool, str]
-    assert parse_settings(["mode=as_is", "call=none"], {"gradcam": GradCAM}) == {
-        "gradcam": {"mode": "as_is", "call": None}
+    assert parse_settings(["mode=as_is", "call_index=none"], {"gradcam": GradCAM}) == {
+        "gradcam": {"mode": "as_is", "call_index": None}
     }
 
 

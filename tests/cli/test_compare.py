@@ -119,7 +119,7 @@ def test_methods_and_classes_cost_one_forward_and_a_backward_a_class(here):
 
 def test_layers_settings_and_the_look_reach_the_comparison(here):
     result = run(
-        "compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,scorecam", "--set", "top=2"
+        "compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,scorecam", "--set", "n_channels=2"
     )
     assert [line.split()[1] for line in result.stdout.splitlines() if line.split()[:1] == ["scorecam"]] == [
         "layer2",

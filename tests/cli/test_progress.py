@@ -111,7 +111,7 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
         error.add_note("rise, image 1 of 1: stopped after 8 of 96 passes")
         raise error
 
-    monkeypatch.setattr("camscope.cli.explain.Answers.explain_and_write", interrupted)
+    monkeypatch.setattr("camscope.cli.explain_output.ImageExplanationWriter.explain_and_write", interrupted)
     result = CliRunner().invoke(app, ["explain", "nodule.png", "--method", "rise"])
     assert result.exit_code == base.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr
