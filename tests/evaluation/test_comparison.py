@@ -82,26 +82,26 @@ def by_hand(place, metric, method):
 
 
 def test_the_table_is_means_and_paired_differences_by_hand(place, found):
-    rows = {(row["metric"], row["name"]): row for row in found.table()}
+    rows = {(row["metric"], row["name"]): row for row in found.to_records()}
     values = {kind.name: by_hand(place, "enrichment", kind.name) for kind in METHODS}
     best = max(values, key=lambda name: values[name].mean())
-    metrics = sum(METRICS[one].higher_is_better is not None for one in found.lines)
+    metrics = sum(METRICS[one].higher_is_better is not None for one in found.summaries)
     pairs = metrics * 3  # of three methods, for gradcam and hirescam have the same maps
     for name, own in values.items():
         row = rows["enrichment", name]
         assert row["mean"] == pytest.approx(own.mean(), rel=1e-5)
-        assert (row["n"], row["undefined"], row["control"]) == (COUNT - 1, 1, False)
-        assert row["seconds"] > 0
+        assert (row["n_values"], row["n_undefined"], row["is_control"]) == (COUNT - 1, 1, False)
+        assert row["seconds_per_image"] > 0
         if name == best or {name, best} == {"gradcam", "hirescam"}:
-            assert row["to_best"] is None
+            assert row["difference_to_best"] is None
         else:
             gap, known = own - values[best], stats.ttest_rel(own, values[best])
-            assert row["to_best"] == pytest.approx(gap.mean(), rel=1e-4, abs=1e-6)
-            assert row["to_best_p"] == pytest.approx(min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2)
-            assert np.isnan(row["to_best_low"])  # seven images cannot be as certain as so many comparisons ask
+            assert row["difference_to_best"] == pytest.approx(gap.mean(), rel=1e-4, abs=1e-6)
+            assert row["difference_to_best_p_value"] == pytest.approx(min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2)
+            assert np.isnan(row["difference_to_best_low"])  # seven images cannot be as certain as so many comparisons ask
     assert rows["enrichment", "uniform"]["mean"] == 1
-    assert rows["enrichment", "uniform"]["seconds"] is None
-    assert [metric for metric, _ in pairwise(dict.fromkeys(row["metric"] for row in found.table()))][:2] == [
+    assert rows["enrichment", "uniform"]["seconds_per_image"] is None
+    assert [metric for metric, _ in pairwise(dict.fromkeys(row["metric"] for row in found.to_records()))][:2] == [
         "enrichment",
         "pointing-game",
     ]
@@ -185,7 +185,7 @@ def line(method, mean, p=None, over=None, metric="enrichment", groups=30, contro
 
 def said(lines):
     every = [one for own in lines.values() for one in own]
-    names = {((one.method, one.layer, one.parameters), one.control): one.method for one in every}
+    names = {((one.method, one.layer, one.parameters), one.is_control): one.method for one in every}
     return list(iter_statements(lines, MapAgreement([], {}, []), names))
 
 
@@ -309,9 +309,9 @@ def test_a_share_of_few_images_is_printed_without_an_interval_and_of_many_with_o
 
 
 def test_an_image_that_failed_is_an_undefined_row_of_its_methods_layer(found):
-    for own in found.lines.values():
+    for own in found.summaries.values():
         assert not [one for one in own if one.estimate is None]
-        assert {one.estimate.undefined for one in own if not one.control} == {1}
+        assert {one.estimate.n_undefined for one in own if not one.is_control} == {1}
 
 
 # --- the figure
@@ -413,7 +413,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     assert "1 image without a map: this is not an image" in first.stderr
     said = [text[8:] for text in first.stdout.splitlines() if text.startswith("says")]
     assert said == list(found.sentences)
-    best = found.lines["enrichment"][0]
+    best = found.summaries["enrichment"][0]
     assert any(str(best.estimate) in text and "first" in text for text in first.stdout.splitlines())
     assert Path("out/figure.png").read_bytes().startswith(b"\x89PNG")
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}

@@ -408,7 +408,7 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
 def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
-    for place in ("camscope.batch.run_batch", "camscope.evaluation.measure"):
+    for place in ("camscope.batch.run_batch", "camscope.evaluation.evaluate"):
 
         def interrupted(*_, **__):
             raise KeyboardInterrupt

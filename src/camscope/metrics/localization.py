@@ -134,7 +134,7 @@ def iou_over_thresholds(
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
     values, known = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
-        raise InputError(f"levels {list(thresholds)}: expected one at least, each above 0 and 1 at most")
+        raise InputError(f"thresholds {list(thresholds)}: expected one at least, each above 0 and 1 at most")
     peak = _find_positive_peak(values)
     return float(np.mean([_compute_iou(values >= level * peak, known) for level in thresholds]))
 

@@ -186,9 +186,9 @@ def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spre
     best = [[{one.title for one in each.best} for each in every] for every in (whole, races)]
     if not spread:
         assert sum(map(bool, best[1])) / 40 < 0.15, "one or two win though all are alike"
-        assert sum(len(each.alike) < candidates for each in races) / 40 < 0.3, "somebody is out"
+        assert sum(len(each.survivors) < candidates for each in races) / 40 < 0.3, "somebody is out"
     assert sum(one == other for one, other in zip(*best, strict=True)) / 40 > 0.8
-    assert np.mean([each.explained / each.exhaustive for each in races]) < 0.35
+    assert np.mean([each.n_maps / each.n_maps_without_drops for each in races]) < 0.35
 
 
 def test_few_images_tell_nobody_from_anybody(model):
@@ -345,8 +345,8 @@ def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model
 
     def judge(racing, some):
         for worth, one in enumerate(racing):
-            one.values[FAITHFULNESS_METRIC] += [0.5] * len(some)
-            one.values[LOCALIZATION_METRIC] += [np.nan if each.mask is None else 1.0 + worth for each in some]
+            one.metric_values[FAITHFULNESS_METRIC] += [0.5] * len(some)
+            one.metric_values[LOCALIZATION_METRIC] += [np.nan if each.mask is None else 1.0 + worth for each in some]
             one.images += len(some)
 
     tools = build_candidates(model, pool[0].item.x[None], ["gradcam", "layercam"], ["layer4"])
