@@ -30,7 +30,8 @@ MAPS_CONTRADICT_STYLE = "yellow"  # which speaks against no model
 
 
 @app.command(
-    epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml"
+    cls=base.Command,
+    epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml",
 )
 def init(
     manifest: Annotated[
@@ -77,7 +78,7 @@ def init(
     )
 
 
-@app.command(epilog="Example: camscope audit run audit.toml -o audit")
+@app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="As camscope audit init writes it.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the audit goes.")] = Path(
@@ -101,7 +102,7 @@ def run(
         raise typer.Exit(base.EXIT_FAILED)
 
 
-@app.command(epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
+@app.command(cls=base.Command, epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
 def compare(
     first_run: Annotated[Path, typer.Argument(metavar="RUN_A", help="An audit.")],
     second_run: Annotated[
@@ -144,7 +145,7 @@ def compare(
         base.print_note(text)
 
 
-@app.command(epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
+@app.command(cls=base.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
 def verify(
     audit_folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
     config: Annotated[

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from camscope.cli.ascii_fallback import install_ascii_fallback
+from camscope.cli.help_panels import find_panel
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -63,11 +64,13 @@ WeightsOption = Annotated[
 ]
 LayersOption = Annotated[
     str | None,
-    typer.Option("--layer", "-l", metavar="NAME", help="The layer; to see them: camscope layers MODEL."),
+    typer.Option("--layers", "-l", metavar="NAME", help="The layer; to see them: camscope layers MODEL."),
 ]
 MethodsOption = Annotated[
     str,
-    typer.Option("--method", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."),
+    typer.Option(
+        "--methods", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."
+    ),
 ]
 ChoiceOption = Annotated[
     str | None,
@@ -113,6 +116,32 @@ AllowOutsideRootOption = Annotated[
     bool, typer.Option("--anywhere", help="Let paths of images and masks in a manifest or a COCO file leave the root.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+
+
+class Command(TyperCommand):
+    """A command whose options stand in panels, and may be spelled in the singular or the plural."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption):
+                parameter.rich_help_panel = find_panel(parameter.opts[0])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments up to `--` after each unknown option took the number, `--method` or `--methods`, that exists."""
+        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*(_find_option(arg, names) for arg in args[:end]), *args[end:]])
+
+
+def _find_option(argument: str, names: set[str]) -> str:
+    """The argument, with the other number of its option's name where only that is an option."""
+    name, equals, value = argument.partition("=")
+    if name.startswith("--") and name not in names:
+        for other in (f"{name}s", name.removesuffix("s")):
+            if other in names:
+                return f"{other}{equals}{value}"
+    return argument
 
 
 class CommandGroup(TyperGroup):
@@ -277,7 +306,7 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
         near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
         came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"
-        raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--method'")
+        raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--methods'")
     return {name: METHODS[name] for name in wanted}
 
 

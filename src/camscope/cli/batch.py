@@ -11,7 +11,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
 
-EXAMPLE = "camscope batch camscope-demo/images --method gradcam,layercam -o heatmaps"
+EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o heatmaps"
 
 
 def run(
@@ -38,7 +38,7 @@ def run(
         ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="Several, from one forward pass.")
+        str | None, typer.Option("--targets", metavar="A,B", help="Several, from one forward pass.")
     ] = None,
     preprocess: base.PreprocessOption = None,
     root: Annotated[

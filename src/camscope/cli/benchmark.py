@@ -13,7 +13,7 @@ from camscope.cli.options import parse_settings
 if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
-EXAMPLE = "camscope benchmark phantom --method gradcam,layercam,scorecam --count 20"
+EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
 BENCHMARKS = ("phantom",)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from camscope.evaluation.selection.select import MethodSelection
 
-EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
+EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
 
 
 def run(
@@ -25,10 +25,10 @@ def run(
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layer_names: Annotated[
-        str | None, typer.Option("--layer", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
+        str | None, typer.Option("--layers", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
     ] = None,
     method_names: Annotated[
-        str | None, typer.Option("--method", metavar="A,B", help="Default: ten that take one pass.")
+        str | None, typer.Option("--methods", metavar="A,B", help="Default: ten that take one pass.")
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")

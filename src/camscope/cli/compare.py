@@ -38,17 +38,15 @@ def run(
     weights: base.WeightsOption = None,
     layer_names: Annotated[
         str | None,
-        typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
+        typer.Option("--layers", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
     ] = None,
     method_names: Annotated[
         str | None,
-        typer.Option(
-            "--methods", "--method", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."
-        ),
+        typer.Option("--methods", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."),
     ] = None,
     targets: Annotated[
         str | None,
-        typer.Option("--classes", "--target", "-t", metavar="A,B", help="Indices or names; default: the top class."),
+        typer.Option("--targets", "-t", metavar="A,B", help="Indices or names; default: the top class."),
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
@@ -78,7 +76,7 @@ def run(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metric", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
+        typer.Option("--metrics", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
     ] = None,
     group: Annotated[
         str | None,
@@ -130,7 +128,7 @@ def run(
             replace(wanted, model=None) if a_run and not wanted.needs_model else wanted, output, figure
         )
         return
-    of_many = {"--masks": masks, "--category": categories, "--metric": metrics, "--group": group, "--images": n_images,
+    of_many = {"--masks": masks, "--category": categories, "--metrics": metrics, "--group": group, "--images": n_images,
                "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": allow_outside_root}  # fmt: skip
     evaluation_request.check_options_unset(of_many, f"it is for many images, and {source} is one file")
     kinds = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)

@@ -97,7 +97,7 @@ LEGEND = """\
 hit     the map's hottest pixel lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a map without any idea
-centre  a control, which knows nothing of the image; --method all shows all that have an answer here, but the slow\
+centre  a control, which knows nothing of the image; --methods all shows all that have an answer here, but the slow\
 """
 
 

@@ -1,4 +1,4 @@
-"""`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
+"""`camscope evaluate`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
 from math import isnan
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from camscope.evaluation import EvaluationResult
     from camscope.evaluation.summary import MethodSummary
 
-EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
+EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
 PRINTED_METRICS = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
 LEGEND = "over the best control: paired; intervals and p corrected for all methods in all metrics (Bonferroni)"
 PRINTED_MODEL_METRICS = (
@@ -53,7 +53,7 @@ def run(
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option("--metric", metavar="A,B", help="Only these; default: all that are quick.")
+        str | None, typer.Option("--metrics", metavar="A,B", help="Only these; default: all that are quick.")
     ] = None,
     model: Annotated[
         str | None,
@@ -63,17 +63,15 @@ def run(
             metavar="MODEL",
             help="The run's, to ask what it answers where what a map shows is removed: 39 passes of the image for each map, "
             "and for each of four maps that know nothing. Of images the one that is explained, default phantom, which is asked "
-            "only by name, as with --metric deletion.",
+            "only by name, as with --metrics deletion.",
         ),
     ] = None,
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
     method_names: Annotated[
-        str | None, typer.Option("--methods", "--method", metavar="A,B", help="Of images: default gradcam; or all.")
+        str | None, typer.Option("--methods", metavar="A,B", help="Of images: default gradcam; or all.")
     ] = None,
-    layer_names: Annotated[
-        str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")
-    ] = None,
+    layer_names: Annotated[str | None, typer.Option("--layers", "-l", metavar="A,B", help="Of images.")] = None,
     targets: Annotated[
         str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
     ] = None,
@@ -83,7 +81,7 @@ def run(
     imputation: Annotated[
         str,
         typer.Option(
-            "--fill",
+            "--imputations",
             metavar="A,B",
             help="What is seen where something is removed: mean, blur, noise, zero, inpainting.",
         ),
@@ -100,7 +98,7 @@ def run(
     ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
-    ] = "camscope-measure",
+    ] = "camscope-evaluate",
     num_threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: one a core.")] = None,
     image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,

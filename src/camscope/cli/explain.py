@@ -23,7 +23,7 @@ from camscope.errors import (
 )
 from camscope.plurals import plural
 
-EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
+EXAMPLE = "camscope explain camscope-demo/images --methods gradcam,layercam"
 TARGET_AND_MODEL_ERRORS = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
 
 
@@ -40,7 +40,7 @@ def run(
         typer.Option("--target", "-t", metavar="CLASS", help="Index or name; default: each image's top class."),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="Several classes, from one forward pass.")
+        str | None, typer.Option("--targets", metavar="A,B", help="Several classes, from one forward pass.")
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[

@@ -57,7 +57,7 @@ def run(
         str | None, typer.Option("--mask", metavar="COLUMN", help="Default: mask or mask_path, if there is one.")
     ] = None,
     class_names: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="All targets that there may be.")
+        str | None, typer.Option("--class-names", metavar="A,B", help="All targets that there may be.")
     ] = None,
     root: Annotated[
         str | None,
