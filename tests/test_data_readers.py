@@ -65,7 +65,7 @@ def test_whatever_is_raised_is_one_error(raised, saying):
 def test_own_errors_stay_and_words_that_may_name_a_patient_are_dropped():
     with pytest.raises(ImageError, match=r"^its own$"), read_errors_converted("file"):
         raise ImageError("its own")
-    with pytest.raises(InputError, match=r"^file: its own$"), read_errors_converted("file", own=True):
+    with pytest.raises(InputError, match=r"^file: its own$"), read_errors_converted("file", wrap_camscope_errors=True):
         raise ImageError("its own")
     with pytest.raises(InputError) as error, read_errors_converted("file", quoting=False):
         raise ValueError("Jane Doe")
@@ -141,7 +141,7 @@ def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path):
     [
         ("score", "<b>"), ("score", None), ("probability", []), ("label", 3), ("method", None), ("layer", 1), ("notes", [3]),
         ("input_size", [6]), ("input_size", [10**9, 10**9]), ("input_size", [0, 8]), ("input_size", "ab"), ("target", True),
-        ("status", "fine"), ("measures", {"gap": "x"}), ("top", [{"index": 0, "label": None, "score": 1, "probability": 1}]),
+        ("status", "fine"), ("diagnostics", {"gap": "x"}), ("top_classes", [{"index": 0, "label": None, "score": 1, "probability": 1}]),
         ("affine", [[0] * 4] * 3),
         ("placement", {"matrix": [[1, 0, 0], [0, 1, 0]], "input_size": [6, 8], "image_size": [2**20, 2**20]}),
         ("versions", []), ("attribution", [[]]), ("attribution", DEEP),

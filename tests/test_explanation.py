@@ -33,7 +33,7 @@ def explanation(heat=HEAT, **facts):
         "label": "tabby",
         "score": 7.25,
         "probability": 0.5,
-        "top": (ClassScore(3, "tabby", 7.25, 0.5), ClassScore(0, "fox", 6.0, None)),
+        "top_classes": (ClassScore(3, "tabby", 7.25, 0.5), ClassScore(0, "fox", 6.0, None)),
         "layer": "layer4",
         "layout": "channels_first 2x3",
         "input_size": (20, 30),
@@ -44,7 +44,7 @@ def explanation(heat=HEAT, **facts):
         "versions": {"torch": "2.9"},
         "model": "beef",
         "image": rng.integers(0, 256, (40, 50, 3), dtype=np.uint8),
-        "seen": rng.integers(0, 256, (20, 30, 3), dtype=np.uint8),
+        "model_input_image": rng.integers(0, 256, (20, 30, 3), dtype=np.uint8),
     }
     return Explanation(np.array(heat, dtype=np.float32), **{**known, **facts})
 
@@ -317,7 +317,7 @@ def assert_same(found, one, pictures):
         if field == "attribution":
             assert found.attribution.dtype == one.attribution.dtype
             np.testing.assert_array_equal(found.attribution, one.attribution)
-        elif field in ("image", "seen"):
+        elif field in ("image", "model_input_image"):
             expected = getattr(one, field) if pictures else None
             assert (getattr(found, field) is None) == (expected is None)
             if expected is not None:
@@ -331,7 +331,7 @@ def assert_same(found, one, pictures):
 def test_saved_explanations_come_back(tmp_path, suffix, dtype):
     heat = np.random.default_rng(1).normal(size=(5, 7)).astype(dtype) / 3
     heat[0, 0], heat[0, 1] = np.nan, np.inf
-    for facts in ({}, {"placement": None, "image": None, "seen": None, "target": None, "probability": None, "top": ()}):
+    for facts in ({}, {"placement": None, "image": None, "model_input_image": None, "target": None, "probability": None, "top_classes": ()}):
         one = Explanation(heat, **{**{k: v for k, v in vars(explanation()).items() if k != "attribution"}, **facts})
         path = one.save(tmp_path / f"why{suffix}")
         assert path == tmp_path / f"why{suffix}"
@@ -451,7 +451,7 @@ def garbage(tmp_path):
         ("letters.json", json.dumps({**facts, "attribution": [["a"]], "dtype": "U1"}).encode()),
         ("objects.json", json.dumps({**facts, "attribution": [[{}]], "dtype": "O"}).encode()),
         ("place.json", json.dumps({**facts, "placement": {"matrix": 3}}).encode()),
-        ("scores.json", json.dumps({**facts, "top": [3]}).encode()),
+        ("scores.json", json.dumps({**facts, "top_classes": [3]}).encode()),
     )
 
 

@@ -55,7 +55,7 @@ def test_the_table_shows_the_data(inspection):
         cells = [cell.strip() for cell in row.strip("│").split("│")]
         assert cells == ["layer3", "Sequential", "1×1024×14×14", "16×16", "7,098,368", "1"]
     assert "<td>1×1024×14×14</td><td>16×16</td>" in inspection._repr_html_()
-    styles = [row.style for row in inspection.table(marked={"layer4"}).rows]
+    styles = [row.style for row in inspection.to_rich_table(highlighted={"layer4"}).rows]
     assert [row.name for row, style in zip(inspection, styles, strict=True) if style] == ["layer4"]
 
 

@@ -37,7 +37,7 @@ NAMES = ("cat", "dog", "fox")
 def read(target, output, n_samples=1, size=(8, 8), **facts):
     """The score of an output, and its words for the first sample."""
     score = Score(nn.Identity(), target, input_size=size, **facts)
-    return score.read_score(output, samples), score.describe(0)
+    return score.read_score(output, n_samples), score.describe(0)
 
 
 class Dense(Plain):
@@ -310,8 +310,8 @@ def test_a_part_of_the_output_by_key_index_and_attribute():
 @pytest.mark.parametrize("kind", [Class, LogProbability, Region, lambda of: Box(0, 0, 4, 4, of)])
 def test_a_class_inside_a_question_is_what_it_is_as_a_target(kind):
     for one in (np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)):
-        assert type(kind(one).of) is int
-        assert kind(one).of == 1
+        assert type(kind(one).label) is int
+        assert kind(one).label == 1
     for wrong, saying in (
         (1.5, "target 1.5 is a float"),
         (True, "target True is a bool"),

@@ -19,8 +19,9 @@ from camscope.batch.manifest import RESERVED_COLUMNS
 from camscope.batch.map_collection import MapCollection, read_original, render_thumbnail
 from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import FAILED
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
+from camscope.optional import require
 from camscope.plurals import plural
 
 MAX_TEXT_LENGTH = 300  # letters of a text from outside
@@ -216,11 +217,10 @@ def _flatten_cards(card_groups: Iterable[list[ImageCard]], on_progress: Callable
 def _render_html(
     run: MapCollection, query: Query, image_height: int, cards: Sequence[ImageCard], row_counts: RowCounts
 ) -> str:
-    try:
-        import jinja2
-        from markupsafe import Markup
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "batch") from error
+    require("jinja2", extra="batch")
+    import jinja2
+    from markupsafe import Markup
+
     files = resources.files("camscope.batch")
     style = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n" + files.joinpath(
         "page.css"

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
 from camscope.data_readers import read_errors_converted, read_parquet
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.files.source_files import is_scan_name, list_image_paths
 from camscope.images.scans.scan_reader import is_scan
+from camscope.optional import require
 from camscope.plurals import plural
 from camscope.safe_files import describe_file_problem
 
@@ -285,9 +286,4 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
 
 def import_arrow(submodule: str = "") -> Any:
     """PyArrow, or a part of it; MissingExtraError names the extra that brings it."""
-    import importlib
-
-    try:
-        return importlib.import_module(f"pyarrow.{submodule}" if submodule else "pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "batch") from error
+    return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

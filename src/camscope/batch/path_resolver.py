@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from camscope.errors import ImageError, InputError, MissingExtraError
+from camscope.errors import ImageError, InputError
 from camscope.images.files.source_files import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
+from camscope.optional import require
 from camscope.safe_files import check_regular_file, open_regular_file
 
 # URL schemes that never read a file of this machine. Not among them: hdfs and sftp, which can be configured to do so.
@@ -150,10 +151,7 @@ def read_location_bytes(location: str) -> bytes:
     if not is_url(location):
         with open_regular_file(location, MAX_FILE_BYTES) as plain:
             return plain.read()
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError("fsspec", "batch") from error
+    fsspec = require("fsspec", extra="batch")
     with fsspec.open(location, "rb") as file:
         found: bytes = file.read()
     return found

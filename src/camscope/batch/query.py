@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from camscope.batch.manifest import import_arrow
 from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, column_types
 from camscope.data_readers import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
+from camscope.optional import require
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Query:
     @contextlib.contextmanager
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
         """DuckDB's answer, while it is open."""
-        duckdb = _import_duckdb()
+        duckdb = require("duckdb", extra="batch")
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", dataset)
             for lock in SECURITY_SETTINGS:
@@ -235,11 +236,3 @@ def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
         {**row, "attribution": None if heat is None else heat.to_numpy(zero_copy_only=False)}
         for row, heat in zip(plain, heats, strict=True)
     ]
-
-
-def _import_duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingExtraError("duckdb", "batch") from error
-    return duckdb

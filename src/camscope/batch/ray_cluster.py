@@ -8,19 +8,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from camscope.errors import InputError, MissingExtraError, RunError
+from camscope.errors import InputError, RunError
+from camscope.optional import require
 
 QUIET_RAY_ENVIRONMENT = {"RAY_BACKEND_LOG_LEVEL": "fatal"}  # Ray's core would tell of every actor that it may restart
 
 
 def import_ray_data() -> Any:
     """Ray, with Ray Data; MissingExtraError names the extra that brings it."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise MissingExtraError("ray", "ray") from error
-    return ray
+    require("ray.data", extra="ray")
+    return require("ray", extra="ray")
 
 
 @contextlib.contextmanager

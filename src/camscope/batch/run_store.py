@@ -15,7 +15,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.data_readers import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
-from camscope.errors import OutputError, RunError
+from camscope.errors import OutputError, Remedy, RunError
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
@@ -164,7 +164,11 @@ class RunStore:
         changed = diff_run_configs(known, run_info)
         if changed:
             what = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
-            raise OutputError(f"{self.folder} holds another run ({what}); pass overwrite, or another folder")
+            raise OutputError(
+                f"{self.folder} holds another run ({what})",
+                fix="pass overwrite, or another folder",
+                remedy=Remedy.ALLOW_OVERWRITE,
+            )
         return known
 
     def discard_empty_run(self) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest, add_row_columns, build_manifest_from_files, import_arrow
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.explainers.core.maps import format_without_address
+from camscope.optional import require
 from camscope.safe_files import read_bytes
 
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
 
 
 def _load_hugging_face_dataset(name: str, split: str) -> Any:
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hub") from error
+    datasets = require("datasets", extra="hub")
     try:
         found = (
             datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name, split=split or None)

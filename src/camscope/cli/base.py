@@ -1,10 +1,8 @@
 """What the commands share: consoles, options, a loaded model, and how an error becomes one line and an exit code."""
 
 import contextlib
-import difflib
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -22,9 +20,10 @@ from camscope.errors import (
     CamscopeWarning,
     GeometryError,
     ImageError,
-    MissingExtraError,
+    InputError,
     NonFiniteError,
     OutputError,
+    Remedy,
     RunError,
     describe_out_of_memory,
     is_out_of_memory,
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, RunError)
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
-OPTION_WORDING = {  # what errors tell a Python program to do: what to do on the command line
-    r"pass preprocess=weights\.transforms\(\), .*": "pass --preprocess imagenet, or say it in the model's file: PREPROCESSING",
-    r"pass preprocess=ScanPreprocess\(\.\.\.\)": "say ScanPreprocess(...) in the model's file: PREPROCESSING",
-    r"pass class_names= or an index": "say them in the model's file: CATEGORIES; or pass an index",
-    r"pass the index, or the right categories=": "pass the index, or say the right ones in the model's file: CATEGORIES",
-    r"pass overwrite, or": "pass --overwrite, or",
+REMEDY_WORDING = {  # the fix of an error in options; the errors word it for a Python program
+    Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
+    Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
+    Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
+    Remedy.SET_SCAN_PREPROCESS: "define PREPROCESSING as a ScanPreprocess in the model's file",
 }
 
 ModelOption = Annotated[
@@ -237,17 +236,18 @@ def display_text(value: object) -> str:
 def format_error(error: Exception) -> str:
     """An error in one line: what camscope says itself, in options, or the type and message of anything else."""
     if isinstance(error, CamscopeError):
-        return reword_for_options(display_text(error))[:MAX_ERROR_LENGTH]
+        return display_text(word_remedy(error, str(error)))[:MAX_ERROR_LENGTH]
     if is_out_of_memory(error):
         return f"{describe_out_of_memory(error)}; take smaller images, a smaller picture, or a smaller --batch-size"
     return f"{type(error).__name__}: {display_text(error)[:MAX_ERROR_LENGTH]}"
 
 
-def reword_for_options(text: str) -> str:
-    """What an error says, with options and a model's file for the arguments of a function."""
-    for words, options in OPTION_WORDING.items():
-        text = re.sub(words, options, text)
-    return text
+def word_remedy(error: CamscopeError, text: str) -> str:
+    """A message of the error with its fix in terms of options, where the command line has its own words for it."""
+    wording = REMEDY_WORDING.get(error.remedy) if error.remedy else None
+    if wording is None or not error.fix or not text.endswith(error.fix):
+        return text
+    return text.removesuffix(error.fix) + wording
 
 
 def print_error(message: str) -> None:
@@ -297,17 +297,16 @@ def print_default_model_note(context: typer.Context) -> None:
 def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS
-    from camscope.explainers.core.base import UNAVAILABLE_METHODS
 
     quick = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     wanted = quick if names == "all" else split_list(names)
-    for name in UNAVAILABLE_METHODS.keys() & set(wanted):
-        raise MissingExtraError(*UNAVAILABLE_METHODS[name])
-    if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
-        near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
-        came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"
-        raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--methods'")
-    return {name: METHODS[name] for name in wanted}
+    if not wanted:
+        raise typer.BadParameter(f"no method is named; there are: {', '.join(METHODS)}", param_hint="'--methods'")
+    try:
+        found = [METHODS.find(name) for name in wanted]
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="'--methods'") from error
+    return {method.name: method for method in found}
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":

@@ -162,7 +162,8 @@ class ScanOptions:
         words = re.sub(
             rf"(?<!\w){re.escape(path.name)}(?!\w)", called, redact_error_message(error).replace(str(path), called)
         )
-        return kind + base.reword_for_options(base.display_text(words))[: base.MAX_ERROR_LENGTH]
+        words = base.word_remedy(error, words) if isinstance(error, CamscopeError) else words
+        return kind + base.display_text(words)[: base.MAX_ERROR_LENGTH]
 
     def list_export_paths(self, stem: Path, suffixes: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""

@@ -6,14 +6,14 @@ have no number (UndefinedError); nor has a map without anything positive where a
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_number
 from camscope.metrics.base import FloatArray, Mask, check_mask, positive_part, register_metric
+from camscope.optional import require
 from camscope.plurals import plural
 
 MASK_AREA_LEVEL = "the mask's share of the image"
@@ -223,10 +223,7 @@ def _compute_otsu_threshold(values: FloatArray) -> float:
 
 def _compute_distances_to_mask(mask: Mask, spacing: Sequence[float] | None) -> FloatArray:
     """(*S): from each pixel's centre to that of the nearest one in the mask."""
-    try:
-        transform = import_module("scipy.ndimage").distance_transform_edt
-    except ImportError as error:
-        raise MissingExtraError("scipy", "metrics") from error
+    transform = require("scipy.ndimage", extra="metrics").distance_transform_edt
     return np.asarray(transform(~mask, sampling=_resolve_pixel_spacing(spacing, mask.ndim)), np.float64)
 
 

@@ -5,14 +5,14 @@ a constant map where an order or a correlation is asked for, nor a map of zeros,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
+from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.metrics.base import FloatArray, register_metric, to_finite_array
+from camscope.optional import require
 from camscope.plurals import plural
 
 SSIM_DATA_RANGE = 1.0  # SSIM's: from the least to the largest value that a map on its scale can have
@@ -221,7 +221,4 @@ def _check_same_shape(left: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatA
 
 
 def _import_skimage(submodule: str) -> Any:
-    try:
-        return import_module(f"skimage.{submodule}")
-    except ImportError as error:
-        raise MissingExtraError("scikit-image", "metrics") from error
+    return require(f"skimage.{submodule}", extra="metrics")

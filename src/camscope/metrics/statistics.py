@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import isnan, nan, sqrt
 from statistics import NormalDist
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray
 from camscope.metrics.cluster_variance import (
@@ -20,6 +19,7 @@ from camscope.metrics.cluster_variance import (
     compute_linearized_variance,
     count_effective_groups,
 )
+from camscope.optional import require
 from camscope.plurals import plural
 
 N_RESAMPLES = 2000
@@ -307,10 +307,7 @@ def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, f
 
 
 def _import_scipy_special() -> Any:
-    try:
-        return import_module("scipy.special")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "metrics") from error
+    return require("scipy.special", extra="metrics")
 
 
 @dataclass(frozen=True)

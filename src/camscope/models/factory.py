@@ -1,4 +1,4 @@
-"""A model from your own code: `models.py:resnet18` or `import_optional.module:resnet18`.
+"""A model from your own code: `models.py:resnet18` or `package.module:resnet18`.
 
 The code is imported, that is executed, and the function called without arguments; it returns a module. A file (or
 module) may say more of its models in dictionaries by function name:

@@ -27,7 +27,8 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.models.torchvision_timm import import_optional, make_weights_unavailable_error
+from camscope.models.torchvision_timm import make_weights_unavailable_error
+from camscope.optional import require
 from camscope.safe_files import check_regular_files
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
@@ -47,7 +48,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     A classifier; a segmentation model, a detector or a vision tower, where the configuration says that it is one; of
     CLIP and SigLIP as a whole, the vision tower.
     """
-    transformers = import_optional("transformers")
+    transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     _check_readable(folder, name)
@@ -176,7 +177,7 @@ class ImageTower(nn.Module):
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """The image tower of "org/name" or of a folder; `TextSimilarity` questions are asked through the text tower beside it."""
-    transformers = import_optional("transformers")
+    transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     try:

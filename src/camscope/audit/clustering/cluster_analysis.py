@@ -6,7 +6,6 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,11 @@ from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions
 from camscope.audit.shortcuts.region_samples import RegionSamples
-from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.metrics.base import Mask
 from camscope.metrics.statistics import Estimate, adjust_holm, estimate_mean, index_groups
+from camscope.optional import require
 from camscope.plurals import plural
 
 ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
@@ -237,7 +237,4 @@ def _build_level_enrichment(cluster: int, level: Hashable, cluster_mask: Mask, l
 
 
 def _import_scipy_stats() -> Any:
-    try:
-        return import_module("scipy.stats")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "audit") from error
+    return require("scipy.stats", extra="audit")

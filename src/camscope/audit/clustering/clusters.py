@@ -20,7 +20,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray
 from camscope.metrics.statistics import index_groups
-from camscope.optional import import_sklearn
+from camscope.optional import require
 from camscope.plurals import plural
 
 MIN_EIGENGAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
@@ -276,7 +276,11 @@ def _select_feasible_counts(
 
 def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntArray:
     """(M,): the place in `subset_index` of the nearest of those, of the chosen their own."""
-    search = import_sklearn("neighbors").NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[subset_index])
+    search = (
+        require("sklearn.neighbors", extra="audit")
+        .NearestNeighbors(n_neighbors=1, algorithm="brute")
+        .fit(points[subset_index])
+    )
     made = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
     made[subset_index] = np.arange(len(subset_index))
     return made

@@ -27,7 +27,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import N_RESAMPLES, Estimate, index_groups
-from camscope.optional import import_sklearn
+from camscope.optional import require
 from camscope.plurals import plural
 
 IntArray = npt.NDArray[np.int64]
@@ -142,12 +142,14 @@ class _LinearProbe:
 
     def predict_log_odds(self, level_index: IntArray) -> FloatArray:
         """(N,) -> (N,K): log odds of each level, by a probe of other patients to which all levels weigh alike."""
-        split = import_sklearn("model_selection").StratifiedGroupKFold(
+        split = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
             self.n_folds, shuffle=True, random_state=self.seed
         )
         made = np.zeros((len(level_index), int(level_index.max()) + 1))
         for train, test in split.split(self.x, level_index, self.group):
-            probe = import_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=1000)
+            probe = require("sklearn.linear_model", extra="audit").LogisticRegression(
+                class_weight="balanced", max_iter=1000
+            )
             given = probe.fit(self.x[train], level_index[train]).decision_function(self.x[test])
             made[np.ix_(test, probe.classes_)] = _compute_one_vs_rest_log_odds(given)
         return made

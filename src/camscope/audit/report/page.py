@@ -37,7 +37,8 @@ from camscope.audit.report.verdict_labels import (
 )
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
+from camscope.optional import require
 from camscope.plurals import inflect
 
 if TYPE_CHECKING:
@@ -147,10 +148,9 @@ def read_norms_csv() -> str:
 
 def create_template_environment() -> "jinja2.Environment":
     """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "audit") from error
+    require("jinja2", extra="audit")
+    import jinja2
+
     engine = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

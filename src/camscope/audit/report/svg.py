@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from camscope.errors import MissingExtraError
+from camscope.optional import require
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -66,10 +66,7 @@ class Plot:
 @contextmanager
 def default_style_scope() -> Iterator[None]:
     """Figures look as they come, whatever its user has set; MissingExtraError where it is not there."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "audit") from error
+    matplotlib = require("matplotlib", extra="audit")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False})

@@ -1,6 +1,5 @@
 """NIfTI 1 and 2: voxels in the file's own axes i, j, k, scaled, with the affine that nibabel would give."""
 
-import importlib
 import math
 import zlib
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import ImageError, MissingExtraError
+from camscope.errors import ImageError
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import (
     GZIP_MAGIC,
@@ -23,6 +22,7 @@ from camscope.images.files.source_files import (
     split_selector,
 )
 from camscope.images.scans.scan import Scan, check_voxel_count, flag_non_finite
+from camscope.optional import require
 from camscope.plurals import plural
 
 Array = NDArray[Any]
@@ -42,10 +42,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
-    try:
-        importlib.import_module("nibabel")
-    except ImportError:
-        raise MissingExtraError("nibabel", "medical") from None
+    require("nibabel", extra="medical")
     with redact_errors(name):
         with open_source(path, name) as file, decompressed_stream(file) as stream:
             scan = _read_nifti_scan(
