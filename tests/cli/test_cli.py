@@ -337,11 +337,11 @@ def test_the_examples_in_the_helps_work(here):
         (["--model", "model.py:broken"], "KeyError"),
         (
             ["--model", "model.py:plain"],
-            "known for nodule.png: pass --preprocess imagenet, or say it in the model's file: PRE",
+            "known for nodule.png: pass --preprocess imagenet, or define PREPROCESSING in the",
         ),
         (
             ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
-            "in the model's file: CATEGORIES; or",
+            "define CATEGORIES in the model's file, or pass an index",
         ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),

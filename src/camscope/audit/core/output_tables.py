@@ -57,7 +57,7 @@ def _read_stage_values(context: AuditContext, stage: str, finding: Finding, fold
 
 
 def write_failures(context: AuditContext) -> int:
-    """`n_failed_rows.csv`: the images without an answer or without a map, and why; how many there are."""
+    """`failures.csv`: the images without an answer or without a map, and why; how many there are."""
     rows = [(context.ids[row], "predict", why) for row, why in sorted(Predictions.read(context.folder).errors.items())]
     known = {name for name, _, _ in rows}
     table = context.maps.table(["id", "status", "error"])

@@ -117,7 +117,7 @@ class Gallery:
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
+        """What is said of the pictures, and of each its digest, for `gallery.json`."""
         return {
             "shelves": [
                 {"kind": shelf.kind, "finding": shelf.finding, "shots": [_image_to_dict(one) for one in shelf.images]}
