@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from camscope.cli import completion
 from camscope.cli.ascii_fallback import install_ascii_fallback
 from camscope.cli.help_panels import find_panel
 from camscope.errors import (
@@ -87,7 +88,10 @@ SetOption = Annotated[
 ColormapOption = Annotated[
     str,
     typer.Option(
-        "--colormap", metavar="NAME", help="auto, inferno, magma, plasma, viridis, cividis, diverging, turbo, jet."
+        "--colormap",
+        metavar="NAME",
+        help="auto, inferno, magma, plasma, viridis, cividis, diverging, turbo, jet.",
+        autocompletion=completion.complete_colormap,
     ),
 ]
 AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, compare_images, evaluation_request, options, progress
+from camscope.cli import base, compare_images, completion, evaluation_request, options, progress
 from camscope.cli.options import parse_settings
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
@@ -42,7 +42,12 @@ def run(
     ] = None,
     method_names: Annotated[
         str | None,
-        typer.Option("--methods", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."),
+        typer.Option(
+            "--methods",
+            metavar="A,B",
+            autocompletion=completion.complete_method,
+            help="Methods, or all; default: five by the gradient of one pass.",
+        ),
     ] = None,
     targets: Annotated[
         str | None,
@@ -76,7 +81,12 @@ def run(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
+        typer.Option(
+            "--metrics",
+            metavar="A,B",
+            autocompletion=completion.complete_metric,
+            help="Of many: only these, also such as ask the model, as deletion.",
+        ),
     ] = None,
     group: Annotated[
         str | None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, metric_tables, options, progress, scan_options
+from camscope.cli import base, completion, evaluation_request, metric_tables, options, progress, scan_options
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
@@ -53,7 +53,13 @@ def run(
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="A,B", help="Only these; default: all that are quick.")
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="A,B",
+            autocompletion=completion.complete_metric,
+            help="Only these; default: all that are quick.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -69,7 +75,13 @@ def run(
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
     method_names: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B", help="Of images: default gradcam; or all.")
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B",
+            autocompletion=completion.complete_method,
+            help="Of images: default gradcam; or all.",
+        ),
     ] = None,
     layer_names: Annotated[str | None, typer.Option("--layers", "-l", metavar="A,B", help="Of images.")] = None,
     targets: Annotated[
