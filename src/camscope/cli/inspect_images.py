@@ -79,9 +79,10 @@ def run(
     num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="That read images; default: one a core.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, as --output writes them.")] = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Look through a set of images before a model sees it. It ends with 1 where something cannot be used as it is."""
+    """Check a set of images before a model sees it. The exit code is 1 where images cannot be used."""
     files = [(Path(file), kinds) for file, kinds in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, kinds in files:
         option = "--table" if ".csv" in kinds else "--output"
@@ -107,11 +108,13 @@ def run(
         )
     for file, _ in files:
         found.save(file, overwrite=overwrite)
-    _print_inspection(found)
-    for file, _ in files:
-        base.stdout_console().print(
-            base.styled_text(("written ", "bold"), (base.display_text(file), "")), soft_wrap=True
-        )
+    if as_json:
+        typer.echo(found.to_json(), nl=False)
+    else:
+        _print_inspection(found)
+        for file, _ in files:
+            line = base.styled_text(("written ", "bold"), (base.display_text(file), ""))
+            base.stdout_console().print(line, soft_wrap=True)
     if found.severity_counts["error"] or (strict and found.severity_counts["warning"]):
         raise typer.Exit(base.EXIT_FAILED)
 
