@@ -51,7 +51,7 @@ app.add_typer(audit.app, name="audit", rich_help_panel="Evidence")
 @app.callback()
 def show_help_or_version(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Where a vision model looked. Start with: camscope demo"""

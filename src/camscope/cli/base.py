@@ -55,16 +55,21 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, FILE.py:FUNCTION (is executed).",
+        help="Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, or FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option("--weights", metavar="FILE", help="A checkpoint: safetensors, or tensors saved by torch.save."),
+    typer.Option("--weights", metavar="FILE", help="Checkpoint file: safetensors, or tensors saved by torch.save."),
 ]
 LayersOption = Annotated[
     str | None,
-    typer.Option("--layers", "-l", metavar="NAME", help="The layer; to see them: camscope layers MODEL."),
+    typer.Option(
+        "--layers",
+        "-l",
+        metavar="NAME",
+        help="Layer; to list them: camscope layers MODEL. Default: the last layer with a grid.",
+    ),
 ]
 MethodsOption = Annotated[
     str,
@@ -74,51 +79,59 @@ MethodsOption = Annotated[
 ]
 ChoiceOption = Annotated[
     str | None,
-    typer.Option("--choice", metavar="FILE", help="Method and layer as camscope choose --save wrote them."),
+    typer.Option("--choice", metavar="FILE", help="Method and layer from a file that camscope choose --save wrote."),
 ]
 PreprocessOption = Annotated[
     str | None,
-    typer.Option("--preprocess", metavar="NAME", help="How images enter the model, if it does not say: imagenet."),
+    typer.Option("--preprocess", metavar="NAME", help="Preprocessing preset, if the model defines none: imagenet."),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps …")]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device: cpu, cuda, cuda:1, mps ...")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting, lists as A,B; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Setting of a method, such as n_samples=50; lists as A,B. Repeat for several.",
+    ),
 ]
 ColormapOption = Annotated[
     str,
     typer.Option(
         "--colormap",
         metavar="NAME",
-        help="auto, inferno, magma, plasma, viridis, cividis, diverging, turbo, jet.",
+        help="Color map: auto, inferno, magma, plasma, viridis, cividis, diverging, turbo or jet.",
         autocompletion=completion.complete_colormap,
     ),
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value.")]
+AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value, 0 to 1.")]
 SharedScaleOption = Annotated[
-    bool, typer.Option("--shared-scale", help="One scale for all classes of a method, so that they can be compared.")
+    bool, typer.Option("--shared-scale", help="Use one color scale for all classes of a method, to compare them.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder that camscope batch wrote.")]
 WhereOption = Annotated[
     str | None,
     typer.Option(
-        "--where", metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."
+        "--where",
+        metavar="SQL",
+        help="SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
     ),
 ]
 SortOption = Annotated[
     str | None,
-    typer.Option("--sort", metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.'),
+    typer.Option(
+        "--sort", metavar="SQL", help='SQL order of the rows, such as "probability desc, id"; default: as in the run.'
+    ),
 ]
 FetchOption = Annotated[
     bool,
     typer.Option(
-        "--fetch", help="Fetch images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
+        "--fetch", help="Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
     ),
 ]
 AllowOutsideRootOption = Annotated[
-    bool, typer.Option("--anywhere", help="Let paths of images and masks in a manifest or a COCO file leave the root.")
+    bool, typer.Option("--anywhere", help="Allow paths of images and masks outside the root folder.")
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 
 
 class Command(TyperCommand):

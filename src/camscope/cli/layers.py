@@ -24,11 +24,13 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for explain --model.")] = "phantom",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as in explain --model.")] = "phantom",
     weights: base.WeightsOption = None,
     size: Annotated[
         str | None,
-        typer.Option("--size", metavar="N|HxW", help="Input size; default: as the model is known to take, or 224."),
+        typer.Option(
+            "--size", metavar="N|HxW", help="Input size; default: the size the model is known to take, or 224."
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--all", help="List the layers inside other layers, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,

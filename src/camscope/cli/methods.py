@@ -33,7 +33,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="[METHOD]",
-            help="One method, for its page: Grad-CAM, gradcam++, ...",
+            help="Show the page of one method: Grad-CAM, gradcam++ ...",
             autocompletion=completion.complete_method,
         ),
     ] = None,
