@@ -291,7 +291,7 @@ def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     commands = (
         ("show", made, "-o", tmp_path / "page.html"),
         ("export", made, "-o", tmp_path / "png"),
-        ("measure", made, "-o", tmp_path / "values", "--metric", "sparseness"),
+        ("evaluate", made, "-o", tmp_path / "values", "--metrics", "sparseness"),
     )
     for words in commands:
         code, count, said = call(*words)
@@ -472,11 +472,11 @@ def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
     (house / "list.csv").write_text("path,mask\na.png,../outside/mask.png\n")
     run_batch(GradCAM(load_model("phantom")), house / "list.csv", tmp_path / "run", ["nodule"])
     words = [
-        "measure",
+        "evaluate",
         str(tmp_path / "run"),
         "--masks",
         "mask",
-        "--metric",
+        "--metrics",
         "enrichment",
         "-o",
         str(tmp_path / "values"),
@@ -732,7 +732,7 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
     with pytest.raises(InputError, match=f"1 row has no {name}"):
         BatchRun(made).table()
-    for command in ("show", "export", "measure", "compare"):
+    for command in ("show", "export", "evaluate", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])
         assert told.exit_code in (1, 2), command
@@ -766,7 +766,7 @@ NAMED = [
     ("batch", "p.csv"),
     ("batch", "p.parquet"),
     ("inspect-images", "p.csv"),
-    ("measure", "{}", "--masks", "p.json"),
+    ("evaluate", "{}", "--masks", "p.json"),
     ("audit", "run", "p.toml"),
     ("audit", "init", "p.csv", "--model", "phantom"),
 ]

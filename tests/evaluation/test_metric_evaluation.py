@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A run of twelve phantoms, one of them broken, with masks as files, boxes in a column, and a column of patients."""
-    root = tmp_path_factory.mktemp("measure")
+    root = tmp_path_factory.mktemp("evaluate")
     rows = {"path": [], "target": [], "patient": [], "boxes": [], "mask": []}
     (root / "masks").mkdir()
     for n in range(12):
@@ -321,7 +321,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
+    words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
     assert "enrichment, more is better: energy inside" in result.stdout
@@ -342,7 +342,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [*words, "--where", "row > 99"]).exit_code == 1
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
-    other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
+    other = CliRunner().invoke(app, ["evaluate", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
 
@@ -352,7 +352,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     (tmp_path / "some").mkdir()
     for n in (0, 1):
         (tmp_path / "some" / f"{n:02d}.png").write_bytes((place / "masks" / f"{n:02d}.png").read_bytes())
-    words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
+    words = ["evaluate", str(place / "run"), "--metrics", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
@@ -388,7 +388,7 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam,saliency", "--count", "6", "-o", "out"]
+    words = ["benchmark", "phantom", "--methods", "gradcam,saliency", "--count", "6", "-o", "out"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     assert "gradcam · layer4" in first.stdout
@@ -407,7 +407,7 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
 
 def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
+    words = ["benchmark", "phantom", "--methods", "gradcam", "--count", "2", "-o", "out"]
     for place in ("camscope.batch.run_batch", "camscope.evaluation.evaluate"):
 
         def interrupted(*_, **__):
@@ -458,7 +458,7 @@ def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch
     (tmp_path / "some" / "00.png").write_bytes((place / "00.png").read_bytes())
     values = []
     for source, out in (("some/00.png", "one"), ("some", "many")):
-        words = ["measure", source, "--masks", str(place / "masks"), "--metric", "enrichment", "-o", out]
+        words = ["evaluate", source, "--masks", str(place / "masks"), "--metrics", "enrichment", "-o", out]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         values.append(EvaluationResult(out).table()["value"].to_pylist())

@@ -340,8 +340,8 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
 
 def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
-    result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
+    words = ["evaluate", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
+    result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
         "deletion, mean, less is better: the area",
@@ -353,7 +353,7 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
-    without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
+    without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr
     assert not (tmp_path / "new").exists()

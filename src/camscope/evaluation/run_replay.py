@@ -134,7 +134,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `score_function.json` names them."""
+    """A row's method and its settings, as `run.json` names them."""
     return f"{row['method']} {row['parameters']}"
 
 

@@ -84,7 +84,7 @@ class DataConfig(_ConfigTable):
     """`[data]`: the images, and what is known of each.
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `ground_truth`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `MaskSource`; of several
+    `ground_truth`: where the finding is, as `camscope evaluate --masks` takes it, or with its category, see `MaskSource`; of several
     findings a table, finding -> where.
     `masks_root`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotation_protocol`: who said where
     findings are, and which images have one, in words.
