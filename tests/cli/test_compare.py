@@ -156,7 +156,9 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
     for command in ("explain", "compare"):
         (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,centre", code=2))
         assert "fullgrad and centre have no layer to choose" in error
-    (error,) = errors(run("explain", "nodule.png", "--layers", "layer3,layer4", "--methods", "refinecam,gradcam", code=2))
+    (error,) = errors(
+        run("explain", "nodule.png", "--layers", "layer3,layer4", "--methods", "refinecam,gradcam", code=2)
+    )
     assert "gradcam looks at one layer, and 2 are named; camscope compare draws several" in error
 
 

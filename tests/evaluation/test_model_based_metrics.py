@@ -74,7 +74,10 @@ def by_hand(net, x, heat, question, names, fill, **settings):
 
 
 def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
-    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"n_steps": 3, "region_size": 16}
+    names, settings = (
+        ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"],
+        {"n_steps": 3, "region_size": 16},
+    )
     seen = []
     with untouched(net):
         made = evaluate(

@@ -248,7 +248,9 @@ def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
         both = {**many.similarities, "hog": np.full((1, 1, 5), other)}
         assert (
             replace(
-                many, similarities=both, null_similarities={**many.null_similarities, "hog": many.null_similarities["spearman"]}
+                many,
+                similarities=both,
+                null_similarities={**many.null_similarities, "hog": many.null_similarities["spearman"]},
             ).passes
             is passes
         )

@@ -131,7 +131,9 @@ def estimate_mean(
         low, high = compute_bootstrap_interval(
             drawn, sample.n_groups, confidence_level, count_effective_groups(sample.group_sizes)
         )
-    return sample.build_estimate(low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL)
+    return sample.build_estimate(
+        low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
+    )
 
 
 def estimate_difference(

@@ -81,7 +81,10 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
         assert (other.baseline, other.seed, other.batch_size, other.progress) == ("noise", 3, 2, True)
     assert Occlusion(model).create_sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
     smooth = SmoothGrad(model, n_samples=3, channel_reduction="l2", seed=4)
-    assert (smooth.create_sibling("saliency").channel_reduction, smooth.create_sibling("vargrad").n_samples) == ("l2", 3)
+    assert (smooth.create_sibling("saliency").channel_reduction, smooth.create_sibling("vargrad").n_samples) == (
+        "l2",
+        3,
+    )
     assert (smooth.create_sibling("rise").n_samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
         tool.create_sibling("gradcam2")

@@ -82,9 +82,7 @@ def _explain_missing_layer(value: object) -> str:
         return f"{value!r} has no one layer to choose: Fused.at_layers takes a method that has, as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} is of several layers already"
-    return (
-        f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.at_layers(explainer, layers))"
-    )
+    return f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.at_layers(explainer, layers))"
 
 
 def compute_all_maps(
