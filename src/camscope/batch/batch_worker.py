@@ -221,7 +221,7 @@ class BatchWorker:
     def _build_failure_rows(self, image: LoadedImage, error: str, *, is_transient: bool) -> list[dict[str, Any]]:
         return [
             result_rows.failure_row(
-                self._image_columns(image), error, self._target_text(image, q), tool.title, transient=is_transient
+                self._image_columns(image), error, self._target_text(image, q), tool.full_name, transient=is_transient
             )
             for q in range(len(self.targets_for(image)))
             for tool in self.explainers

@@ -187,7 +187,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int) -> dict[str, Any]:
     model, card = unwrap(first.model), get_card(unwrap(first.model))
     known = redact_parameters if manifest.is_pseudonymized else dict
     methods = {
-        f"{tool.title} {hash_parameters(tool.parameters)}": to_json_parameters(known(tool.parameters))
+        f"{tool.full_name} {hash_parameters(tool.parameters)}": to_json_parameters(known(tool.parameters))
         for tool in worker.explainers
     }
     return {

@@ -1,7 +1,6 @@
 """What the commands share: consoles, options, a loaded model, and how an error becomes one line and an exit code."""
 
 import contextlib
-import difflib
 import errno
 import os
 import re
@@ -21,7 +20,7 @@ from camscope.errors import (
     CamscopeWarning,
     GeometryError,
     ImageError,
-    MissingExtraError,
+    InputError,
     NonFiniteError,
     OutputError,
     RunError,
@@ -268,17 +267,16 @@ def print_default_model_note(context: typer.Context) -> None:
 def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS
-    from camscope.explainers.core.base import UNAVAILABLE_METHODS
 
     quick = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     wanted = quick if names == "all" else split_list(names)
-    for name in UNAVAILABLE_METHODS.keys() & set(wanted):
-        raise MissingExtraError(*UNAVAILABLE_METHODS[name])
-    if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
-        near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
-        came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"
-        raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--method'")
-    return {name: METHODS[name] for name in wanted}
+    if not wanted:
+        raise typer.BadParameter(f"no method is named; there are: {', '.join(METHODS)}", param_hint="'--method'")
+    try:
+        found = [METHODS.find(name) for name in wanted]
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="'--method'") from error
+    return {method.name: method for method in found}
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":

@@ -101,7 +101,7 @@ class RunReplay:
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
         """By `format_method_key`: those of the run, made again from its facts, or `explainers`; InputError for what cannot be made again."""
-        known = {f"{tool.title} {hash_parameters(tool.parameters)}": tool for tool in explainers}
+        known = {f"{tool.full_name} {hash_parameters(tool.parameters)}": tool for tool in explainers}
         for tool in explainers:
             if unwrap(tool.model) is not unwrap(self.model):
                 raise InputError(f"{tool!r} is of another model than the one given")

@@ -81,7 +81,7 @@ def run_randomization_test(
                 values[name][s, k] = compared.compare_with_trained(name, maps)
     null = {name: compared.compare_different_images(name) for name in similarities}
     return RandomizationResult(
-        explainer.title,
+        explainer.full_name,
         order,
         tuple(one.name for one in steps),
         tuple(seeds),

@@ -73,7 +73,7 @@ class Named:
     layer = None
 
     def __init__(self, title):
-        self.title = self.name = title
+        self.full_name = self.name = title
 
 
 def standing(title, values, **others):

@@ -62,9 +62,9 @@ def warn(image):
 def fail(image):
     raise LookupError("WORD is not in the table")
 
-flat_way = ScanPreprocess(resize=24, normalise="range")
+flat_way = ScanPreprocess(resize=24, normalize="range")
 PREPROCESSING = {
-    "flat": flat_way, "deep": ScanPreprocess(resize=8, normalise="range"), "raising": Raising(resize=24),
+    "flat": flat_way, "deep": ScanPreprocess(resize=8, normalize="range"), "raising": Raising(resize=24),
     "warning": warn, "own": fail
 }
 """

@@ -153,9 +153,7 @@ class ExplainConfig(_ConfigTable):
     @field_validator("methods")
     @classmethod
     def _check_methods(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        for name in methods:
-            get_explainer_class(name)
-        return methods
+        return tuple(get_explainer_class(name).name for name in methods)
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:

@@ -198,14 +198,13 @@ class AuditContext:
 
         named, made = self.config.explain, []
         for name in named.methods:
-            if name not in METHODS:
-                raise InputError(f"no method {name!r}; camscope methods lists them")
+            method = METHODS.find(name)
             extra: dict[str, Any] = (
-                {"layer": named.layer} if accepts_layer_choice(METHODS[name]) and named.layer is not None else {}
+                {"layer": named.layer} if accepts_layer_choice(method) and named.layer is not None else {}
             )
             extra |= named.settings.get(name, {})
             try:
-                made.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **extra))
+                made.append(method(self.model, preprocess=self.config.model.preprocess, **extra))
             except TypeError as error:
                 raise InputError(f"explain.settings.{name}: {error}") from error
         return made
@@ -398,7 +397,7 @@ class AuditContext:
 
     def find_explainer_info(self, explainer: Explainer) -> dict[str, Any]:
         """What `resolve_model` found of a method."""
-        return next(one for one in self.explainer_infos if one["title"] == explainer.title)
+        return next(one for one in self.explainer_infos if one["title"] == explainer.full_name)
 
 
 def _reject_reserved_columns(names: Sequence[str]) -> list[str]:

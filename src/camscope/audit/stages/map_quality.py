@@ -166,11 +166,11 @@ def _run_randomization_test(
         found = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
     except (NonFiniteError, UndefinedError) as error:
         return RandomizationTest(
-            method=explainer.title, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(), passes=None,
+            method=explainer.full_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(), passes=None,
             reason=str(error), control=control,
         )  # fmt: skip
     return RandomizationTest(
-        method=explainer.title,
+        method=explainer.full_name,
         finding=finding.name,
         part_names=found.part_names,
         seeds=found.seeds,
@@ -336,6 +336,6 @@ def _compare_mass_by_subgroup(
     tool = context.explainers[0]
     for finding, measures in evaluations:
         own = filter_finding(context, add_patient_column(context, measures.table()), finding, True)
-        inside = get_metric_values(own, "energy-inside", tool.title, context.find_explainer_info(tool)["layer"])
+        inside = get_metric_values(own, "energy-inside", tool.full_name, context.find_explainer_info(tool)["layer"])
         if inside:
             yield from compare_subgroups(context, finding, inside, context.config.margins.mass_difference)

@@ -200,12 +200,12 @@ def _count_maps(context: AuditContext) -> list[MapCounts]:
             own = {
                 status: count
                 for (method, target, status), count in sorted(seen.items())
-                if (method, target) == (tool.title, str(finding.class_index))
+                if (method, target) == (tool.full_name, str(finding.class_index))
             }
             failures = own.pop("failed", 0)
             made.append(
                 MapCounts(
-                    method=tool.title,
+                    method=tool.full_name,
                     finding=finding.name,
                     n_maps=sum(own.values()),
                     n_failures=failures,

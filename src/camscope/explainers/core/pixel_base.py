@@ -223,7 +223,7 @@ class PerturbedEvaluator:
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
         """A function that is told of so many steps of one sample's done; see `track_sample_steps`."""
-        what = f"{self.explainer.title}, image {sample + 1} of {len(self.x)}"
+        what = f"{self.explainer.full_name}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
 

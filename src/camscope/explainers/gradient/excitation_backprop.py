@@ -38,7 +38,7 @@ class ExcitationBackprop(LayerExplainer):
     least number there; the paper stops at a layer in the middle.
     """
 
-    name, paper = "excitationbackprop", "arXiv:1608.00507"
+    name, title, paper = "excitationbackprop", "Excitation Backprop", "arXiv:1608.00507"
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
     has_custom_backward: ClassVar[bool] = True
