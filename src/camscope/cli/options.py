@@ -171,7 +171,13 @@ def build_explainers(
     ]
 
 
-EXCLUDED_PARAMETERS = ("self", "model", "layer", "preprocess", "class_names")  # what other options say, or no option can
+EXCLUDED_PARAMETERS = (
+    "self",
+    "model",
+    "layer",
+    "preprocess",
+    "class_names",
+)  # what other options say, or no option can
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 OPTION_HINT = "'--set'"

@@ -171,7 +171,8 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.b
         raise TargetError("the mask of a Region is not an array of numbers, or holds NaN: expected 0 outside, 1 inside")
     if names := find_multiple_labels(array):
         raise TargetError(
-            f"the mask of a Region holds {format_name_list(names)}; expected one region: pass mask == {names[0]}, or mask != 0 for all"
+            f"the mask of a Region holds {format_name_list(names)}; expected one region",
+            fix=f"pass mask == {names[0]}, or mask != 0 for all",
         )
     return np.asarray(array != 0)
 
