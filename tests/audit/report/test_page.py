@@ -626,7 +626,7 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     summary, own = full(findings=FINDINGS[:1], shortcut=ShortcutResult()), known()[:1]
     for allowed in (False, True):
         found = BatchRun(tmp_path / "run", tmp_path / "list.csv")
-        shot = (
+        image = (
             build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
         )
         assert (image.image_data_uri is not None) is allowed
