@@ -90,6 +90,7 @@ def generate_config(
 
     Raises:
         InputError: The manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
+
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")

@@ -70,7 +70,7 @@ def _read_stage_values(context: AuditContext, stage: str, finding: Finding, fold
 
 
 def write_failures(context: AuditContext) -> int:
-    """`n_failed_rows.csv`: the images without an answer or without a map, and why; how many there are."""
+    """`failures.csv`: the images without an answer or without a map, and why; how many there are."""
     rows = [
         (context.cohort.ids[row], "predict", why)
         for row, why in sorted(Predictions.read(context.folder).errors.items())

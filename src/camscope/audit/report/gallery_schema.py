@@ -119,7 +119,7 @@ class Gallery:
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
+        """What is said of the pictures, and of each its digest, for `gallery.json`."""
         return {
             "sections": [
                 {

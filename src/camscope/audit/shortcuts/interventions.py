@@ -1,7 +1,7 @@
 """Interventions: regions removed, inserted or kept alone, and the table of the answers.
 
 - trying: the model asked about images in which a region is removed, inserted or all that is left.
-- trials: what the model answered about each changed image, as `run_interventions.parquet`.
+- trials: what the model answered about each changed image, as `interventions.parquet`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
