@@ -92,7 +92,7 @@ def read_image_tensor(source: Any) -> Tensor:
 
 Row = dict[str, Any]
 RUN_COLUMNS = ("row", "id", "method", "layer", "parameters", "target", "label")
-VALUE_COLUMNS = {"control": "bool_", "metric": "string", "fill": "string", "value": "float64", "reason": "string"}
+VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string", "value": "float64", "reason": "string"}
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
@@ -118,7 +118,7 @@ def build_value_row(
     imputation: str | None = None,
 ) -> Row:
     """What a metric says of the map of a row; or, `is_control`, of a map beside it that knows nothing."""
-    said = {"control": is_control, "metric": metric, "fill": imputation, "value": number, "reason": reason}
+    said = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
     return {**row, **said}
 
 
