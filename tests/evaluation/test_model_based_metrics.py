@@ -22,7 +22,7 @@ from tests.untouched import untouched
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
 from camscope.evaluation.metric_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
@@ -59,7 +59,13 @@ def place(tmp_path_factory, net):
     for n in range(4):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
-    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk_size=2)
+    run_batch(
+        [GradCAM(net), LayerCAM(net, layer="layer3")],
+        root,
+        root / "run",
+        ["nodule", "effusion"],
+        options=BatchOptions(chunk_size=2),
+    )
     return root
 
 
@@ -181,12 +187,12 @@ def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tm
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
-    del facts["made_with"]["parts"]
+    del facts["run_config"]["parts"]
     file.write_text(json.dumps(facts))
     with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
         evaluate(place / "run", tmp_path / "out", **settings)
     plain = evaluate(place / "run", tmp_path / "plain", metrics=["sparseness"])
-    assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
+    assert "parts" not in plain.facts["run_config"]  # without a model they are what they were
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
@@ -210,7 +216,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     other = load_model("phantom")
     with torch.no_grad():
         next(other.parameters())[0] += 1
-    digits = BatchRun(place / "run").run_info["made_with"]["model"]["digest"]
+    digits = BatchRun(place / "run").run_info["run_config"]["model"]["digest"]
     with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
         evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
@@ -227,7 +233,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
-    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk_size=2)
+    run_batch(GradCAM(net), tmp_path, tmp_path / "run", options=BatchOptions(chunk_size=2))
     (tmp_path / "0.png").unlink()
     rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
@@ -352,7 +358,7 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
     without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr

@@ -20,7 +20,8 @@ from camscope.audit.core.subgroup_levels import (
 )
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
 from camscope.batch import Manifest, batch_worker, build_manifest
-from camscope.batch.manifest import TABLE_SUFFIXES, import_arrow
+from camscope.batch.manifest import import_arrow
+from camscope.batch.sources import TABLE_SUFFIXES
 from camscope.batch.sources import DATASET_PREFIXES
 from camscope.errors import InputError
 from camscope.model_card import get_card
