@@ -18,7 +18,7 @@ def explained(scan, heat=None, placement=None, **fields):
     placement = Placement.identity(scan.shape) if placement is None else placement
     facts = {
         "method": "gradcam", "target": 1, "label": "effusion", "score": 0.25, "layer": "layer4", "model": "0123456789abcdef",
-        "input_size": placement.input_size, "name": scan.name, "affine": scan.world, "scan_steps": scan.steps,
+        "input_size": placement.input_size, "name": scan.name, "affine": scan.affine, "scan_steps": scan.steps,
     }  # fmt: skip
     return Explanation(heat, placement=placement, **{**facts, **fields})
 

@@ -41,7 +41,7 @@ def volume(kind=Explanation, **facts):
         "input_size": (6, 8, 10),
         "placement": Placement.identity((8, 10, 10)).cropped((1, 2, 0), (6, 8, 10)),
         "image": np.random.default_rng(0).normal(size=(8, 10, 10)).astype(np.float32),
-        "seen": np.full((6, 8, 10, 3), 90, np.uint8),
+        "model_input_image": np.full((6, 8, 10, 3), 90, np.uint8),
     }
     return kind(**{**known, **facts})
 

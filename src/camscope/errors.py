@@ -24,11 +24,44 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any
 
 
+class Remedy(StrEnum):
+    """What would fix an error. A front end words it in its own terms: an argument, an option, a field of a form."""
+
+    ALLOW_OVERWRITE = "allow_overwrite"
+    EXPLAIN_SLICES = "explain_slices"  # a volume for a model of images: explain its slices
+    INSTALL_EXTRA = "install_extra"
+    SET_CLASS_INDEX = "set_class_index"  # the class by index, where its name does not decide
+    SET_CLASS_NAMES = "set_class_names"
+    SET_LAYER = "set_layer"
+    SET_LAYOUT = "set_layout"
+    SET_OUTPUT_INDEX = "set_output_index"  # which of the tensors that a layer returns
+    SET_PREPROCESS = "set_preprocess"
+    SET_SCAN_PREPROCESS = "set_scan_preprocess"
+    SET_TARGET = "set_target"
+
+
 class CamscopeError(Exception):
-    """The root of every error that camscope raises itself."""
+    """Base class of every error that camscope raises.
+
+    Args:
+        message: What was received and what was expected.
+        fix: What the caller of a function can do, such as `pass layout=`. It follows the message after a semicolon.
+        remedy: The same fix for programs, which may word it differently.
+
+    """
+
+    def __init__(self, message: str = "", *, fix: str = "", remedy: Remedy | None = None) -> None:
+        super().__init__(f"{message}; {fix}" if fix else message)
+        self.fix, self.remedy = fix, remedy
+
+    @property
+    def problem(self) -> str:
+        """The message without the fix."""
+        return str(self).removesuffix(f"; {self.fix}") if self.fix else str(self)
 
 
 class ModelError(CamscopeError, TypeError):
@@ -87,7 +120,9 @@ class MissingExtraError(CamscopeError, ImportError):
     """An optional package that this needs; the message names the `pip install` that mends it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f'{package} is not installed; run: pip install "camscope[{extra}]"')
+        super().__init__(
+            f"{package} is not installed", fix=f'run: pip install "camscope[{extra}]"', remedy=Remedy.INSTALL_EXTRA
+        )
         self._init_args = package, extra
 
     def __reduce__(self) -> tuple[Any, ...]:

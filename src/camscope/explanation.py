@@ -1,8 +1,6 @@
 """Explanation: the raw map of one image, with what was asked, what was answered, and where the map lies."""
 
 import html
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from camscope import render
-from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted, read_json, read_npz
+from camscope import explanation_io, render
+from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
@@ -25,13 +23,6 @@ MapSize = Literal["image", "input", "grid"]
 ScaleOption = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
-ARRAY_FIELDS = (
-    "attribution",
-    "standard_error",
-    "image",
-    "model_input_image",
-)  # of an explanation; all else of it is words and numbers
-MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
@@ -384,12 +375,9 @@ class Explanation:
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
-            error = {} if self.standard_error is None else {"standard_error": self.standard_error.tolist()}
-            data = json.dumps(
-                {**self._to_metadata(), **error, "attribution": self.attribution.tolist()}, indent=1
-            ).encode()
+            data = explanation_io.encode_json(self)
         elif suffix == ".npz":
-            data = self._encode_npz()
+            data = explanation_io.encode_npz(self)
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
             return self.animate(path, overwrite=overwrite)
         elif suffix in render.IMAGE_FORMATS:
@@ -407,21 +395,11 @@ class Explanation:
 
         `max_bytes`: of the arrays of a `.npz` file; one that declares more is an InputError before any of it is read.
         """
-        with read_errors_converted(
-            f"{path} is not an explanation that save() wrote as .npz or .json", wrap_camscope_errors=True
-        ):
-            if Path(path).suffix.lower() == ".json":
-                facts = read_json(path)
-                kind = np.dtype(facts["dtype"])
-                arrays = {
-                    key: _parse_floats(facts.pop(key), kind)
-                    for key in ("attribution", "standard_error")
-                    if key in facts
-                }
-            else:
-                arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
-                facts = json.loads(str(arrays.pop("facts")))
-            return _from_metadata(facts, **arrays)
+        message = f"{path} is not an explanation that save() wrote as .npz or .json"
+        with read_errors_converted(message, wrap_camscope_errors=True):
+            fields = explanation_io.read_fields(path, max_bytes)
+            fields["top_classes"] = tuple(ClassScore(**row) for row in fields["top_classes"])
+            return check_explanation(cls(**fields))
 
     def annotated_image(self, height: int | None = None) -> PixelArray:
         """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
@@ -431,28 +409,6 @@ class Explanation:
         return (
             picture if self.warning_text is None else render.add_caption(picture, self.caption, flag=self.warning_text)
         )
-
-    def _encode_npz(self) -> bytes:
-        import io
-
-        buffer = io.BytesIO()
-        present = {key: value for key in ARRAY_FIELDS if (value := getattr(self, key)) is not None}
-        np.savez_compressed(buffer, facts=np.array(json.dumps(self._to_metadata())), **present)
-        return buffer.getvalue()
-
-    def _to_metadata(self) -> dict[str, Any]:
-        """Everything but the arrays, as JSON takes it."""
-        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAY_FIELDS}
-        plain["top_classes"] = [vars(one) for one in self.top_classes]
-        plain["placement"] = self.placement.to_dict() if self.placement else None
-        plain["affine"] = None if self.affine is None else self.affine.tolist()
-        return {
-            **plain,
-            "diagnostics": dict(self.diagnostics),
-            "parameters": dict(self.parameters),
-            "versions": dict(self.versions),
-            "dtype": str(self.attribution.dtype),
-        }
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
@@ -537,86 +493,7 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
-def _parse_floats(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if dtype.kind != "f":  # a word of 2 GB, for one
-        raise TypeError(f"a map of {dtype}; expected floats")
-    return np.asarray(values, dtype)
-
-
-def _from_metadata(
-    metadata: dict[str, Any], attribution: FloatArray, standard_error: FloatArray | None = None, **images: PixelArray
-) -> Explanation:
-    metadata.pop("dtype", None)
-    metadata["top_classes"] = tuple(ClassScore(**one) for one in metadata["top_classes"])
-    metadata["placement"] = Placement.from_dict(metadata["placement"]) if metadata["placement"] else None
-    metadata["input_size"], metadata["notes"] = tuple(metadata["input_size"]), tuple(metadata["notes"])
-    metadata["scan_steps"] = tuple(metadata.get("scan_steps", ()))
-    metadata["affine"] = (
-        None if metadata.get("affine") is None else np.asarray(metadata["affine"], np.float64).reshape(4, 4)
-    )
-    return check_explanation(
-        Explanation(attribution=attribution, standard_error=standard_error, **{**metadata, **images})
-    )
-
-
 def check_explanation(explanation: Explanation) -> Explanation:
-    """The explanation, read from a file; InputError where a field is not what it should be.
-
-    Sizes have a limit, for arrays of these sizes are made when the map is drawn.
-    """
-    axes, place = explanation.attribution.ndim, explanation.placement
-    sizes = [explanation.input_size] if place is None else [explanation.input_size, place.input_size, place.image_size]
-    cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
-    rules = {
-        "attribution": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
-        "standard_error": explanation.standard_error is None
-        or (
-            explanation.standard_error.dtype.kind == "f"
-            and explanation.standard_error.shape == explanation.attribution.shape
-        ),
-        "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
-        "placement": place is None or place.input_size == explanation.input_size,
-        "image": explanation.image is None
-        or _has_image_shape(explanation.image, explanation.image.shape[:axes] if place is None else place.image_size),
-        "model_input_image": explanation.model_input_image is None
-        or _has_image_shape(explanation.model_input_image, explanation.input_size),
-        "affine": explanation.affine is None
-        or (explanation.affine.shape == (4, 4) and bool(np.isfinite(explanation.affine).all())),
-        "target": _is_int(explanation.target) or explanation.target is None,
-        "score": _is_number(explanation.score),
-        "probability": _is_number(explanation.probability) or explanation.probability is None,
-        "status": explanation.status == STATUS_OK or explanation.status in STATUS_MEANINGS,
-        "layer": isinstance(explanation.layer, str | None),
-        "layout": isinstance(explanation.layout, str | None),
-        **{name: isinstance(getattr(explanation, name), str) for name in ("method", "label", "name", "model")},
-        **{name: all(isinstance(word, str) for word in getattr(explanation, name)) for name in ("notes", "scan_steps")},
-        "top_classes": all(
-            _is_int(each.index) and isinstance(each.label, str) and _is_number(each.score)
-            for each in explanation.top_classes
-        ),
-        "diagnostics": isinstance(explanation.diagnostics, Mapping)
-        and all(map(_is_number, explanation.diagnostics.values())),
-        "parameters": isinstance(explanation.parameters, Mapping),
-        "versions": isinstance(explanation.versions, Mapping),
-    }
-    if wrong := [name for name, holds in rules.items() if not holds]:
-        raise InputError(f"{', '.join(wrong)}: not what an explanation has there")
+    """Return an explanation that was read from a file; InputError where a field does not hold what it should."""
+    explanation_io.check_fields(explanation, STATUS_MEANINGS)
     return explanation
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, tuple) and 0 < len(size) <= MAX_AXES and all(_is_int(side) and side > 0 for side in size)
-
-
-def _has_image_shape(pixels: npt.NDArray[Any], size: tuple[int, ...]) -> bool:
-    """Whether it is (*size,3), or what a signal or a grey volume has instead."""
-    known = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
-    return pixels.dtype == np.uint8 and pixels.size > 0 and known

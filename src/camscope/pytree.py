@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, Remedy
 
 LeafPath = tuple[Any, ...]
 ATTENTION_SUM_TOLERANCE = 1e-2  # by which attention weights may miss 1, in half precision
@@ -79,7 +79,9 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     if len(best) == 1:
         if (kind := describe_unsupported_tensor(best[0][1])) is not None:
             raise LayerError(
-                f"layer {name!r} returns {kind}, which has no map; choose a layer that returns an ordinary (dense) tensor"
+                f"layer {name!r} returns {kind}, which has no map",
+                fix="choose a layer that returns an ordinary (dense) tensor",
+                remedy=Remedy.SET_LAYER,
             )
         return best[0]
     listing = ", ".join(f"{format_path(path)} {tuple(leaf.shape)}" for path, leaf in best)
@@ -88,7 +90,11 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
         raise LayerError(
             f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {seen or output!r:.80}"
         )
-    raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
+    raise LayerError(
+        f"layer {name!r} returns several tensors: {listing}",
+        fix="choose one with output_index=",
+        remedy=Remedy.SET_OUTPUT_INDEX,
+    )
 
 
 def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:

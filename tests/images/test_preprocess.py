@@ -196,7 +196,7 @@ def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
 
 @pytest.mark.parametrize("size", [(480, 641), (641, 480), (1500, 1000), (150, 133)])
 def test_the_measured_placement_is_the_known_one(size):
-    measured = as_preprocess(CALLABLES["usual"]).placement(size)
+    measured = as_preprocess(CALLABLES["usual"]).measure_placement(size)
     known = Preprocess.from_preset("imagenet")(np.zeros((*size, 3), np.uint8))[1]
     corners = np.array([[0, 0], [0, 224], [224, 0], [224, 224]])
     assert np.abs(known.to_input(measured.to_image(corners)) - corners).max() < 0.25

@@ -14,6 +14,7 @@ from camscope.errors import GeometryError, ImageError, InputError, MissingExtraE
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical import compute_device_uid, export, to_nifti, to_parametric_map, to_secondary_capture
+from camscope.render.image_grid import WARNING_COLOR
 from tests.scans import enhanced, explained, series
 
 pydicom = pytest.importorskip("pydicom")
@@ -35,7 +36,7 @@ def expect_same_map(one, found, scan):
     """Each frame's float32 are the map's where the frame says that it lies."""
     values = one.heatmap(scale=None)
     values = values if values.ndim == 3 else values[None]
-    inverse, seen = np.linalg.inv(scan.world), set()
+    inverse, seen = np.linalg.inv(scan.affine), set()
     for group, frame in zip(found.PerFrameFunctionalGroupsSequence, stored(found), strict=True):
         position = group.PlanePositionSequence[0].ImagePositionPatient
         index = inverse @ [-position[0], -position[1], position[2], 1]
@@ -204,7 +205,7 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     top = render.colorize(np.ones((1, 1)), "inferno")[0, 0]
     assert abs(picture[30, 90] - (0.85 * top + 0.15 * 77)).max() < 2
     assert len(np.unique(picture[128:].reshape(-1, 3), axis=0)) > 10  # letters
-    assert (picture[129, 5] == render.draw_image_grid.__globals__["AMBER"]).all()
+    assert (picture[129, 5] == WARNING_COLOR).all()
     assert (found.BurnedInAnnotation, found.PhotometricInterpretation, found.Modality) == ("YES", "RGB", "OT")
     for keyword in (
         "PixelSpacing",

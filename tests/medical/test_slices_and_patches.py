@@ -90,7 +90,7 @@ def test_a_model_of_pictures_sees_all_slices_on_one_scale():
 def test_slices_of_a_scan_whose_picture_may_hold_a_name_are_not_shown():
     tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalize=(0, 1000)))
     for said, shown in ((False, True), (True, False), (None, False)):
-        made = explain_slices(tool, replace(bright_at((4, 8, 16)), burned_in=said), 1)
+        made = explain_slices(tool, replace(bright_at((4, 8, 16)), has_burned_in_text=said), 1)
         assert (made.volume.image is not None) is shown
         assert (made.volume.model_input_image is not None) is shown
         assert any("not shown" in note for note in made.volume.notes) is not shown

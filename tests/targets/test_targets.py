@@ -9,22 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import (
+from camscope import Preprocess
+from camscope.errors import TargetError
+from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
+from camscope.model_card import ModelCard, attach_card
+from camscope.targets import (
     Box,
     Class,
     Classes,
     Difference,
     LogProbability,
     OutputPart,
-    Preprocess,
     Region,
+    Score,
     Similarity,
     TextSimilarity,
 )
-from camscope.errors import TargetError
-from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
-from camscope.model_card import ModelCard, attach_card
-from camscope.targets import Score
 from tests.nets import Plain, plain, truth
 
 pytestmark = [
@@ -37,7 +37,7 @@ NAMES = ("cat", "dog", "fox")
 def read(target, output, n_samples=1, size=(8, 8), **facts):
     """The score of an output, and its words for the first sample."""
     score = Score(nn.Identity(), target, input_size=size, **facts)
-    return score.read_score(output, samples), score.describe(0)
+    return score.read_score(output, n_samples), score.describe(0)
 
 
 class Dense(Plain):
@@ -310,8 +310,8 @@ def test_a_part_of_the_output_by_key_index_and_attribute():
 @pytest.mark.parametrize("kind", [Class, LogProbability, Region, lambda of: Box(0, 0, 4, 4, of)])
 def test_a_class_inside_a_question_is_what_it_is_as_a_target(kind):
     for one in (np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)):
-        assert type(kind(one).of) is int
-        assert kind(one).of == 1
+        assert type(kind(one).label) is int
+        assert kind(one).label == 1
     for wrong, saying in (
         (1.5, "target 1.5 is a float"),
         (True, "target True is a bool"),
@@ -389,7 +389,7 @@ def test_numbers_of_any_library_are_numbers():
 
 def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
     output = torch.tensor([[1.0, 5.0, 3.0]])
-    for wrong, saying in ((LogProbability("cat"), "categories are not known"), (LogProbability(3), "out of range")):
+    for wrong, saying in ((LogProbability("cat"), "class names are not known"), (LogProbability(3), "out of range")):
         with pytest.raises(TargetError, match=saying):
             wrong(output)
     with pytest.raises(TargetError, match="settled by a first pass"):

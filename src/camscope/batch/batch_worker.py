@@ -236,7 +236,7 @@ class BatchWorker:
                 self._image_columns(image),
                 error,
                 self._target_text(image, target_index),
-                explainer.title,
+                explainer.full_name,
                 transient=is_transient,
             )
             for target_index in range(len(self.targets_for(image)))

@@ -51,7 +51,9 @@ def _build_method_settings(worker: BatchWorker) -> dict[str, dict[str, Any]]:
     """Return the settings of each method. A key is the name of the method and a digest of its settings."""
     redact = redact_parameters if worker.manifest.is_pseudonymized else dict
     return {
-        f"{explainer.title} {hash_parameters(explainer.parameters)}": to_json_parameters(redact(explainer.parameters))
+        f"{explainer.full_name} {hash_parameters(explainer.parameters)}": to_json_parameters(
+            redact(explainer.parameters)
+        )
         for explainer in worker.explainers
     }
 

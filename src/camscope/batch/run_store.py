@@ -18,7 +18,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.data_readers import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
-from camscope.errors import OutputError, RunError
+from camscope.errors import OutputError, Remedy, RunError
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
@@ -174,7 +174,11 @@ class RunStore:
         differences = diff_run_configs(existing, run_info)
         if differences:
             details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences.items())
-            raise OutputError(f"{self.folder} holds another run ({details}); pass overwrite, or another folder")
+            raise OutputError(
+                f"{self.folder} holds another run ({details})",
+                fix="pass overwrite, or another folder",
+                remedy=Remedy.ALLOW_OVERWRITE,
+            )
         return existing
 
     def discard_empty_run(self) -> None:

@@ -22,7 +22,7 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
-PASS_EXPLAINERS_HINT = "in Python, pass measure(…, tools=[…]) the explainers that the run was made with"
+PASS_EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainers that the run was made with"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunReplay:
         for words in made["targets"]:
             if words is not None and not _is_class_target(words, run.run_info["class_names"]):
                 raise InputError(
-                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics has Trial for Python"
+                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics.PerturbationTest takes such maps in Python"
                 )
         run.require_images()
         reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
@@ -101,7 +101,7 @@ class RunReplay:
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
         """By `format_method_key`: those of the run, made again from its facts, or `explainers`; InputError for what cannot be made again."""
-        known = {f"{tool.title} {hash_parameters(tool.parameters)}": tool for tool in explainers}
+        known = {f"{tool.full_name} {hash_parameters(tool.parameters)}": tool for tool in explainers}
         for tool in explainers:
             if unwrap(tool.model) is not unwrap(self.model):
                 raise InputError(f"{tool!r} is of another model than the one given")
@@ -134,7 +134,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `score_function.json` names them."""
+    """A row's method and its settings, as `run.json` names them."""
     return f"{row['method']} {row['parameters']}"
 
 

@@ -228,7 +228,7 @@ class FullGrad(BaseFullGrad):
     that limit (the authors' code leaves the latter out, and refuses such a model).
     """
 
-    name, paper = "fullgrad", "arXiv:1905.00780"
+    name, title, paper = "fullgrad", "FullGrad", "arXiv:1905.00780"
     includes_clipping: ClassVar[bool] = True
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
@@ -258,7 +258,7 @@ class SimpleFullGrad(BaseFullGrad):
     From the paper's code, not its text; nothing adds up. The layers are FullGrad's: those with a bias.
     """
 
-    name, paper = "simplefullgrad", "arXiv:1905.00780"
+    name, title, paper = "simplefullgrad", "Simple FullGrad", "arXiv:1905.00780"
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """(N,K,*s): ∂f/∂z"""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, Remedy
 from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.plurals import plural
 
@@ -20,6 +20,7 @@ CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "toke
 Grid = tuple[int, ...]
 MAX_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
 MAX_HALVINGS = 5  # of a grid, by merged tokens
+LAYOUT_FIX = "pass layout=Layout('tokens', grid, prefix), or reshape="
 CHANNELS_FIRST_MODULES = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -72,8 +73,9 @@ class LayoutHints:
         if len(starts) > 1:
             raise LayerError(
                 f"{plural(n_tokens, 'token was', 'tokens were')} joined of several pieces of {n_cells}, which start at "
-                f"{' and '.join(map(str, starts))}: either may be the image; "
-                f"pass layout=Layout('tokens', grid, prefix), or reshape="
+                f"{' and '.join(map(str, starts))}: either may be the image",
+                fix=LAYOUT_FIX,
+                remedy=Remedy.SET_LAYOUT,
             )
         return starts[0] if starts else None
 
@@ -154,7 +156,9 @@ def _infer_layout_kind(
             return CHANNELS_LAST
         raise LayerError(
             f"output {shape} for an input of {size} has its channels last, and the axes before them are no grid of the input's "
-            f"proportions (windows, or patches in another order?); choose another layer, or pass reshape="
+            f"proportions (windows, or patches in another order?)",
+            fix="choose another layer, or pass reshape=",
+            remedy=Remedy.SET_LAYER,
         )
     if _is_channels_last(module) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
         return CHANNELS_LAST
@@ -176,8 +180,9 @@ def _infer_layout_kind(
     ):  # convolutions made the grid, and nothing moved their channels
         return CHANNELS_FIRST
     raise LayerError(
-        f"output {shape} for an input of {size} may be channels first or channels last; pass layout={CHANNELS_FIRST!r} "
-        f"or layout={CHANNELS_LAST!r}"
+        f"output {shape} for an input of {size} may be channels first or channels last",
+        fix=f"pass layout={CHANNELS_FIRST!r} or layout={CHANNELS_LAST!r}",
+        remedy=Remedy.SET_LAYOUT,
     )
 
 
@@ -236,8 +241,9 @@ def _infer_token_layout(
         math.prod(grid) == shape[2] for grid in (*_list_patch_grids(size), *grids)
     ):
         raise LayerError(
-            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
-            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)",
+            fix=LAYOUT_FIX,
+            remedy=Remedy.SET_LAYOUT,
         )
     if grids or framed:
         own, *merged = (
@@ -257,8 +263,9 @@ def _infer_token_layout(
     if len(choice) != 1:
         known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
         raise LayerError(
-            f"output {shape} as tokens of an input of {size}: grids that fit: {known}; "
-            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+            f"output {shape} as tokens of an input of {size}: grids that fit: {known}",
+            fix=LAYOUT_FIX,
+            remedy=Remedy.SET_LAYOUT,
         )
     cells = math.prod(choice[0])
     before = hints.count_tokens_before(shape[1], cells)
@@ -271,22 +278,28 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     Raises LayerError where they do not say it, or where the image's tokens are not one run, row by row, on one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
-    remedy = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
+    fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in hints.image_token_positions:
         raise LayerError(
             f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
             f"{plural(tokens, 'token')} "
-            f"were seen that say where the image is; pass input_ids to the model, or {remedy}"
+            f"were seen that say where the image is",
+            fix=f"pass input_ids to the model, or {fix}",
+            remedy=Remedy.SET_LAYOUT,
         )
     positions = hints.image_token_positions[tokens]
     if positions is None:
         raise LayerError(
-            f"the samples of the batch hold their image tokens at different places; explain one at a time, or {remedy}"
+            "the samples of the batch hold their image tokens at different places",
+            fix=f"explain one at a time, or {fix}",
+            remedy=Remedy.SET_LAYOUT,
         )
     count = len(positions)
     if not count or positions[-1] - positions[0] + 1 != count:
         raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them; {remedy}"
+            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them",
+            fix=fix,
+            remedy=Remedy.SET_LAYOUT,
         )
     levels = (
         [set(_list_patch_grids(size))]
@@ -297,7 +310,9 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     if len(found) != 1:
         known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
         raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}; grids of so many cells: {known}; {remedy}"
+            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {known}",
+            fix=fix,
+            remedy=Remedy.SET_LAYOUT,
         )
     return Layout(TOKENS, found[0], positions[0])
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import Hooks, autocast_uncached, evaluation_mode, find_layer, thread_local_hook, unwrap
 from camscope.hooks.mute_hooks import hooks_muted
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
@@ -591,6 +591,7 @@ def _iter_candidate_starts(length: int, count: int, prefix: int) -> Iterator[int
 def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
     """The error for a layout that is contradicted."""
     return LayerError(
-        f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show; "
-        f"choose another layer, or pass layout= or reshape= if you know where the image is"
+        f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
+        fix="choose another layer, or pass layout= or reshape= if you know where the image is",
+        remedy=Remedy.SET_LAYOUT,
     )

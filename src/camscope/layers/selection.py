@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import Hooks, find_layer, thread_local_hook, unwrap
 from camscope.hooks.image_tokens import (
     find_query_counts,
@@ -134,7 +134,11 @@ def infer_layer_layout(
         else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), found, x.shape, hints)
     )
     if reason:
-        raise LayerError(f"{reason}; choose another layer, or pass layout= if you know that it lies on a grid")
+        raise LayerError(
+            reason,
+            fix="choose another layer, or pass layout= if you know that it lies on a grid",
+            remedy=Remedy.SET_LAYOUT,
+        )
     merged = _token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
@@ -338,11 +342,15 @@ def choose_layer(
     if not reached:
         raise LayerError(
             f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
-            f"gradients off; name a layer, or a method without gradients"
+            f"gradients off",
+            fix="name a layer, or a method without gradients",
+            remedy=Remedy.SET_LAYER,
         )
     where = "in" if dense else "at the patch tokens of"
     raise LayerError(
-        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?); name a layer"
+        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?)",
+        fix="name a layer",
+        remedy=Remedy.SET_LAYER,
     )
 
 

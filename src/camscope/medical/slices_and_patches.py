@@ -110,7 +110,7 @@ def _explain_slice_batches(
     explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
     made: list[Explanation] = []
-    with track_steps(f"{explainer.title}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
+    with track_steps(f"{explainer.full_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
         for start in range(0, len(slices), batch_size):
             some = slices[start : start + batch_size]
             made += explainer.explain_batch(some, target)
@@ -187,7 +187,7 @@ def explain_patches(
     whole = tuple(item.x.shape[1:])
     total, count, best, fine = np.zeros(whole), np.zeros(whole), None, 0
     starts = list(_compute_patch_starts(whole, size, overlap))
-    with track_steps(f"{explainer.title}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
+    with track_steps(f"{explainer.full_name}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
         for start in starts:
             one = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))

@@ -81,7 +81,7 @@ def run_randomization_test(
                 values[name][s, k] = compared.compare_with_trained(name, maps)
     null = {name: compared.compare_different_images(name) for name in similarities}
     return RandomizationResult(
-        explainer.title,
+        explainer.full_name,
         order,
         tuple(one.name for one in steps),
         tuple(seeds),
@@ -121,7 +121,7 @@ def random_logit(
         own = probe.score.class_index(0)
         if own is None or probe.n_classes is None or probe.n_classes < 2:
             raise TargetError(
-                "the question is not one of several classes: pass other=, the question to compare it with"
+                "the question is not one of several classes: pass other_target=, the question to compare it with"
             )
         step = int(
             torch.randint(

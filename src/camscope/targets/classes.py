@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from camscope.errors import TargetError
+from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 
 
@@ -40,7 +40,9 @@ class Class:
     label: int | str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", None if self.label is None else parse_class_label(self.label, "of", "Class"))
+        object.__setattr__(
+            self, "label", None if self.label is None else parse_class_label(self.label, "label", "Class")
+        )
 
 
 ClassLike = int | str | Difference | Class | None
@@ -109,12 +111,15 @@ def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[
 def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | None) -> int:
     if not class_names:
         raise TargetError(
-            f"class {name!r} by name: the model's class names are not known; pass class_names= or an index"
+            f"class {name!r} by name: the model's class names are not known",
+            fix="pass class_names= or an index",
+            remedy=Remedy.SET_CLASS_NAMES,
         )
     if len(class_names) != n_classes:
         raise TargetError(
-            f"class {name!r} by name: {plural(len(class_names), 'category')} for a model with {plural(n_classes, 'class')}; "
-            f"pass the index, or the right class_names="
+            f"class {name!r} by name: {plural(len(class_names), 'class name')} for a model with {plural(n_classes, 'class')}",
+            fix="pass the index, or the right class_names=",
+            remedy=Remedy.SET_CLASS_NAMES,
         )
     folded = name.casefold()
     exact = [i for i, category in enumerate(class_names) if category.casefold() == folded]
@@ -123,6 +128,6 @@ def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | 
         return found[0]
     if found:
         choice = ", ".join(f"{i} {class_names[i]!r}" for i in found)
-        raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
+        raise TargetError(f"class {name!r} is ambiguous: {choice}", fix="pass the index", remedy=Remedy.SET_CLASS_INDEX)
     near = difflib.get_close_matches(name, class_names, n=3, cutoff=0.0)
     raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")

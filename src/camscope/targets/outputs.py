@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.errors import TargetError, warn_caller
+from camscope.errors import Remedy, TargetError, warn_caller
 from camscope.plurals import plural
 from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
 
@@ -24,8 +24,10 @@ def class_scores(output: object) -> Tensor:
     found = output if isinstance(output, Tensor) else _find_logits(output)
     if (kind := describe_unsupported_tensor(found)) is not None:
         raise TargetError(
-            f"the model's output is {kind}; pass target= a callable output -> (N,) that makes an ordinary tensor of it, such "
-            f"as lambda output: output.to_dense()[:, 3]"
+            f"the model's output is {kind}",
+            fix="pass target= a callable output -> (N,) that converts it to an ordinary tensor, such as lambda output: "
+            "output.to_dense()[:, 3]",
+            remedy=Remedy.SET_TARGET,
         )
     if not found.is_floating_point():
         raise TargetError(
@@ -35,8 +37,10 @@ def class_scores(output: object) -> Tensor:
         return found.reshape(-1, 1)
     if found.ndim > 2 and any(extent > 1 for extent in found.shape[2:]):
         raise TargetError(
-            f"the output {tuple(found.shape)} has a class score at every place; pass target=Region(3, mask=mask), or one "
-            f"that reduces it, e.g. target=lambda output: output[:, 3].flatten(1).mean(1)"
+            f"the output {tuple(found.shape)} has a class score at every place",
+            fix="pass target=Region(3, mask=mask), or one that reduces it, e.g. target=lambda output: "
+            "output[:, 3].flatten(1).mean(1)",
+            remedy=Remedy.SET_TARGET,
         )
     return found.flatten(1)
 
@@ -49,8 +53,10 @@ def _find_logits(output: object) -> Tensor:
     embedding = next((path[-1] for path, _ in found if path and path[-1] in HF_EMBEDDING_FIELDS), None)
     if embedding is not None:
         raise TargetError(
-            f"the model's {type(output).__name__} has an embedding, {embedding!r}, and no class scores; pass a target that "
-            f"makes a number of it, e.g. target=lambda output: output[{embedding!r}] @ direction"
+            f"the model's {type(output).__name__} has an embedding, {embedding!r}, and no class scores",
+            fix="pass a target that computes one number per sample, e.g. "
+            f"target=lambda output: output[{embedding!r}] @ direction",
+            remedy=Remedy.SET_TARGET,
         )
     if len(flat) == 1:
         return flat[0]
@@ -58,7 +64,9 @@ def _find_logits(output: object) -> Tensor:
         return found[0][1]
     listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in found) or "no float tensor"
     raise TargetError(
-        f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
+        f"which number of a {type(output).__name__} is explained? it holds {listing}",
+        fix="pass target= a callable output -> (N,)",
+        remedy=Remedy.SET_TARGET,
     )
 
 

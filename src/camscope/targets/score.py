@@ -253,7 +253,7 @@ class Score:
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
         """The scores of several calls of one sample each as those of one call."""
         first = copy.copy(scores[0])
-        for name in ("values", "logits", "classes", "_pairs"):
+        for name in ("values", "logits", "classes", "_class_pairs"):
             parts = [getattr(one, name) for one in scores]
             setattr(first, name, torch.cat(parts) if all(part is not None for part in parts) else None)
         if callable(first.target):

@@ -115,7 +115,7 @@ def test_what_adds_up_is_named_where_the_map_does_not(channels):
     model, x = CASES["pooled"].make(dtype=torch.float64)
     one = IntegratedGradients(model, n_steps=4, channel_reduction=channels).explain(x[0], 1)
     (note,) = one.notes
-    assert note.startswith(f"completeness: the values, before channels='{channels}', add up to ")
+    assert note.startswith(f"completeness: the values, before channel_reduction='{channels}', add up to ")
     said = float(note.split("add up to ")[1].split(",")[0])
     signed = IntegratedGradients(model, n_steps=4).explain(x[0], 1)
     assert signed.notes[0].startswith("completeness: the pixels' values add up to ")
@@ -167,7 +167,9 @@ def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
 @pytest.mark.parametrize("method", PATHS)
 def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method):
     weight, x = drawn(3, 12, 12), drawn(2, 3, 12, 12, seed=1)
-    found = explainer(method, linear(weight), None, channels="sum", **{"sigma": 0} if method == "gradientshap" else {})
+    found = explainer(
+        method, linear(weight), None, channel_reduction="sum", **{"sigma": 0} if method == "gradientshap" else {}
+    )
     start = {
         "integratedgradients": 0 * x,
         "guidedig": 0 * x,

@@ -14,8 +14,8 @@ from camscope.images.scans.scan_preprocess import ScanPreprocess, get_axis_codes
 WORLD = np.array([[0.7, 0, 0, 3], [0, 0.7, 0, -7], [0, 0, 5, 11], [0, 0, 0, 1.0]])
 
 
-def volume(shape=(12, 17, 9), world=WORLD, **fields):
-    return Scan(np.random.default_rng(0).random(shape).astype(np.float32), "scan-0", world, **fields)
+def volume(shape=(12, 17, 9), affine=WORLD, **fields):
+    return Scan(np.random.default_rng(0).random(shape).astype(np.float32), "scan-0", affine, **fields)
 
 
 def turns(scan):
@@ -28,7 +28,7 @@ def turns(scan):
             for new, (axis, flip) in enumerate(zip(axes, flips, strict=True)):
                 there[axis, new] = flip
                 there[axis, 3] = 0 if flip > 0 else scan.values.shape[axis] - 1
-            yield Scan(np.ascontiguousarray(values), "scan-0", scan.world @ there)
+            yield Scan(np.ascontiguousarray(values), "scan-0", scan.affine @ there)
 
 
 def test_48_orientations_enter_the_model_as_the_same_and_come_back_to_the_same_place():
@@ -106,7 +106,7 @@ def test_colour_is_from_0_to_1_and_grey_by_luminance():
 
 def test_nan_is_refused_unless_something_takes_its_place():
     scan = Scan(np.array([[np.nan, 2.0]], np.float32), "s")
-    with pytest.raises(ImageError, match="finite=0"):
+    with pytest.raises(ImageError, match="non_finite_fill=0"):
         ScanPreprocess()(scan)
     assert ScanPreprocess(non_finite_fill=0)(scan)[0].tolist() == [[[0, 2]]]
 
@@ -127,14 +127,14 @@ def test_arrays_are_refused_with_what_to_do():
             read_scan(source)
     with pytest.raises(ImageError, match="Scan\\(values, name\\)"):
         GradCAM(net, "0", preprocess=ScanPreprocess()).explain(np.zeros((4, 5, 6), np.float32), 1)
-    with pytest.raises(PreprocessError, match="volume scan-0: pass preprocess=ScanPreprocess"):
+    with pytest.raises(PreprocessError, match="volume scan-0; pass preprocess=ScanPreprocess"):
         GradCAM(net, "0").explain(volume(), 1)
 
 
 def test_settings_that_mean_nothing_are_refused():
     wrong = [
         {"resize": 0}, {"crop": (3, -1)}, {"spacing": -1.0}, {"channels": 0}, {"channels": True}, {"interpolation": "cubic"},
-        {"normalise": "minmax"}, {"window": (40,)},
+        {"normalize": "minmax"}, {"window": (40,)},
     ]  # fmt: skip
     for keywords in wrong:
         with pytest.raises(PreprocessError):

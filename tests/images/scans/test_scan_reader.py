@@ -164,7 +164,7 @@ def edges(start, stop, *, size, resized, crop=None, flipped=False):
 
 def check(one, where, pixel):
     """The map on the image is the box: its centre within half a pixel of the model, IoU at half its height 0.9 and more."""
-    values, covered = one.heatmap("image", scale=None), one.covered()
+    values, covered = one.heatmap("image", scale=None), one.coverage_mask()
     centres = np.stack(np.meshgrid(*(np.arange(n) + 0.5 for n in values.shape), indexing="ij"), -1)
     inside = np.all([(centres[..., i] > low) & (centres[..., i] < high) for i, (low, high) in enumerate(where)], 0)
     centroid = (centres * values[..., None]).reshape(-1, values.ndim).sum(0) / values.sum()
@@ -206,7 +206,7 @@ def replace_values(scan, tool):
         return scan
     values = np.ones_like(scan.values)
     values[0, 0, 0] = 0  # "range" needs one
-    return Scan(values, scan.name, scan.world)
+    return Scan(values, scan.name, scan.affine)
 
 
 @pytest.mark.parametrize("size", [(90, 45), (45, 90), (64, 64)])
@@ -306,7 +306,7 @@ def pictures_of(place, allowed):
     """What `explain_images`, a run's overlays and its page show of a scan: the pixels of each."""
     words = ["--allow-pixels"] if allowed else []
     scan, net = place / "a.dcm", f"{place.parent / 'model.py'}:sums"
-    asked = [scan, "-m", net, "--method", "saliency", "--target", 0, *words]
+    asked = [scan, "-m", net, "--methods", "saliency", "--target", 0, *words]
     for command in (
         ["explain", *asked, "-o", place / "why.png"],
         ["batch", *asked, "--overlays", "png", "-o", place / "out"],

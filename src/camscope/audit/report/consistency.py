@@ -33,10 +33,12 @@ class ReportTextParser(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """An element begins."""
-        own = dict(attrs)
-        self.labels += [text for name in TEXT_ATTRIBUTES if (text := own.get(name)) and DIGIT_PATTERN.search(text)]
+        attributes = dict(attrs)
+        self.labels += [
+            text for name in TEXT_ATTRIBUTES if (text := attributes.get(name)) and DIGIT_PATTERN.search(text)
+        ]
         if tag not in VOID_TAGS:
-            self._open_tags.append((tag, own))
+            self._open_tags.append((tag, attributes))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """An element that holds nothing."""
@@ -49,14 +51,16 @@ class ReportTextParser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """A text."""
-        if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, own) for name, own in self._open_tags):
+        if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, attributes) for name, attributes in self._open_tags):
             return
-        inner = next((own for _, own in reversed(self._open_tags) if "data-value" in own), None)
-        tag, own = self._open_tags[-1] if self._open_tags else ("", {})
+        tspan_attributes = next(
+            (attributes for _, attributes in reversed(self._open_tags) if "data-value" in attributes), None
+        )
+        tag, attributes = self._open_tags[-1] if self._open_tags else ("", {})
         if tag == "data":
-            self.numbers.append((own.get("value") or "", data, own.get("data-counts")))
-        elif inner is not None:
-            self.numbers.append((inner["data-value"] or "", data, None))
+            self.numbers.append((attributes.get("value") or "", data, attributes.get("data-counts")))
+        elif tspan_attributes is not None:
+            self.numbers.append((tspan_attributes["data-value"] or "", data, None))
         elif tag == "text":
             self.labels.append(data)
         else:
@@ -79,24 +83,24 @@ def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
 
     `files`: what was in `summary.json` first, then in `provenance.json`, and of the gallery.
     """
-    numbers = {float(one) for file in files for one in _iter_leaves(file) if isinstance(one, int | float)}
-    words = {sanitize_text(one) for file in files for one in _iter_leaves(file) if isinstance(one, str)}
-    said = ReportTextParser(html)
-    wrong = []
-    for value, text, counts in said.numbers:
-        known = _recount_items(files, counts) if counts else numbers
-        if float(value) not in known or not _is_rounding_of(float(value), text):
-            wrong.append(f"the number {text} ({value})")
-    wrong += [f"the text {one.strip()!r}" for one in said.texts if not _is_text_supported(one, words)]
-    return wrong + [f"the label {one!r}" for one in said.labels if not _is_label_supported(one, words)]
+    numbers = {float(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, int | float)}
+    texts = {sanitize_text(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, str)}
+    parser = ReportTextParser(html)
+    problems = []
+    for value, text, counts in parser.numbers:
+        allowed = _recount_items(files, counts) if counts else numbers
+        if float(value) not in allowed or not _is_rounding_of(float(value), text):
+            problems.append(f"the number {text} ({value})")
+    problems += [f"the text {leaf.strip()!r}" for leaf in parser.texts if not _is_text_supported(leaf, texts)]
+    return problems + [f"the label {leaf!r}" for leaf in parser.labels if not _is_label_supported(leaf, texts)]
 
 
 def _is_label_supported(label: str, source_texts: Iterable[str]) -> bool:
     """Whether every word of it with a digit stands in some text of the files."""
     parts = [
-        one.strip(",.:;…")
-        for one in _remove_phrases(sanitize_text(label), ALLOWED_PHRASES).split()
-        if DIGIT_PATTERN.search(one)
+        word.strip(",.:;…")
+        for word in _remove_phrases(sanitize_text(label), ALLOWED_PHRASES).split()
+        if DIGIT_PATTERN.search(word)
     ]
     return all(any(part in text for text in source_texts) for part in parts)
 
@@ -113,19 +117,19 @@ def _remove_phrases(text: str, phrases: Iterable[str]) -> str:
 
 
 def _recount_items(files: tuple[Mapping[str, Any], ...], count_query: str) -> set[float]:
-    path, known = json.loads(count_query)
-    return {float(count_items(file, path, known)) for file in files if path.split(".")[0] in file}
+    path, field_values = json.loads(count_query)
+    return {float(count_items(file, path, field_values)) for file in files if path.split(".")[0] in file}
 
 
 def _is_rounding_of(value: float, text: str) -> bool:
     """Whether a text is the value, rounded."""
-    plain = text.strip().replace(",", "").replace("−", "-")
-    if plain.startswith("<"):
-        return bool(value < float(plain[1:]))
-    if "e" in plain:
-        return math.isclose(float(plain), value, rel_tol=0.06)
-    decimals = len(plain.partition(".")[2])
-    return bool(abs(float(plain) - value) <= 0.5 * 10**-decimals * (1 + 1e-9))
+    number_text = text.strip().replace(",", "").replace("−", "-")
+    if number_text.startswith("<"):
+        return bool(value < float(number_text[1:]))
+    if "e" in number_text:
+        return math.isclose(float(number_text), value, rel_tol=0.06)
+    decimals = len(number_text.partition(".")[2])
+    return bool(abs(float(number_text) - value) <= 0.5 * 10**-decimals * (1 + 1e-9))
 
 
 def _iter_leaves(node: Any) -> Iterator[Any]:

@@ -22,14 +22,14 @@ GALLERY_KINDS: Mapping[str, GalleryKind] = {
         "Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."
     ),
     "missed": GalleryKind("Missed", "Images with the finding whose probability is below a half, the lowest first."),
-    "alarms": GalleryKind(
+    "false_alarms": GalleryKind(
         "False alarms", "Images without the finding whose probability is above a half, the highest first."
     ),
     "borderline": GalleryKind("On the border", "Images whose probability is nearest to a half."),
-    "clearest": GalleryKind(
+    "most_confident": GalleryKind(
         "Clearest", "Images with the finding whose probability is above a half, the highest first, to compare."
     ),
-    "reading": GalleryKind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
+    "review": GalleryKind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
     "prototypes": GalleryKind("Prototypes", "The most typical images of each group of maps."),
 }
 
@@ -110,18 +110,24 @@ class Gallery:
         """What `data` said: with the digest of each picture in its place, as `replace_images_with_digests` leaves them on a page."""
         return cls(
             tuple(
-                GallerySection(one["kind"], one["finding"], tuple(_image_from_dict(shot) for shot in one["shots"]))
-                for one in data["shelves"]
+                GallerySection(
+                    section["kind"], section["finding"], tuple(_image_from_dict(image) for image in section["images"])
+                )
+                for section in data["sections"]
             )
         )
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
+        """What is said of the pictures, and of each its digest, for `gallery.json`."""
         return {
-            "shelves": [
-                {"kind": shelf.kind, "finding": shelf.finding, "shots": [_image_to_dict(one) for one in shelf.images]}
-                for shelf in self.sections
+            "sections": [
+                {
+                    "kind": section.kind,
+                    "finding": section.finding,
+                    "images": [_image_to_dict(image) for image in section.images],
+                }
+                for section in self.sections
             ]
         }
 
@@ -131,26 +137,26 @@ def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
         "id": image.id,
         "finding": image.finding,
         "truth": image.truth,
-        "odds": image.log_odds,
-        "why": image.reason,
+        "log_odds": image.log_odds,
+        "reason": image.reason,
         "cluster": image.cluster,
-        "grouped_by": image.prototype_method,
-        "missing": image.missing_reason,
-        "photo": _digest_data_uri(image.image_data_uri),
-        "maps": [{**vars(each), "picture": _digest_data_uri(each.data_uri)} for each in image.maps],
+        "prototype_method": image.prototype_method,
+        "missing_reason": image.missing_reason,
+        "image_data_uri": _digest_data_uri(image.image_data_uri),
+        "maps": [{**vars(map_), "data_uri": _digest_data_uri(map_.data_uri)} for map_ in image.maps],
     }
 
 
 def _image_from_dict(data: Mapping[str, Any]) -> GalleryImage:
     return GalleryImage(
-        maps=tuple(GalleryMap(**one) for one in data["maps"]),
+        maps=tuple(GalleryMap(**map_data) for map_data in data["maps"]),
         **{name: value for name, value in data.items() if name != "maps"},
     )
 
 
 def replace_images_with_digests(html: str) -> str:
     """A page with the digest of each picture in its place."""
-    return DATA_URI_PATTERN.sub(lambda found: _digest_data_uri(found[0]) or "", html)
+    return DATA_URI_PATTERN.sub(lambda match: _digest_data_uri(match[0]) or "", html)
 
 
 def _digest_data_uri(data_uri: str | None) -> str | None:

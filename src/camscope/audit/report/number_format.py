@@ -37,8 +37,8 @@ def format_estimate(estimate: EstimateSummary) -> "Markup":
     value = format_number(estimate.value, choose_decimals(estimate))
     if estimate.low is None or estimate.high is None:
         return value
-    if words := ci_width_note(estimate):
-        return Markup('{} <span class="interval">[{}]</span>').format(value, words)
+    if width_note := ci_width_note(estimate):
+        return Markup('{} <span class="interval">[{}]</span>').format(value, width_note)
     low, high = (format_number(end, choose_decimals(estimate)) for end in (estimate.low, estimate.high))
     return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
 
@@ -79,11 +79,15 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
     Without an interval that can be seen as many as the value has, of three digits; but two at least.
     """
     value = estimate.value or 0.0
-    two = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
+    decimals_for_two_digits = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
     if estimate.low is None or estimate.high is None or ci_width_note(estimate):
-        return None if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1 else min(two, MAX_DECIMALS)
-    width = 1 - math.floor(math.log10(estimate.high - estimate.low))
-    return max(0, min(MAX_DECIMALS, max(width, min(two, 2))))
+        return (
+            None
+            if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1
+            else min(decimals_for_two_digits, MAX_DECIMALS)
+        )
+    decimals_for_width = 1 - math.floor(math.log10(estimate.high - estimate.low))
+    return max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:
@@ -106,21 +110,21 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
-    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="against")`.
+    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="contradicts")`.
 
     Of several that a field may have, a list of them.
     """
     from markupsafe import Markup
 
-    asked = json.dumps([path, field_values], sort_keys=True)
-    found = count_items(data, path, field_values)
-    return Markup('<data value="{}" data-counts="{}">{}</data>').format(found, asked, number_to_text(found))
+    query = json.dumps([path, field_values], sort_keys=True)
+    count = count_items(data, path, field_values)
+    return Markup('<data value="{}" data-counts="{}">{}</data>').format(count, query, number_to_text(count))
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
     """The items of the list at a path as `warn_if_other_model.levels` whose fields are these."""
-    found: Any = data
+    items: Any = data
     for name in path.split("."):
-        found = found[name]
+        items = items[name]
     options = {name: [value] if isinstance(value, str) else value for name, value in field_values.items()}
-    return sum(not options or all(one[name] in some for name, some in options.items()) for one in found)
+    return sum(not options or all(item[name] in allowed for name, allowed in options.items()) for item in items)

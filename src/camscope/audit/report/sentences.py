@@ -33,7 +33,7 @@ class ExternalText:
 
 @dataclass(frozen=True)
 class ItemCount:
-    """How many items of a list of the summary have these fields: `("verdicts", {"word": "not testable"})`."""
+    """How many items of a list of the summary have these fields: `("verdicts", {"conclusion": "not testable"})`."""
 
     path: str
     field_values: Mapping[str, str | list[str]]
@@ -46,30 +46,32 @@ Sentence = tuple[SentencePart, ...]
 
 def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Sentence:
     """What it means that no verdict speaks against `topic_name`, by how many of its questions could be tested at all."""
-    asked = _count_verdicts(summary, question=list(questions))
-    tested = _count_verdicts(summary, question=list(questions), word=TESTED_CONCLUSIONS)
-    if not asked.value:
+    n_questions = _count_verdicts(summary, question=list(questions))
+    n_tested = _count_verdicts(summary, question=list(questions), conclusion=TESTED_CONCLUSIONS)
+    if not n_questions.value:
         return (f"No question about {topic_name} was asked. This says nothing for {topic_name}.",)
-    if not tested.value:
-        if asked.value == 1:
+    if not n_tested.value:
+        if n_questions.value == 1:
             return (f"The only question about {topic_name} could not be tested. This says nothing for {topic_name}.",)
         return (
             "None of the ",
-            asked,
+            n_questions,
             f" questions about {topic_name} could be tested. This says nothing for {topic_name}.",
         )
     return (
         f"Nothing that could be tested speaks against {topic_name}: ",
-        tested,
+        n_tested,
         " of ",
-        asked,
-        f" {inflect(asked.value, 'question')} could be tested. This is not proof of soundness.",
+        n_questions,
+        f" {inflect(n_questions.value, 'question')} could be tested. This is not proof of soundness.",
     )
 
 
 def _count_verdicts(summary: Summary, **field_values: str | list[str]) -> ItemCount:
-    known = {"verdicts": [{"question": one.question, "word": one.conclusion} for one in summary.verdicts]}
-    return ItemCount("verdicts", field_values, count_items(known, "verdicts", field_values))
+    data = {
+        "verdicts": [{"question": verdict.question, "conclusion": verdict.conclusion} for verdict in summary.verdicts]
+    }
+    return ItemCount("verdicts", field_values, count_items(data, "verdicts", field_values))
 
 
 def describe_patient_grouping(check: DataCheckResult) -> Sentence:
@@ -102,7 +104,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Sentence:
         )
     when = (
         "this one is the first of them, declared before the model was asked anything"
-        if provenance.get("declared_before_looking")
+        if provenance.get("declared_before_results")
         else "this one was declared after results of another one could be seen"
     )
     return ("In this folder ", count, f" different configs were declared: {when}.")
@@ -122,25 +124,25 @@ def describe_image_count(stage: MetricsResult) -> Iterator[Sentence]:
 
 
 def _count_images_by_finding(stage: MetricsResult, metric: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for line in stage.metric_summaries:
         if line.metric == metric and not line.control:
-            found[line.finding] = max(found.get(line.finding, 0), line.value.n_values)
-    return found
+            counts[line.finding] = max(counts.get(line.finding, 0), line.value.n_values)
+    return counts
 
 
 def describe_stable_predictions(stable_share: StablePredictionShare) -> Sentence:
     """Under which share of the changes of a stability the answer itself stayed the same."""
     finding, metric = ExternalText(stable_share.finding), ExternalText(stable_share.metric)
     if stable_share.share.value is None:
-        why = ExternalText(stable_share.share.reason)
+        reason = ExternalText(stable_share.share.reason)
         return (
             "It is not known how often the answer for ",
             finding,
             " held under the changes of ",
             metric,
             " (",
-            why,
+            reason,
             ").",
         )
     return (
@@ -165,15 +167,17 @@ def describe_clusters(analysis: ClusterAnalysis) -> Sentence:
             analysis.n_maps,
             f" {inflect(analysis.n_maps, 'map')}.",
         )
-    found: Sentence = (
+    beginning: Sentence = (
         ("No grouping is claimed among ",)
         if analysis.n_clusters < 2
         else (analysis.n_clusters, " groups are claimed among ")
     )
-    more = inflect(analysis.n_excluded, "more has no positive values, and is", "more have no positive values, and are")
-    left = (": ", analysis.n_excluded, f" {more} left out") if analysis.n_excluded else ()
+    excluded_text = inflect(
+        analysis.n_excluded, "more has no positive values, and is", "more have no positive values, and are"
+    )
+    excluded_part = (": ", analysis.n_excluded, f" {excluded_text} left out") if analysis.n_excluded else ()
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
-    return *found, analysis.n_maps, f" {maps} of ", analysis.n_patients, f" {patients}", *left, "."
+    return *beginning, analysis.n_maps, f" {maps} of ", analysis.n_patients, f" {patients}", *excluded_part, "."
 
 
 def describe_target(summary: Summary) -> str:
@@ -198,15 +202,21 @@ class IntervalMethod:
 
 def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
     """Every method of an interval that occurs in the summary."""
-    used: dict[str, dict[str, None]] = {}
-    for label, number in iter_estimates(summary):
-        if number.interval_method:
-            used.setdefault(number.interval_method, {})[label] = None
-    if any(one.bins for one in summary.predict.performance):
-        used.setdefault("wilson", {})["shares of a reliability diagram"] = None
-    known = _describe_interval_methods(summary.n_resamples)
-    ordered = sorted(used, key=lambda name: (list(known).index(name) if name in known else len(known), name))
-    return [IntervalMethod(*known.get(name, ((ExternalText(name),), "")), tuple(used[name])) for name in ordered]
+    labels_by_method: dict[str, dict[str, None]] = {}
+    for label, estimate in iter_estimates(summary):
+        if estimate.interval_method:
+            labels_by_method.setdefault(estimate.interval_method, {})[label] = None
+    if any(performance.bins for performance in summary.predict.performance):
+        labels_by_method.setdefault("wilson", {})["shares of a reliability diagram"] = None
+    descriptions = _describe_interval_methods(summary.n_resamples)
+    names = sorted(
+        labels_by_method,
+        key=lambda name: (list(descriptions).index(name) if name in descriptions else len(descriptions), name),
+    )
+    return [
+        IntervalMethod(*descriptions.get(name, ((ExternalText(name),), "")), tuple(labels_by_method[name]))
+        for name in names
+    ]
 
 
 def _describe_interval_methods(n_resamples: int) -> dict[str, tuple[Sentence, str]]:
@@ -269,11 +279,11 @@ def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
     """Every estimate of a part of the summary but the verdicts', which are copies, with what it is an estimate of."""
     for name in type(model).model_fields:
         value = getattr(model, name)
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, EstimateSummary):
-                yield _describe_field(model, name), one
-            elif isinstance(one, BaseModel) and not isinstance(one, Verdict):
-                yield from iter_estimates(one)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, EstimateSummary):
+                yield _describe_field(model, name), item
+            elif isinstance(item, BaseModel) and not isinstance(item, Verdict):
+                yield from iter_estimates(item)
 
 
 def _describe_field(model: BaseModel, field_name: str) -> str:
@@ -282,14 +292,17 @@ def _describe_field(model: BaseModel, field_name: str) -> str:
     if isinstance(model, FindingPerformance | SubgroupPerformance):
         return PERFORMANCE_FIELD_LABELS.get(field_name, field_name)
     return {
-        ("Line", "value"): "metrics of maps",
-        ("Line", "over"): "differences between maps and control maps",
-        ("Held", "share"): "shares of changes under which the answer held",
-        ("Similarity", "end"): "similarity of maps after randomization",
-        ("Mass", "share"): "shares of maps in regions",
-        ("Mass", "enrichment"): "enrichment of maps in regions",
-        ("Mass", "confounder_sensitivity"): "regions among the highest values of maps",
-        ("Intervention", "effect"): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
-        ("Blanked", "auroc"): "AUROC of changed images",
-        ("Leak", "auroc"): "AUROC of probes",
+        ("MetricSummary", "value"): "metrics of maps",
+        ("MetricSummary", "difference_to_control"): "differences between maps and control maps",
+        ("StablePredictionShare", "share"): "shares of changes under which the answer held",
+        ("RandomizationSimilarity", "final_similarity"): "similarity of maps after randomization",
+        ("AttributionMass", "share"): "shares of maps in regions",
+        ("AttributionMass", "enrichment"): "enrichment of maps in regions",
+        ("AttributionMass", "confounder_sensitivity"): "regions among the highest values of maps",
+        (
+            "InterventionEffect",
+            "effect",
+        ): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
+        ("MaskedAuroc", "auroc"): "AUROC of changed images",
+        ("ColumnLeakage", "auroc"): "AUROC of probes",
     }.get((type(model).__name__, field_name), field_name.replace("_", " "))

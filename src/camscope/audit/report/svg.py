@@ -13,11 +13,25 @@ if TYPE_CHECKING:
 
 # Each stands for a colour that the page's style gives it, in the light and in the dark.
 TEXT_COLOR, MUTED_COLOR, LINE_COLOR, BAND_COLOR, SUPPORTS_COLOR, CONTRADICTS_COLOR, CONTROL_COLOR, BACKGROUND_COLOR = (
-    "#000001", "#000002", "#000003", "#000004", "#000005", "#000006", "#000007", "#000008",
-)  # fmt: skip
+    "#000001",
+    "#000002",
+    "#000003",
+    "#000004",
+    "#000005",
+    "#000006",
+    "#000007",
+    "#000008",
+)
 COLOR_CLASS_NAMES: Mapping[str, str] = {
-    TEXT_COLOR: "ink", MUTED_COLOR: "dim", LINE_COLOR: "line", BAND_COLOR: "band", SUPPORTS_COLOR: "for", CONTRADICTS_COLOR: "against", CONTROL_COLOR: "pale", BACKGROUND_COLOR: "paper",
-}  # fmt: skip
+    TEXT_COLOR: "text",
+    MUTED_COLOR: "muted",
+    LINE_COLOR: "line",
+    BAND_COLOR: "band",
+    SUPPORTS_COLOR: "supports",
+    CONTRADICTS_COLOR: "contradicts",
+    CONTROL_COLOR: "control",
+    BACKGROUND_COLOR: "background",
+}
 FONT_SIZE = 11.5  # of letters
 DROPPED_STYLE_PROPERTIES = ("font-family", "font-style", "font-variant", "font-stretch", "font")
 DECIMAL_PATTERN = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
@@ -49,8 +63,8 @@ class Plot:
 
     def add_text(self, x: float, y: float, text: str, **text_style: Any) -> None:
         """Words at a pixel; nothing in them is a formula."""
-        known = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
-        self.figure.text(x / self.width, 1 - y / self.height, text, **{**known, **text_style})
+        defaults = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
+        self.figure.text(x / self.width, 1 - y / self.height, text, **{**defaults, **text_style})
 
     def add_numbers(self, x: float, y: float, text: str, values: Sequence[float], **text_style: Any) -> None:
         """Words with numbers of the summary in them, as they are written, in their order."""
@@ -85,17 +99,17 @@ def _prepare_inline_svg(svg: str, figure_id: str, aria_label: str) -> "Markup":
         for child in list(parent):
             if _strip_namespace(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-    used = {
+    referenced_ids = {
         value.lstrip("#") for one in root.iter() for key, value in one.attrib.items() if _strip_namespace(key) == "href"
     }
-    used |= {place for one in root.iter() for place in re.findall(r"url\(#([^)]+)\)", str(one.attrib))}
+    referenced_ids |= {place for one in root.iter() for place in re.findall(r"url\(#([^)]+)\)", str(one.attrib))}
     for one in root.iter():
         one.tag = _strip_namespace(one.tag)
-        one.attrib = dict(_convert_attributes(one.attrib, figure_id, used))
+        one.attrib = dict(_convert_attributes(one.attrib, figure_id, referenced_ids))
     for one in [one for one in root.iter() if "data-values" in one.attrib]:
         _split_numbers_into_tspans(one[0], one.attrib.pop("data-values").split())
-    for useless in ("width", "height", "version"):
-        root.attrib.pop(useless, None)
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
     root.attrib |= {"role": "img", "aria-label": aria_label, "class": "plot"}
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - escaped by ElementTree
 
@@ -104,18 +118,18 @@ def _split_numbers_into_tspans(text_element: Any, values: Sequence[str]) -> None
     """Each number of a text becomes an element of its own, which knows its value."""
     from xml.etree.ElementTree import SubElement
 
-    words, at, last = text_element.text or "", 0, None
+    text, position, last_tspan = text_element.text or "", 0, None
     text_element.text = ""
-    for found, value in zip(FORMATTED_NUMBER_PATTERN.finditer(words), values, strict=True):
-        between = words[at : found.start()]
-        if last is None:
-            text_element.text = between
+    for match, value in zip(FORMATTED_NUMBER_PATTERN.finditer(text), values, strict=True):
+        text_before = text[position : match.start()]
+        if last_tspan is None:
+            text_element.text = text_before
         else:
-            last.tail = between
-        last = SubElement(text_element, "tspan", {"data-value": value})
-        last.text, at = found.group(), found.end()
-    if last is not None:
-        last.tail = words[at:]
+            last_tspan.tail = text_before
+        last_tspan = SubElement(text_element, "tspan", {"data-value": value})
+        last_tspan.text, position = match.group(), match.end()
+    if last_tspan is not None:
+        last_tspan.tail = text[position:]
 
 
 def _convert_attributes(
@@ -148,8 +162,8 @@ def _convert_attributes(
 
 
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
-    for one in style.split(";"):
-        key, _, value = (part.strip() for part in one.partition(":"))
+    for declaration in style.split(";"):
+        key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font":  # an older matplotlib says all of it at once
             yield from [("font-size", size) for size in re.findall(r"([\d.]+)px", value)]
             yield from [("font-weight", "bold")] * ("bold" in value or "700" in value)

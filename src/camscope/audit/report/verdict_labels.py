@@ -13,18 +13,18 @@ from camscope.audit.core.schema import Summary, Verdict
 EFFECT_QUANTITIES: Mapping[str, str] = {
     "performance": "AUROC",
     "performance by subgroup": "difference in AUROC",
-    "evidence": "change of the log odds, in SD",
+    "ground truth": "change of the log odds, in SD",
     "shortcut": "change of the log odds, in SD",
     "shortcut by subgroup": "difference of the change, in SD",
-    "blanked organ": "AUROC that is left",
-    "localisation": "enrichment",
-    "localisation by subgroup": "difference of the share inside",
-    "where the maps lie": "enrichment",
+    "masked organ": "AUROC that is left",
+    "localization": "enrichment",
+    "localization by subgroup": "difference of the share inside",
+    "attribution mass": "enrichment",
     "faithfulness": "over the best control",
     "sanity": "similarity that is left",
     "robustness": "rank correlation",
-    "leak": "AUROC of the probe",
-    "strategies": "stability of the clusters",
+    "leakage": "AUROC of the probe",
+    "clusters": "stability of the clusters",
 }
 
 
@@ -44,7 +44,12 @@ VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
         "What it answers, and what its answers rest on.",
         "the model",
         (
-            "performance", "performance by subgroup", "evidence", "shortcut", "shortcut by subgroup", "blanked organ",
+            "performance",
+            "performance by subgroup",
+            "ground truth",
+            "shortcut",
+            "shortcut by subgroup",
+            "masked organ",
         ),
     ),
     "maps": VerdictTopic(
@@ -52,17 +57,22 @@ VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
         "Whether they show what the model does. A map that does not is no evidence, and speaks against no model.",
         "the maps",
         (
-            "localisation", "localisation by subgroup", "where the maps lie", "faithfulness", "sanity", "robustness",
-            "strategies",
+            "localization",
+            "localization by subgroup",
+            "attribution mass",
+            "faithfulness",
+            "sanity",
+            "robustness",
+            "clusters",
         ),
     ),
     "data": VerdictTopic(
         "The data",
         "What travels with the images, and could be learnt in the finding's place.",
         "the data",
-        ("leak",),
+        ("leakage",),
     ),
-}  # fmt: skip
+}
 
 CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
@@ -73,19 +83,19 @@ CONCLUSION_MEANINGS: Mapping[str, str] = {
 
 def find_topic_id(question: str) -> str:
     """Whether a question is asked of the model, of the maps or of the data; a new one, of the model."""
-    return next((name for name, one in VERDICT_TOPICS.items() if question in one.questions), "model")
+    return next((name for name, topic in VERDICT_TOPICS.items() if question in topic.questions), "model")
 
 
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "An intervention counts from this change of the log odds, in their standard deviations",
-    "auroc": "A difference in AUROC between subgroups that would matter",
-    "useful": "The AUROC that the model has to exceed",
-    "blanked": "The AUROC above which a model that has lost the organ still answers",
+    "auroc_difference": "A difference in AUROC between subgroups that would matter",
+    "useful_auroc": "The AUROC that the model has to exceed",
+    "masked_auroc": "The AUROC above which a model that has lost the organ still answers",
     "enrichment": "A region's share of the map over its share of the image, where chance is one",
-    "mass": "A difference of a map's share between subgroups that would matter",
-    "robust": "The rank correlation of maps under changes that do not matter",
-    "leak": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
-    "prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
+    "mass_difference": "A difference of a map's share between subgroups that would matter",
+    "robustness_correlation": "The rank correlation of maps under changes that do not matter",
+    "leakage_auroc": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
+    "reliance_prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
 }
 
 
@@ -98,23 +108,23 @@ def sanitize_text(text: str) -> str:
     if line.isprintable():
         return line
     return "".join(
-        letter if letter.isprintable() or letter in JOINING_CHARACTERS else "\N{REPLACEMENT CHARACTER}"
-        for letter in line
+        character if character.isprintable() or character in JOINING_CHARACTERS else "\N{REPLACEMENT CHARACTER}"
+        for character in line
     )
 
 
 VERDICT_KIND_LABELS: Mapping[str, str] = {
-    "against": "against",
-    "for": "for",
+    "contradicts": "contradicts",
+    "supports": "supports",
     "neither": "neither way",
     "untested": "not testable",
 }
 DECIDED_CONCLUSIONS = ["supported", "not supported"]
 VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
-    "against": {"speaks": "against", "word": DECIDED_CONCLUSIONS},
-    "for": {"speaks": "for", "word": DECIDED_CONCLUSIONS},
-    "neither": {"speaks": "neither", "word": DECIDED_CONCLUSIONS},
-    "untested": {"word": "not testable"},
+    "contradicts": {"direction": "contradicts", "conclusion": DECIDED_CONCLUSIONS},
+    "supports": {"direction": "supports", "conclusion": DECIDED_CONCLUSIONS},
+    "neither": {"direction": "neither", "conclusion": DECIDED_CONCLUSIONS},
+    "untested": {"conclusion": "not testable"},
 }
 
 
@@ -138,12 +148,12 @@ class VerdictRowGroup:
 
 def group_verdicts_by_topic(summary: Summary) -> list[VerdictGroup]:
     """Of the model, of the maps, of the data."""
-    made = []
-    for name, subject in VERDICT_TOPICS.items():
-        own = [one for one in summary.verdicts if find_topic_id(one.question) == name]
-        questions = list(dict.fromkeys(one.question for one in own)) or list(subject.questions)
-        made.append(VerdictGroup(name, subject, group_verdicts_by_kind(own), questions))
-    return made
+    groups = []
+    for name, topic in VERDICT_TOPICS.items():
+        verdicts = [verdict for verdict in summary.verdicts if find_topic_id(verdict.question) == name]
+        questions = list(dict.fromkeys(verdict.question for verdict in verdicts)) or list(topic.questions)
+        groups.append(VerdictGroup(name, topic, group_verdicts_by_kind(verdicts), questions))
+    return groups
 
 
 def classify_verdict(verdict: Verdict) -> str:
@@ -153,28 +163,35 @@ def classify_verdict(verdict: Verdict) -> str:
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """What speaks against, then for, neither way, and what was not testable; each in the order it came."""
-    return {kind: [one for one in verdicts if classify_verdict(one) == kind] for kind in VERDICT_KIND_LABELS}
+    return {
+        kind: [verdict for verdict in verdicts if classify_verdict(verdict) == kind] for kind in VERDICT_KIND_LABELS
+    }
 
 
 def describe_direction(verdict: Verdict) -> str:
     """`against the model`, `for the maps`; of what was not testable nothing."""
     kind, name = classify_verdict(verdict), VERDICT_TOPICS[find_topic_id(verdict.question)].name_in_sentence
-    return {"against": f"against {name}", "for": f"for {name}", "neither": "neither way", "untested": ""}[kind]
+    return {
+        "contradicts": f"contradicts {name}",
+        "supports": f"supports {name}",
+        "neither": "neither way",
+        "untested": "",
+    }[kind]
 
 
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
     """Verdicts in their order; of regions that overlap, all stand where the first of them does."""
-    made: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
-    for one in verdicts:
-        group = _get_overlap_key(one, overlapping_regions)
-        known = [block for other, block in (made if group else made[-1:]) if other == group]
-        if known:
-            known[0].verdicts.append(one)
+    groups: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
+    for verdict in verdicts:
+        key = _get_overlap_key(verdict, overlapping_regions)
+        matching = [row_group for other_key, row_group in (groups if key else groups[-1:]) if other_key == key]
+        if matching:
+            matching[0].verdicts.append(verdict)
         else:
-            made.append((group, VerdictRowGroup([one], regions_overlap=bool(group))))
-    return [block for _, block in made]
+            groups.append((key, VerdictRowGroup([verdict], regions_overlap=bool(key))))
+    return [row_group for _, row_group in groups]
 
 
 def _get_overlap_key(verdict: Verdict, overlapping_regions: Mapping[str, list[list[str]]]) -> tuple[str, ...]:

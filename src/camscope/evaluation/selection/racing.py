@@ -69,7 +69,7 @@ class CandidateState:
     def title(self) -> str:
         """`gradcam · layer4`"""
         layer = getattr(self.explainer, "layer", None)
-        return " · ".join(filter(None, (self.explainer.title, layer if isinstance(layer, str) else None)))
+        return " · ".join(filter(None, (self.explainer.full_name, layer if isinstance(layer, str) else None)))
 
     @property
     def seconds_per_image(self) -> float:

@@ -28,7 +28,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     costs nothing.
     """
 
-    name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
+    name, title, paper = "ablationcam", "Ablation-CAM", "doi:10.1109/WACV45572.2020.9093360"
     forward_passes: ClassVar[str] = "1 + K partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     probability: the score is taken.
     """
 
-    name, paper = "reciprocam", "arXiv:2209.14074"
+    name, title, paper = "reciprocam", "Recipro-CAM", "arXiv:2209.14074"
     forward_passes: ClassVar[str] = "1 + cells partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class LIFTCAM(BaseWeightedChannels):
     a note says so. Pooling and a linear head have none of these: there a_k = w_k mean(A_k), the exact Shapley value.
     """
 
-    name, paper = "liftcam", "arXiv:2102.05228"
+    name, title, paper = "liftcam", "LIFT-CAM", "arXiv:2102.05228"
     forward_passes: ClassVar[str] = "1 + 2 partial forwards"
     backward_passes: ClassVar[str] = "1"
     runs_model: ClassVar[bool] = True

@@ -30,7 +30,7 @@ class CAM(BaseWeightedChannels):
     which they come out right.
     """
 
-    name, paper = "cam", "arXiv:1512.04150"
+    name, title, paper = "cam", "CAM", "arXiv:1512.04150"
     runs_model: ClassVar[bool] = True
     relu: ClassVar[bool] = False
     head: str | nn.Module | None = None

@@ -145,7 +145,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     `n_concepts`: at most so many; no more than channels or cells. `n_iterations`, `tolerance`: see `factorize_nonnegative`.
     """
 
-    name, paper = "dff", "arXiv:1806.10206"
+    name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
     forward_passes: ClassVar[str] = "1 + n_concepts partial forwards"
     runs_model: ClassVar[bool] = True
     runs_partial_forward: ClassVar[bool] = True

@@ -117,7 +117,7 @@ class ScoreCAM(BaseScoreCAM):
     channels, and the figures of the paper fit either.
     """
 
-    name, paper = "scorecam", "arXiv:1910.01279"
+    name, title, paper = "scorecam", "Score-CAM", "arXiv:1910.01279"
     forward_passes: ClassVar[str] = "1 + K"
 
     def create_masking(self, x: Tensor) -> MaskingFunction:
@@ -134,7 +134,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     code divides by the range and squares. Every channel meets the same noises, so that channels differ by what they show.
     """
 
-    name, paper = "sscam", "arXiv:2006.14255"
+    name, title, paper = "sscam", "SS-CAM", "arXiv:2006.14255"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 35
     sigma: float = 0.5
@@ -174,7 +174,7 @@ class ISCAM(BaseScoreCAM):
     reaches inputs (N - 1)/2 times as bright as the image. Steps of nothing are nothing: the empty input runs once.
     """
 
-    name, paper = "iscam", "arXiv:2010.03023"
+    name, title, paper = "iscam", "IS-CAM", "arXiv:2010.03023"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 10
 
@@ -215,7 +215,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     restores nothing and costs nothing.
     """
 
-    name, paper = "groupcam", "arXiv:2103.13859"
+    name, title, paper = "groupcam", "Group-CAM", "arXiv:2103.13859"
     forward_passes: ClassVar[str] = "2 + n_groups"
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
@@ -273,7 +273,7 @@ class OptiCAM(LayerExplainer):
     does not matter. The mask hides with zero, the mean colour of most preprocessings; the authors' demo with black.
     """
 
-    name, paper = "opticam", "arXiv:2301.07002"
+    name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"
     forward_passes: ClassVar[str] = "1 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     runs_model: ClassVar[bool] = True

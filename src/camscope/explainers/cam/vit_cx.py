@@ -31,7 +31,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     scales them.
     """
 
-    name, paper = "vitcx", "arXiv:2211.03064"
+    name, title, paper = "vitcx", "ViT-CX", "arXiv:2211.03064"
     forward_passes: ClassVar[str] = "1 + 2 x K"
     runs_model: ClassVar[bool] = True
     distance: float = 0.1

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.errors import InputError
+from camscope.errors import InputError, Remedy
 from camscope.explainers.core.batching import RandomMixin
 from camscope.explainers.core.method import BaseMethod
 from camscope.explainers.core.resampling import blur_input
@@ -174,8 +174,9 @@ def _check_finite_baseline(baseline: Tensor) -> None:
 def _build_color_baseline(color_name: str, x: Tensor, explainer: BaseMethod) -> Tensor:
     if explainer.preprocess is None or x.ndim != 4:
         raise InputError(
-            f"baseline={color_name!r}: what {color_name} is to the model is known from its preprocessing only, and for pictures only; "
-            f"pass preprocess=, or 'zero', 'dark', 'bright', or a tensor (C,H,W)"
+            f"baseline={color_name!r}: what {color_name} is to the model is known from its preprocessing only, and for images only",
+            fix="pass preprocess=, or 'zero', 'dark', 'bright', or a tensor (C,H,W)",
+            remedy=Remedy.SET_PREPROCESS,
         )
     pixels = np.full((*x.shape[2:], 3), {"black": 0, "white": 255}[color_name], dtype=np.uint8)
     colour: Tensor = explainer.preprocess(pixels)[0].to(x).flatten(1).mean(1)

@@ -95,11 +95,11 @@ def run_methods(
             one.notes = (*one.notes, WEIGHTS_CHANGED_NOTE)
     for t, tool in enumerate(explainers):
         for one in runs[t].maps:
-            check_finite(f"the map of {tool.title}", one.attribution, tool.on_nonfinite)
+            check_finite(f"the map of {tool.full_name}", one.attribution, tool.on_nonfinite)
             for status in sorted(
                 {status for status in determine_statuses(one) if status != STATUS_OK} if warn_flagged else ()
             ):
-                warn_caller(f"{tool.title}: {STATUS_MEANINGS[status]}")
+                warn_caller(f"{tool.full_name}: {STATUS_MEANINGS[status]}")
     return [runs[t] for t in range(len(explainers))]
 
 
@@ -247,7 +247,7 @@ def build_explanations(
         Explanation(
             attribution=heat[i].copy(),
             standard_error=None if error is None else error[i].copy(),
-            method=explainer.title,
+            method=explainer.full_name,
             **said[i],
             layer=maps.layer,
             layout=str(maps.layout) if maps.layout else None,

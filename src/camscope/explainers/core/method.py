@@ -54,7 +54,8 @@ class BaseMethod(ABC):
     input_key: str | None = None
     frames_first: bool | None = None
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # the key in METHODS: "gradcam++"
+    title: ClassVar[str]  # the name as the field writes it: "Grad-CAM++"
     paper: ClassVar[str]
     forward_passes: ClassVar[str] = "1"
     backward_passes: ClassVar[str] = "0"
@@ -91,7 +92,7 @@ class BaseMethod(ABC):
         return self
 
     @property
-    def title(self) -> str:
+    def full_name(self) -> str:
         """The method as a result names it."""
         return self.name
 

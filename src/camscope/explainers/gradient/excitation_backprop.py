@@ -38,7 +38,7 @@ class ExcitationBackprop(LayerExplainer):
     least number there; the paper stops at a layer in the middle.
     """
 
-    name, paper = "excitationbackprop", "arXiv:1608.00507"
+    name, title, paper = "excitationbackprop", "Excitation Backprop", "arXiv:1608.00507"
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
     has_custom_backward: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class ExcitationBackprop(LayerExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("contrastive", self.contrastive, True, False)
-        check_one_of("pixels", self.to_pixels, True, False)
+        check_one_of("to_pixels", self.to_pixels, True, False)
 
     @property
     def share_key(self) -> int:

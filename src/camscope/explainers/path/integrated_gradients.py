@@ -39,7 +39,7 @@ class IntegratedGradients(BaselinePathExplainer):
     score's change is at most so large a share of the latter, or 2^14 would not be enough, which a note says.
     """
 
-    name, paper = "integratedgradients", "arXiv:1703.01365"
+    name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
     forward_passes: ClassVar[str] = "2 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 50
@@ -75,7 +75,7 @@ class GuidedIG(BaselinePathExplainer):
     where the score is a polynomial of degree two.
     """
 
-    name, paper = "guidedig", "arXiv:2106.09788"
+    name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
     forward_passes: ClassVar[str] = "3 + n_steps"
     backward_passes: ClassVar[str] = "1 + n_steps"
     n_steps: int = 100
@@ -168,7 +168,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     `n_samples`: draws, spread evenly over the background and a, which leaves the expectation as it is.
     """
 
-    name, paper = "expectedgradients", "arXiv:1906.10670"
+    name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
     forward_passes: ClassVar[str] = "1 + n_references + n_samples"
     backward_passes: ClassVar[str] = "n_samples"
     n_samples: int = 50
@@ -233,7 +233,7 @@ class GradientSHAP(ExpectedGradients):
     these are expected gradients; with it the map is complete on the average only as far as the score does not see it.
     """
 
-    name, paper = "gradientshap", "arXiv:1705.07874"
+    name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
     sigma: float = 0.1
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ class BlurIG(PathExplainer):
     map is complete at any m where the score is a polynomial of degree two.
     """
 
-    name, paper = "blurig", "arXiv:2004.03383"
+    name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"
     forward_passes: ClassVar[str] = "2 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 100

@@ -111,7 +111,7 @@ class XRAI(BaselinePathExplainer):
     channel's least and largest value. Pictures only.
     """
 
-    name, paper = "xrai", "arXiv:1906.02825"
+    name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"
     forward_passes: ClassVar[str] = "1 + 2 x (1 + n_steps)"
     backward_passes: ClassVar[str] = "2 x n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] | None = None

@@ -106,7 +106,7 @@ class Sobol(GridSensitivityExplainer):
     ratio of means of independent draws, which a Sobol sequence's are not: see the documents.
     """
 
-    name, paper = "sobol", "arXiv:2111.04138"
+    name, title, paper = "sobol", "Sobol", "arXiv:2111.04138"
     slow: ClassVar[bool] = True
     forward_passes: ClassVar[str] = "1 + n_samples x (grid_size**2 + 1)"
     sample_kind: ClassVar[str] = "pairs of masks"
@@ -158,7 +158,7 @@ class HSIC(GridSensitivityExplainer):
     added to all would change the map. The standard error is the jackknife's.
     """
 
-    name, paper = "hsic", "arXiv:2206.06219"
+    name, title, paper = "hsic", "HSIC", "arXiv:2206.06219"
     slow: ClassVar[bool] = True
     forward_passes: ClassVar[str] = "1 + n_samples"
     sample_kind: ClassVar[str] = "masks"

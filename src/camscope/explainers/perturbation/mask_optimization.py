@@ -46,7 +46,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     other step; here m goes between the input and one blur. `areas`: shares of the input.
     """
 
-    name, paper = "extremalperturbation", "arXiv:1910.08485"
+    name, title, paper = "extremalperturbation", "Extremal Perturbation", "arXiv:1910.08485"
     slow: ClassVar[bool] = True
     forward_passes: ClassVar[str] = "1 + n_steps x len(areas)"
     backward_passes: ClassVar[str] = "n_steps x len(areas)"
@@ -138,7 +138,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     at each step and smooth the enlarged mask; here nothing is drawn.
     """
 
-    name, paper = "meaningfulperturbation", "arXiv:1704.03296"
+    name, title, paper = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296"
     slow: ClassVar[bool] = True
     forward_passes: ClassVar[str] = "12 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"

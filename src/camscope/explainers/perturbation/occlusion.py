@@ -44,7 +44,7 @@ class Occlusion(PerturbationExplainer):
     What no window reaches, layer by layer, is worked out once where that is exact: see `windows.scores_under`.
     """
 
-    name, paper = "occlusion", "arXiv:1311.2901"
+    name, title, paper = "occlusion", "Occlusion", "arXiv:1311.2901"
     forward_passes: ClassVar[str] = "1 + windows"
     window: int | Sequence[int] | None = None
     stride: int | Sequence[int] | None = None
@@ -282,7 +282,7 @@ class SegmentAblation(PerturbationExplainer):
     much nearness counts beside colour.
     """
 
-    name, paper = "segmentablation", "arXiv:1311.2901"
+    name, title, paper = "segmentablation", "Segment Ablation", "arXiv:1311.2901"
     forward_passes: ClassVar[str] = "1 + parts"
     segments: SegmentsLike = 50
     compactness: float = SLIC_COMPACTNESS

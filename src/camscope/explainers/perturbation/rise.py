@@ -142,7 +142,7 @@ class RISE(SampledExplainer):
     which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
     """
 
-    name, paper = "rise", "arXiv:1806.07421"
+    name, title, paper = "rise", "RISE", "arXiv:1806.07421"
     slow: ClassVar[bool] = True
     forward_passes: ClassVar[str] = "1 + n_samples"
     grid_size: int = 7
@@ -189,7 +189,7 @@ class DRISE(RISE):
     cells and more masks than RISE. For another question than a Box it is RISE with these.
     """
 
-    name, paper = "drise", "arXiv:2006.03204"
+    name, title, paper = "drise", "D-RISE", "arXiv:2006.03204"
     n_samples: int = 5000
     grid_size: int = 16
 

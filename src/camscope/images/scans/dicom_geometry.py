@@ -125,7 +125,7 @@ def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
     ]
     if gaps:
         told.append(f"world coordinates hold for slices {start} to {end}")
-    return SliceStack(order, origin.world(step), tuple(told), same)
+    return SliceStack(order, origin.build_affine(step), tuple(told), same)
 
 
 def _find_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:

@@ -104,8 +104,8 @@ class ScanPreprocess:
             "window": f"window: {self.window}",
             "resize": f"resized to {_format_sizes(self.resize)}{size}",
             "crop": f"the middle {_format_sizes(self.crop)}, filled with {self.fill:g}",
-            "normalise": f"normalised: {self.normalize}",
-            "finite": f"NaN and infinity replaced by {self.non_finite_fill}",
+            "normalize": f"normalized: {self.normalize}",
+            "non_finite_fill": f"NaN and infinity replaced by {self.non_finite_fill}",
         }
         return tuple(words for name, words in said.items() if getattr(self, name) is not None)
 
@@ -124,7 +124,7 @@ class ScanPreprocess:
             return values
         if self.non_finite_fill is None:
             raise ImageError(
-                f"{scan.name} holds NaN or infinity: say with finite= what takes their place, such as finite=0"
+                f"{scan.name} holds NaN or infinity: set non_finite_fill to the number that replaces them, such as non_finite_fill=0"
             )
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
