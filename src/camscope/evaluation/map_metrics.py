@@ -91,7 +91,7 @@ def read_image_tensor(source: Any) -> Tensor:
 
 
 Row = dict[str, Any]
-RUN_COLUMNS = ("row", "id", "method", "layer", "parameters", "target", "label")
+RUN_COLUMNS = ("row", "id", "method", "layer", "parameters_digest", "target", "label")
 VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string", "value": "float64", "reason": "string"}
 
 
@@ -124,7 +124,7 @@ def build_value_row(
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
     """The row of a map that knows nothing, of the same image and question."""
-    return {**row, "method": control_name, "layer": None, "parameters": None}
+    return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
 @dataclass(frozen=True)

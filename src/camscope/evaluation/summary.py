@@ -115,7 +115,7 @@ def summarize_values(
     if "imputation" not in table.column_names:  # as they were before any metric asked the model
         table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
-    kept = table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
+    kept = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
     made: dict[str, list[MethodSummary]] = {}
     for pair in (
         table.select(["metric", "imputation"]).group_by(["metric", "imputation"], use_threads=False).aggregate([]).to_pylist()
@@ -191,7 +191,7 @@ def _summarize_metric(
 ) -> list[MethodSummary]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
-        key = (row["method"], row["layer"], row["parameters"], row["control"])
+        key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _assign_failed_images(values)
     lines = {
