@@ -135,7 +135,7 @@ class RunReplay:
 
 def format_method_key(row: Row) -> str:
     """A row's method and its settings, as `run.json` names them."""
-    return f"{row['method']} {row['parameters']}"
+    return f"{row['method']} {row['parameters_digest']}"
 
 
 def _is_class_target(text: str, class_names: Sequence[str]) -> bool:
