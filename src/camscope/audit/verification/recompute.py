@@ -258,7 +258,7 @@ def _select_metric_rows(run: AuditRun, stage: str, finding: str) -> "pa.Table":
     patients = pa.array([whose[row] for row in own["row"].to_pylist()], pa.int64())
     return (
         own.append_column("target", nothing)
-        .append_column("parameters", nothing)
+        .append_column("parameters_digest", nothing)
         .append_column(PATIENT_COLUMN, patients)
     )
 
