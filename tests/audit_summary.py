@@ -142,7 +142,9 @@ def localise(findings):
         n_images=148,
         formulas=collect_formulas(found),
         metric_summaries=tuple(found),
-        subgroup_differences=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass_difference"])),
+        subgroup_differences=tuple(
+            one for finding in findings for one in levels(finding, values, MARGINS["mass_difference"])
+        ),
     )
 
 

@@ -37,13 +37,13 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    made = effect_sizes.estimate_insertion_effect("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
+    made = effect_sizes.estimate_insertion_effect("marker", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
     assert made.effect.low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    gone = [effect_sizes.estimate_removal_effect("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    gone = [effect_sizes.estimate_removal_effect("marker", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
     assert reliance.judge_reliance([], gone)[0] == "not testable"
     assert reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
@@ -59,7 +59,7 @@ def several_categories() -> None:
 
 def one_patient_has_most_of_the_images() -> None:
     made = effect_sizes.estimate_removal_effect(
-        "token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
+        "marker", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
     )
     assert made.effect.low is None
 

@@ -67,7 +67,7 @@ def test_own_errors_stay_and_words_that_may_name_a_patient_are_dropped():
         raise ImageError("its own")
     with pytest.raises(InputError, match=r"^file: its own$"), read_errors_converted("file", wrap_camscope_errors=True):
         raise ImageError("its own")
-    with pytest.raises(InputError) as error, read_errors_converted("file", quoting=False):
+    with pytest.raises(InputError) as error, read_errors_converted("file", quote_original=False):
         raise ValueError("Jane Doe")
     assert "Jane" not in str(error.value)
     with pytest.raises(KeyboardInterrupt), read_errors_converted("file"):
@@ -93,7 +93,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
     np.save(stream, np.zeros((3, 4), np.float32))
     with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive:
         header = stream.getvalue()[:128].replace(b"(3, 4), }", f"{shape}, }}".encode()).ljust(128)[:128]
-        archive.writestr("heat.npy", header + stream.getvalue()[128:])
+        archive.writestr("attribution.npy", header + stream.getvalue()[128:])
 
     def refused():
         with pytest.raises(CamscopeError), read_errors_converted("file"):

@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope import Explanation, GradCAM, LayerCAM, Placement, load_model
+from camscope import Explanation, GradCAM, LayerCAM, load_model
 from camscope.batch.coco_export import map_annotations, open_coco_writer
 from camscope.batch.export import CellEscaper
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
+from camscope.geometry import Placement
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")

@@ -74,7 +74,10 @@ def by_hand(net, x, heat, question, names, fill, **settings):
 
 
 def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
-    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"n_steps": 3, "region": 16}
+    names, settings = (
+        ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"],
+        {"n_steps": 3, "region_size": 16},
+    )
     seen = []
     with untouched(net):
         made = evaluate(
@@ -95,12 +98,12 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
         heat = tool.explain(place / f"{n}.png", target).heatmap("input", scale=None)
         for fill in ("mean", "zero"):
             for name, value in zip(
-                names, by_hand(net, x, heat, target, names, fill, ties=[n], **settings), strict=True
+                names, by_hand(net, x, heat, target, names, fill, tie_seeds=[n], **settings), strict=True
             ):
                 key = (n, tool.name, target, name, fill if METRICS[name].uses_imputation else None)
                 assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
         centre = compute_center_gaussian(x[None].double())[0].numpy()
-        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", ties=[n], **settings)
+        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", tie_seeds=[n], **settings)
         assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
     for row in rows:
         assert row["control"] == (row["method"] in FLOORS)
@@ -119,7 +122,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings)
 
     def killed(done, total):
@@ -140,7 +143,7 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
 
 def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
     run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
     assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
     assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
@@ -167,7 +170,7 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
 
 def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
     run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32, "batch_size": 1}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32, "batch_size": 1}
     whole = evaluate(tmp_path / "run", tmp_path / "out", **settings).table()
 
     def gone(done, total):
@@ -177,7 +180,7 @@ def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place
 
 
 def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
@@ -190,7 +193,7 @@ def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tm
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
-    settings = {"metrics": ["deletion"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings).table()
 
     def small(model, x, *rest, **settings):
@@ -215,7 +218,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
         evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
         evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
-    with pytest.raises(InputError, match=r"fills=\('black',\): expected one or several of mean, blur"):
+    with pytest.raises(InputError, match=r"imputations=\('black',\): expected one or several of mean, blur"):
         evaluate(place / "run", tmp_path / "out", model=net, imputations=("black",))
     with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
         evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
@@ -266,7 +269,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
 
     tools = [
         METHODS["layercam"](net, layer="layer3"), METHODS["smoothgrad"](net, n_samples=3, batch_size=2),
-        METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channels="max"),
+        METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channel_reduction="max"),
     ]  # fmt: skip
     run_batch(tools, [str(place / "0.png")], tmp_path / "run")
     again = RunReplay.from_run(BatchRun(tmp_path / "run"), net)
@@ -275,7 +278,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     wrapped = Augmented(GradCAM(net))
     run_batch(wrapped, [str(place / "0.png")], tmp_path / "wrapped")
     few = {"metrics": ["random-logit"], "model": net}
-    with pytest.raises(InputError, match=r"cannot be made again .* pass measure\(…, tools=\[…\]\)"):
+    with pytest.raises(InputError, match=r"cannot be made again .* pass evaluate\(…, explainers=\[…\]\)"):
         evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
     rows = evaluate(tmp_path / "wrapped", tmp_path / "out", explainers=[wrapped], **few).table().to_pylist()
     assert rows[0]["method"] == wrapped.full_name
@@ -319,7 +322,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
         assert all(row["value"] is None and "an input of 1 axis" in row["reason"] for row in asked)
     else:
         assert all(row["value"] is not None or row["reason"] for row in asked)
-    (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", steps=3)
+    (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", n_steps=3)
     assert said[0, "gradcam", "deletion", "blur"] == pytest.approx(value, rel=1e-4)
     assert {method for _, method, metric, _ in said if metric in ("enrichment", "insertion")} == FLOORS | {"gradcam"}
     with pytest.raises(ImageError, match=r"Run\(folder, dataset\)"):
@@ -340,8 +343,8 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
 
 def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
-    result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
+    words = ["evaluate", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
+    result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
         "deletion, mean, less is better: the area",
@@ -353,7 +356,7 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
-    without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
+    without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr
     assert not (tmp_path / "new").exists()

@@ -9,22 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import (
+from camscope import Preprocess
+from camscope.errors import TargetError
+from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
+from camscope.model_card import ModelCard, attach_card
+from camscope.targets import (
     Box,
     Class,
     Classes,
     Difference,
     LogProbability,
     OutputPart,
-    Preprocess,
     Region,
+    Score,
     Similarity,
     TextSimilarity,
 )
-from camscope.errors import TargetError
-from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
-from camscope.model_card import ModelCard, attach_card
-from camscope.targets import Score
 from tests.nets import Plain, plain, truth
 
 pytestmark = [
@@ -389,7 +389,7 @@ def test_numbers_of_any_library_are_numbers():
 
 def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
     output = torch.tensor([[1.0, 5.0, 3.0]])
-    for wrong, saying in ((LogProbability("cat"), "categories are not known"), (LogProbability(3), "out of range")):
+    for wrong, saying in ((LogProbability("cat"), "class names are not known"), (LogProbability(3), "out of range")):
         with pytest.raises(TargetError, match=saying):
             wrong(output)
     with pytest.raises(TargetError, match="settled by a first pass"):

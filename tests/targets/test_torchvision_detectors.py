@@ -8,9 +8,10 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import DRISE, Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
+from camscope import DRISE, Augmented, GradCAM, HiResCAM, LayerCAM, RefineCAM
 from camscope.errors import TargetError
 from camscope.explainers.core.resampling import crop_padding
+from camscope.targets import Box, Region
 from tests.untouched import untouched
 
 pytestmark = [

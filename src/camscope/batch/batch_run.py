@@ -45,7 +45,7 @@ class BatchRun(MapCollection):
         """Write files of the rows that `query` would give: what was written, and why some rows have no file.
 
         `formats`: "png", "jpg", "webp": overlays of the originals' size; "npz", "json": `Explanation.save`, without pixels;
-        "csv": `n_rows.csv`, a table for spreadsheets; "coco": `open_coco_writer.json`, boxes and outlines of what reaches `threshold` times
+        "csv": `rows.csv`, a table for spreadsheets; "coco": `coco.json`, boxes and outlines of what reaches `threshold` times
         a map's maximum.
         """
         kinds = [formats] if isinstance(formats, str) else list(formats)

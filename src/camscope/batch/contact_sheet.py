@@ -146,7 +146,7 @@ def _encode_data_uri(image: PixelArray) -> str:
 
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, "WEBP", quality=82)
-    return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode()
+    return render.build_data_uri(stream.getvalue(), "webp")
 
 
 MAX_IMAGE_HEIGHT = 2048  # rows of a picture

@@ -262,7 +262,7 @@ def prepare_input(source: Any, explainer: Explainer, options: InputOptions = DEF
         return _prepare_scan(source, explainer, options)
     pixels, size = _decode_photo(source, explainer, options.reduced_decoding)
     x, place = require_preprocess(explainer.preprocess, "images")(pixels)
-    place = place and place.on_image_of(size)
+    place = place and place.on_resized_image(size)
     seen = render_model_input(x, explainer.preprocess) if options.keep_image and not place else None
     return ModelInput(x, place, "", pixels if options.keep_image else None, seen)
 

@@ -131,7 +131,7 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:
-    """8 hex digits that change with any setting; `score_function.json` has the settings themselves."""
+    """8 hex digits that change with any setting; `run.json` has the settings themselves."""
     return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -148,7 +148,7 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Of a run: its `score_function.json` says what it was made with."""
+        """Of a run: its `run.json` says what it was made with."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)

@@ -49,11 +49,11 @@ CONTENT_BY_CONFIG_KEY = {
 
 
 class RunStore:
-    """`score_function.json`, which says what the run is made with, and `parts/part-00000012.parquet`, the rows of chunk 12.
+    """`run.json`, which says what the run is made with, and `parts/part-00000012.parquet`, the rows of chunk 12.
 
     Processes that work on one run at a time (shards, a second start of the same command) share its folder; one that
     replaces a run (`overwrite`) needs the folder alone. Each part carries the identity of its run, and a process whose
-    run was replaced meanwhile ends with a RunError instead of writing rows under another run's `score_function.json`.
+    run was replaced meanwhile ends with a RunError instead of writing rows under another run's `run.json`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -68,7 +68,7 @@ class RunStore:
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """What `score_function.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
+        """What `run.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
         path = self.folder / RUN_FILE
         try:
             found = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -129,7 +129,7 @@ class RunStore:
             self._lock = None
 
     def _write_run_info(self, data: bytes) -> bool:
-        """Write `score_function.json` where there is none; FileExistsError where another process did."""
+        """Write `run.json` where there is none; FileExistsError where another process did."""
         try:
             write_bytes(self.folder / RUN_FILE, data, overwrite=False)
         except OutputError:
@@ -159,7 +159,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What `score_function.json` holds, where that is a run made with the same; else an OutputError that names the difference."""
+        """What `run.json` holds, where that is a run made with the same; else an OutputError that names the difference."""
         known = self.run_info or {}
         changed = diff_run_configs(known, run_info)
         if changed:

@@ -182,7 +182,7 @@ def _check_target_names(targets: Sequence[TargetLike]) -> None:
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int) -> dict[str, Any]:
-    """What a `score_function.json` says; under `run_config` what two starts of one run have in common."""
+    """What a `run.json` says; under `run_config` what two starts of one run have in common."""
     first, manifest = worker.explainers[0], worker.manifest
     model, card = unwrap(first.model), get_card(unwrap(first.model))
     known = redact_parameters if manifest.is_pseudonymized else dict

@@ -13,26 +13,32 @@ from camscope.cli.options import parse_settings
 if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
-EXAMPLE = "camscope benchmark phantom --method gradcam,layercam,scorecam --count 20"
+EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
 BENCHMARKS = ("phantom",)
 
 
 def run(
     benchmark: Annotated[
-        str, typer.Argument(metavar="WHAT", help="phantom: drawn radiographs whose evidence is known to the pixel.")
+        str,
+        typer.Argument(metavar="WHAT", help="phantom: synthetic radiographs whose ground truth is known to the pixel."),
     ],
     method_names: base.MethodsOption = "all",
-    n_images: Annotated[int, typer.Option("--count", min=2, help="Images.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image.")] = 1000,
+    n_images: Annotated[int, typer.Option("--count", min=2, help="Number of images.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the first image.")] = 1000,
     include_slow: Annotated[
-        bool, typer.Option("--slow", help="With all, the methods of hundreds of passes, too.")
+        bool, typer.Option("--slow", help="Include the methods that need hundreds of forward passes.")
     ] = False,
     figure: Annotated[
-        str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+        str | None, typer.Option("--figure", metavar="FILE", help="Figure of the tables: .png, .svg or .pdf.")
     ] = None,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Images, maps and values; started again, it goes on."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for images, maps and values; an interrupted benchmark resumes.",
+        ),
     ] = "camscope-benchmark",
     overwrite: base.OverwriteOption = False,
     setting_pairs: base.SetOption = None,

@@ -1,4 +1,4 @@
-"""Maps first: what `camscope measure` and `camscope compare` do with images that have no maps yet."""
+"""Maps first: what `camscope evaluate` and `camscope compare` do with images that have no maps yet."""
 
 import contextlib
 import glob

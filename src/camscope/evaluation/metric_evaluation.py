@@ -81,7 +81,7 @@ def evaluate(
     )
     trials = None
     if model is None and (explainers or preprocess is not None):
-        raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")
+        raise InputError("explainers and preprocess are a model's: pass it as well (model=, or --model)")
     if model is not None:
         asking = [one for one in asked if one.input_kind in MODEL_INPUT_KINDS]
         again = RunReplay.from_run(made, model, preprocess)

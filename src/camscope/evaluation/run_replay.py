@@ -22,7 +22,7 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
-PASS_EXPLAINERS_HINT = "in Python, pass measure(…, tools=[…]) the explainers that the run was made with"
+PASS_EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainers that the run was made with"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunReplay:
         for words in made["targets"]:
             if words is not None and not _is_class_target(words, run.run_info["categories"]):
                 raise InputError(
-                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics has Trial for Python"
+                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics.PerturbationTest takes such maps in Python"
                 )
         run.require_images()
         reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["categories"] or None)
@@ -134,7 +134,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `score_function.json` names them."""
+    """A row's method and its settings, as `run.json` names them."""
     return f"{row['method']} {row['parameters']}"
 
 

@@ -126,7 +126,7 @@ def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
 class MetricValues:
     """One number an image, None where there is none; `reasons`: why, "" where there is one.
 
-    >>> Values((0.5, None), ("", "the map holds NaN or infinity"))[0]
+    >>> MetricValues((0.5, None), ("", "the map holds NaN or infinity"))[0]
     0.5
     """
 
@@ -155,6 +155,6 @@ class MetricValues:
         return number
 
     @property
-    def to_array(self) -> FloatArray:
+    def array(self) -> FloatArray:
         """(N,): for means over images, in which NaN stands for what is undefined."""
         return np.array([np.nan if one is None else one for one in self.numbers], np.float64)

@@ -88,7 +88,9 @@ def adcc(
     a, x = test.normalized_maps, test.scorer.x
     other = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if other.shape != a.shape:
-        raise GeometryError(f"again gave maps {tuple(other.shape)}; expected {tuple(a.shape)}, the size of the input")
+        raise GeometryError(
+            f"compute_maps returned maps {tuple(other.shape)}; expected {tuple(a.shape)}, the size of the input"
+        )
     here, there = a.flatten(1), other.flatten(1)
     undefined[NONFINITE_MASKED_MAP] = ~there.isfinite().all(1)
     correlated, constant = correlate_batch(here, there.clamp(min=0))

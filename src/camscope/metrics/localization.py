@@ -108,7 +108,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map of one value, but for rounding, which has no threshold."""
     values, known = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
-    return _compute_iou(scaled > _compute_otsu_threshold(scaled), known)
+    return _compute_iou(scaled > compute_otsu_threshold(scaled), known)
 
 
 @register_metric(
@@ -134,7 +134,7 @@ def iou_over_thresholds(
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
     values, known = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
-        raise InputError(f"levels {list(thresholds)}: expected one at least, each above 0 and 1 at most")
+        raise InputError(f"thresholds {list(thresholds)}: expected one at least, each above 0 and 1 at most")
     peak = _find_positive_peak(values)
     return float(np.mean([_compute_iou(values >= level * peak, known) for level in thresholds]))
 
@@ -208,8 +208,11 @@ def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
     return np.array([float(np.arange(len(each)) @ each) for each in sums])
 
 
-def _compute_otsu_threshold(values: FloatArray) -> float:
-    """Of values of which the largest is 1: what parts them into two classes of least variance within, over 256 bins."""
+def compute_otsu_threshold(values: FloatArray) -> float:
+    """Return the threshold that splits the values into two classes of least variance (Otsu 1979).
+
+    The histogram has 256 bins, as in scikit-image's `threshold_otsu` for floats.
+    """
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_MAP_TOLERANCE:
         raise UndefinedError("the map has one value everywhere: there is no threshold")

@@ -121,7 +121,7 @@ def random_logit(
         own = probe.score.class_index(0)
         if own is None or probe.n_classes is None or probe.n_classes < 2:
             raise TargetError(
-                "the question is not one of several classes: pass other=, the question to compare it with"
+                "the question is not one of several classes: pass other_target=, the question to compare it with"
             )
         step = int(
             torch.randint(

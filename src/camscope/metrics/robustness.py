@@ -119,7 +119,7 @@ def compare_batch_under_transforms(
     if similarity not in (known := ("spearman", "pearson", "jaccard")):
         raise InputError(f"similarity={similarity!r}: expected one of {', '.join(known)}, which need no whole picture")
     if not transforms:
-        raise InputError("changes is empty: name one at least, such as Shift(2)")
+        raise InputError("transforms is empty: name one at least, such as Shift(2)")
     x, count = probe.x, len(probe.x)
     changed, owners = torch.cat([change.apply(x) for change in transforms]), list(range(count))
     maps = probe.compute_maps(torch.cat([x, changed]), owners * (1 + len(transforms)))
@@ -279,7 +279,7 @@ def batch_invariance(
     company = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if company.shape[1:] != x.shape[1:] or not len(company):
         raise InputError(
-            f"others is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
+            f"other_images is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
         )
     alone = to_finite_array(probe.compute_maps(x, [0])[0])
     half = len(company) // 2

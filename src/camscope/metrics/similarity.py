@@ -138,7 +138,7 @@ def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> 
     if min(values.shape) < HOG_BLOCK_SIZE * cell_size:
         raise UndefinedError(
             f"a map {values.shape} has no {HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}: bring it to the "
-            "image's size, or pass cell="
+            "image's size, or pass cell_size="
         )
     made = _import_skimage("feature").hog(
         divide_by_peak(values), HOG_ORIENTATIONS, (cell_size, cell_size), (HOG_BLOCK_SIZE, HOG_BLOCK_SIZE), "L2-Hys"
@@ -173,7 +173,7 @@ def compute_ssim(
     if min(first.shape) < window_size:
         raise UndefinedError(
             f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}: bring it to the "
-            "image's size, or pass window="
+            "image's size, or pass window_size="
         )
     return float(
         _import_skimage("metrics").structural_similarity(first, second, win_size=window_size, data_range=data_range)

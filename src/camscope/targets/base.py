@@ -93,7 +93,7 @@ class ClassTarget(Target):
     resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        wanted = None if self.label is None else parse_class_label(self.label, "of", type(self).__name__)
+        wanted = None if self.label is None else parse_class_label(self.label, "label", type(self).__name__)
         object.__setattr__(self, "label", wanted)
 
     @abstractmethod

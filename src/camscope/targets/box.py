@@ -69,7 +69,7 @@ class Box(Target):
         known = dict(zip(("x0", "y0", "x1", "y1"), found, strict=True))
         for name, value in {
             **known,
-            "of": None if self.label is None else parse_class_label(self.label, "of", "Box"),
+            "label": None if self.label is None else parse_class_label(self.label, "label", "Box"),
         }.items():
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):

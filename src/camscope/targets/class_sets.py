@@ -31,7 +31,7 @@ class Classes(Target):
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise TargetError(f"Classes({given!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
         object.__setattr__(
-            self, "labels", self._check_distinct([parse_class_label(one, "of", "Classes") for one in given])
+            self, "labels", self._check_distinct([parse_class_label(one, "labels", "Classes") for one in given])
         )
 
     def __call__(self, output: Any) -> Tensor:

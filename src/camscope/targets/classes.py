@@ -40,7 +40,9 @@ class Class:
     label: int | str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", None if self.label is None else parse_class_label(self.label, "of", "Class"))
+        object.__setattr__(
+            self, "label", None if self.label is None else parse_class_label(self.label, "label", "Class")
+        )
 
 
 ClassLike = int | str | Difference | Class | None

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from camscope.errors import TargetError
+from camscope.geometry import project_mask_to_input
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
@@ -61,7 +62,7 @@ class Region(ClassTarget):
             return self
         mask = _to_boolean_mask(self.mask)
         if mask.shape == image_context.image_size:
-            mask = _resample_mask_to_input(mask, image_context)
+            mask = project_mask_to_input(mask, image_context.input_size, image_context.to_image)
         if not mask.any():
             raise TargetError("the region lies outside of what the model sees: the crop has cut it away")
         _check_mask_size(mask, image_context.input_size, image_context.image_size)
@@ -188,15 +189,3 @@ def _check_mask_size(
     if tuple(mask.shape) != size:
         original = "" if image_size is None else f"the image's size {image_size}, or "
         raise TargetError(f"the mask is {tuple(mask.shape)}; expected {original}the model's input {size}")
-
-
-def _resample_mask_to_input(
-    mask: "np.ndarray[Any, np.dtype[np.bool_]]", image_context: ImageContext
-) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """The mask of the original image where the centre of each pixel of the input lies."""
-    centres = np.indices(image_context.input_size).reshape(len(image_context.input_size), -1).T + 0.5
-    places = np.floor(image_context.to_image(centres)).astype(int)
-    inside = ((places >= 0) & (places < mask.shape)).all(1)
-    found = np.zeros(len(places), bool)
-    found[inside] = mask[tuple(places[inside].T)]
-    return np.asarray(found.reshape(image_context.input_size))

@@ -193,7 +193,9 @@ def test_what_a_metric_is_stands_beside_its_numbers(whole):
 
 
 def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
-    silent = {name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localization", "faithfulness")}
+    silent = {
+        name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localization", "faithfulness")
+    }
     html = render_page(full().model_copy(update=silent))
     assert full().localization.metric_summaries[0].metric in html
     assert 'class="formula"' not in html
@@ -290,7 +292,9 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     for finding, block in zip(FINDINGS, together, strict=True):
         assert "These regions overlap: one cause may be counted several times." in block
         claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
-        assert claims == [f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")]
+        assert claims == [
+            f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")
+        ]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
@@ -539,7 +543,13 @@ def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
     made = build_gallery(
         run, full(findings=FINDINGS[:1], shortcut=shortcut), known(), {"nodule": "nodule"}, n_random_images=4, height=32
     )
-    assert [section.kind for section in made.sections] == ["random", "missed", "false_alarms", "borderline", "most_confident"]
+    assert [section.kind for section in made.sections] == [
+        "random",
+        "missed",
+        "false_alarms",
+        "borderline",
+        "most_confident",
+    ]
 
 
 def image_of(uri):
@@ -630,7 +640,9 @@ def test_norms_are_mapped_to_sections_that_there_are():
     assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
     assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in PAGE_SECTIONS} | {"front"}
     assert {"TRIPOD+AI", "EU AI Act", "IHE AIR"} <= {row["norm"] for row in rows}
-    assert all(all(row[name] for name in ("norm", "item", "requirement", "summary_part", "checked_against")) for row in rows)
+    assert all(
+        all(row[name] for name in ("norm", "item", "requirement", "summary_part", "checked_against")) for row in rows
+    )
 
 
 def test_the_page_says_which_items_nobody_has_checked(whole):

@@ -155,7 +155,11 @@ def effect(random, kind, fill=None):
     made = num(value, spread if size >= 6 else None, n=size, groups=size)
     if kind == "insert":
         made = made.model_copy(
-            update={"n_values": 3 * size, "unit": "insertions", "n_groups_by_role": (("receivers", 3 * size), ("donors", size))}
+            update={
+                "n_values": 3 * size,
+                "unit": "insertions",
+                "n_groups_by_role": (("receivers", 3 * size), ("donors", size)),
+            }
         )
     return InterventionEffect(region=REGION, finding=FINDING, kind=kind, imputation=fill, effect=made)
 
@@ -217,7 +221,12 @@ def test_a_removal_that_is_shown_was_tested():
         region="border", finding=FINDING, kind="insert", imputation=None, effect=num(0.0, 0.05, n=80, groups=80)
     )
     shortcut = full().shortcut.model_copy(
-        update={"region_counts": {"border": 80}, "markers_by_finding": {}, "interventions": (*shown, given), "subgroup_differences": ()}
+        update={
+            "region_counts": {"border": 80},
+            "markers_by_finding": {},
+            "interventions": (*shown, given),
+            "subgroup_differences": (),
+        }
     )
     summary = full(shortcut=shortcut)
     (one,) = [v for v in derive_verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
@@ -351,7 +360,9 @@ def test_warnings_count_what_they_say(seed):
     }
     maps = whole.explain.map_counts[0].model_copy(update={"status_counts": statuses, "n_maps": sum(statuses.values())})
     steps = tuple(whole.explain.failures[0].model_copy(update={"n_rows": int(n)}) for n in random.integers(0, 3, 2))
-    told = list(list_warnings(full(explain=whole.explain.model_copy(update={"map_counts": (maps,), "failures": steps}))))
+    told = list(
+        list_warnings(full(explain=whole.explain.model_copy(update={"map_counts": (maps,), "failures": steps})))
+    )
     flagged = [one for one in told if "with a flag" in one]
     odd = statuses["flat"] + statuses["no_spatial_resolution"]
     assert bool(flagged) == (odd > 0.1 * sum(statuses.values()))
@@ -518,10 +529,15 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
 def test_what_images_were_used_is_told_finding_by_finding():
     first, second = FINDINGS
     lines = tuple(
-        line.model_copy(update={"value": line.value.model_copy(update={"n_values": 148 if line.finding == first else 7})})
+        line.model_copy(
+            update={"value": line.value.model_copy(update={"n_values": 148 if line.finding == first else 7})}
+        )
         for line in full().localization.metric_summaries
     )
-    said = [text(one) for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))]
+    said = [
+        text(one)
+        for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))
+    ]
     assert said == [
         f"Images with {name} whose place is marked and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))

@@ -65,7 +65,9 @@ def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_do
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in ("mean", "blur")]
     calm = with_shortcut(region_counts={"border": 80}, interventions=(*filled, pushed("border", "insert", 0.0, 0.05)))
     assert [one.conclusion for one in told(calm, "shortcut", qualifier="border")] == ["not supported"]
-    marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers_by_finding": {"nodule": ("border",)}})})
+    marker = calm.model_copy(
+        update={"shortcut": calm.shortcut.model_copy(update={"markers_by_finding": {"nodule": ("border",)}})}
+    )
     assert [one.conclusion for one in told(marker, "shortcut", qualifier="border")] == ["supported"]
 
 
@@ -83,7 +85,8 @@ def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
     effect = EstimateSummary(reason="no image to change")
     one = InterventionEffect(region="token", finding="nodule", kind="insert", imputation=None, effect=effect)
     made = told(
-        with_shortcut(region_counts={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)), "shortcut"
+        with_shortcut(region_counts={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)),
+        "shortcut",
     )[0]
     assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
 
@@ -217,12 +220,16 @@ def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it
     made = full(findings=("nodule",))
     lines = [one for one in made.localization.metric_summaries if one.metric == "enrichment" and not one.control][:1]
     strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="center"), "difference_to_control": over})
-    summary = made.model_copy(update={"localization": made.localization.model_copy(update={"metric_summaries": (strong,)})})
+    summary = made.model_copy(
+        update={"localization": made.localization.model_copy(update={"metric_summaries": (strong,)})}
+    )
     found = told(summary, "localization")[0]
     assert found.conclusion == word
     assert reason in found.reason
     weak = strong.model_copy(update={"value": num(1.0, 0.2, name="center"), "difference_to_control": num(0.2, 0.5)})
-    summary = made.model_copy(update={"localization": made.localization.model_copy(update={"metric_summaries": (weak,)})})
+    summary = made.model_copy(
+        update={"localization": made.localization.model_copy(update={"metric_summaries": (weak,)})}
+    )
     assert told(summary, "localization")[0].conclusion == "not supported"
 
 
@@ -339,7 +346,9 @@ def test_subgroups_are_judged_finding_by_finding():
         ]
         for level in levels(finding, values, 0.1)
     ]
-    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": tuple(effects)})})
+    summary = made.model_copy(
+        update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": tuple(effects)})}
+    )
     found = [(one.finding, one.qualifier, one.conclusion) for one in told(summary, "shortcut by subgroup")]
     assert found == [
         (both[0], "site, effect of marker", "supported"),

@@ -283,7 +283,10 @@ def test_what_is_open_by_subgroup_says_which_level_and_why():
     alike = levels("nodule", {("site", "A"): (0.9, 0.0, "equivalent")}, 0.05)[0]
     few = EstimateSummary(reason="C: 3 groups; expected 10, so few patients say nothing of others")
     small = alike.model_copy(update={"level": "C", "conclusion": "not testable", "value": few, "difference": few})
-    assert one_of(with_part("localization", subgroup_differences=(alike, small)), "localization by subgroup").reason == few.reason
+    assert (
+        one_of(with_part("localization", subgroup_differences=(alike, small)), "localization by subgroup").reason
+        == few.reason
+    )
     apart = alike.model_copy(update={"level": "B", "conclusion": "different", "difference": num(0.05, 0.04)})
     found = one_of(with_part("localization", subgroup_differences=(apart, alike)), "localization by subgroup")
     assert found.conclusion == "not testable"
@@ -414,7 +417,9 @@ def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
 def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     # two images of one patient, both with the region: nothing of it is missing but other patients
     truths = {0: True, 1: False}
-    subject = SimpleNamespace(get_truth=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0))
+    subject = SimpleNamespace(
+        get_truth=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0)
+    )
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
     trying = InterventionRunner(
@@ -423,7 +428,9 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     effect = trying._run_insertion("border").effect
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
-    flat = InterventionRunner(subject, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
+    flat = InterventionRunner(
+        subject, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
+    )
     assert flat._run_insertion("border").effect.reason == "the model gives every image the same answer"
 
 
@@ -437,5 +444,7 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
 )
 def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):
     whole = full()
-    few = whole.model_copy(update={"check": whole.check.model_copy(update={"n_patients": patients, "has_patient_column": True})})
+    few = whole.model_copy(
+        update={"check": whole.check.model_copy(update={"n_patients": patients, "has_patient_column": True})}
+    )
     assert text in list(list_warnings(few))

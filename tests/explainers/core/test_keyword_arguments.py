@@ -203,17 +203,17 @@ def test_a_baseline_for_each_image_follows_it_where_sizes_differ(case):
 def test_the_same_names_in_a_constructor(case):
     model, x = case
     for tool in (
-        IntegratedGradients(model, n_steps=4, list_baselines=0.25),
-        IntegratedGradients(model, n_steps=4, list_baselines=(0.25,)),
+        IntegratedGradients(model, n_steps=4, baselines=0.25),
+        IntegratedGradients(model, n_steps=4, baselines=(0.25,)),
     ):
         assert (tool.n_steps, tool.parameters["baseline"]) == (4, "0.25")
         torch.testing.assert_close(tool.attribute(x, 1), by_hand(model, x, torch.full_like(x, 0.25), 4))
-    with pytest.raises(InputError, match="steps= is given twice"):
-        IntegratedGradients(model, n_steps=4, n_steps=5)
-    with pytest.raises(InputError, match="n_steps= stands for steps, a setting that GradCAM does not have"):
+    with pytest.raises(InputError, match="baseline= is given twice"):
+        IntegratedGradients(model, baseline=0.5, baselines=0.5)
+    with pytest.raises(InputError, match="n_steps= is a setting that GradCAM does not have"):
         GradCAM(model, n_steps=4)
     with pytest.raises(InputError, match="a tuple of 2"):
-        IntegratedGradients(model, list_baselines=(x, x))
+        IntegratedGradients(model, baselines=(x, x))
 
 
 def test_a_distribution_of_baselines_is_a_background(case):
@@ -222,7 +222,7 @@ def test_a_distribution_of_baselines_is_a_background(case):
     expected = ExpectedGradients(model, background=background, n_samples=11).attribute(x, 1)
     tool = ExpectedGradients(model)
     torch.testing.assert_close(tool.attribute(x, 1, baselines=background, n_samples=11), expected)
-    assert ExpectedGradients(model, list_baselines=background, n_samples=11).n_samples == 11
+    assert ExpectedGradients(model, baselines=background, n_samples=11).n_samples == 11
     assert tool.attribute(x, 1, baselines=0.5, n_samples=3).any()
 
 

@@ -351,7 +351,7 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
             warnings.warn("told", stacklevel=1)
         heard.extend(caught)
 
-    with ignore_warnings(message="told"):
+    with ignore_warnings(message_pattern="told"):
         warnings.warn("told", stacklevel=1)
         thread = threading.Thread(target=elsewhere)
         thread.start()

@@ -167,7 +167,9 @@ def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
 @pytest.mark.parametrize("method", PATHS)
 def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method):
     weight, x = drawn(3, 12, 12), drawn(2, 3, 12, 12, seed=1)
-    found = explainer(method, linear(weight), None, channel_reduction="sum", **{"sigma": 0} if method == "gradientshap" else {})
+    found = explainer(
+        method, linear(weight), None, channel_reduction="sum", **{"sigma": 0} if method == "gradientshap" else {}
+    )
     start = {
         "integratedgradients": 0 * x,
         "guidedig": 0 * x,

@@ -27,6 +27,7 @@ from camscope.explainers.core.base import get_explainer_class
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
+StageName = Literal["localization", "faithfulness", "sanity", "robustness", "shortcut"]  # stages that may be skipped
 DEFAULT_IMPUTATION_NAMES: tuple[ImputationName, ...] = (
     "mean",
     "blur",
@@ -83,7 +84,7 @@ class DataConfig(_ConfigTable):
     """`[data]`: the images, and what is known of each.
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `ground_truth`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `MaskSource`; of several
+    `ground_truth`: where the finding is, as `camscope evaluate --masks` takes it, or with its category, see `MaskSource`; of several
     findings a table, finding -> where.
     `masks_root`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotation_protocol`: who said where
     findings are, and which images have one, in words.
@@ -238,7 +239,7 @@ class Config(_ConfigTable):
         default=DEFAULT_IMPUTATION_NAMES, min_length=2
     )
     batch_size: int | None = Field(default=None, ge=1)
-    skip: tuple[Literal["localise", "faithfulness", "sanity", "robustness", "shortcut"], ...] = ()
+    skip: tuple[StageName, ...] = ()
     data: DataConfig
     model: ModelConfig
     explain: ExplainConfig
@@ -278,7 +279,7 @@ class Config(_ConfigTable):
             # where a text or a table may stand, the first error is that a table is no text: the next says what it lacks
             is_table = wrong[0]["type"] == "string_type" and isinstance(wrong[0]["input"], Mapping)
             first = wrong[1] if is_table and len(wrong) > 1 else wrong[0]
-            where = ".".join(str(part) for part in first["loc"] if "Marks" not in str(part)) or "the whole"
+            where = ".".join(str(part) for part in first["loc"] if "MaskSource" not in str(part)) or "the whole"
             words = str(first["msg"]).removeprefix("Value error, ")
             raise InputError(f"{source_name}: {where}: {words[0].lower()}{words[1:]}") from None
 
@@ -286,6 +287,11 @@ class Config(_ConfigTable):
     def perturbed_batch_size(self) -> int:
         """How many changed images share a pass."""
         return self.batch_size or 16
+
+    @property
+    def bootstrap_options(self) -> dict[str, int]:
+        """The number of resamples and the seed of every bootstrap."""
+        return {"n_resamples": self.n_resamples, "seed": self.seed}
 
     @property
     def digest(self) -> str:
@@ -299,9 +305,11 @@ class Config(_ConfigTable):
         plain = self.model_dump(mode="json")
         data, model, regions = plain["data"], plain["model"], plain["regions"]
         data["manifest"] = "a file"
-        data["root"], data["beside"] = None if data["root"] is None else "files", None
+        data["root"], data["masks_root"] = None if data["root"] is None else "files", None
         several = isinstance(self.data.ground_truth, dict)
-        data["evidence"] = _redact_mask_sources(data["evidence"]) if several else _redact_mask_source(data["evidence"])
+        data["ground_truth"] = (
+            _redact_mask_sources(data["ground_truth"]) if several else _redact_mask_source(data["ground_truth"])
+        )
         regions["columns"], regions["organ"] = (
             _redact_mask_sources(regions["columns"]),
             _redact_mask_source(regions["organ"]),
@@ -319,7 +327,7 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         for name in ("manifest", "root"):
             if isinstance(data.get(name), str) and data[name]:  # root = "" lets paths lead anywhere
                 data[name] = resolve_manifest_source(data[name], folder)
-        data["beside"] = str(folder / str(data.get("beside", "")))
+        data["masks_root"] = str(folder / str(data.get("masks_root", "")))
     if isinstance(model, dict):
         if isinstance(model.get("weights"), str) and model["weights"] != "random":
             model["weights"] = str(folder / model["weights"])

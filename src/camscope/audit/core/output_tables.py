@@ -5,7 +5,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.batch.export import CellEscaper
 from camscope.batch.manifest import import_arrow
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
 METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
 REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
-METRIC_FOLDERS = {"localise": "", "faithfulness": "values", "robustness": "values"}
-METRIC_COLUMNS = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
+METRIC_FOLDERS = {"localization": "", "faithfulness": "values", "robustness": "values"}
+METRIC_COLUMNS = (
+    "stage",
+    "row",
+    "id",
+    "finding",
+    "method",
+    "layer",
+    "control",
+    "metric",
+    "imputation",
+    "value",
+    "reason",
+)
 
 
 def write_metrics(context: AuditContext) -> None:
@@ -57,8 +70,11 @@ def _read_stage_values(context: AuditContext, stage: str, finding: Finding, fold
 
 
 def write_failures(context: AuditContext) -> int:
-    """`n_failed_rows.csv`: the images without an answer or without a map, and why; how many there are."""
-    rows = [(context.ids[row], "predict", why) for row, why in sorted(Predictions.read(context.folder).errors.items())]
+    """`failures.csv`: the images without an answer or without a map, and why; how many there are."""
+    rows = [
+        (context.cohort.ids[row], "predict", why)
+        for row, why in sorted(Predictions.read(context.folder).errors.items())
+    ]
     known = {name for name, _, _ in rows}
     table = context.maps.table(["id", "status", "error"])
     for name, status, error in zip(*(table[one].to_pylist() for one in ("id", "status", "error")), strict=True):

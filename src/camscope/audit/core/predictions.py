@@ -59,7 +59,9 @@ class Predictions:
         wide = self.features.shape[1]
         kept = [self.features[place[row]] if row in place else None for row in every]
         columns["features"] = pa.array(kept, pa.list_(pa.float32(), wide))
-        table = pa.table(columns).replace_schema_metadata({"probabilities": str(self.outputs_are_probabilities)})
+        table = pa.table(columns).replace_schema_metadata(
+            {"outputs_are_probabilities": str(self.outputs_are_probabilities)}
+        )
         with open_atomic(folder / PREDICTIONS_FILE) as file:
             import_arrow("parquet").write_table(table, file)
 
@@ -83,5 +85,5 @@ class Predictions:
             np.stack(odds, 1) if odds else np.empty((0, 0)),
             kept,
             {row: why for row, why in errors.items() if why is not None},
-            (schema.metadata or {}).get(b"probabilities") == b"True",
+            (schema.metadata or {}).get(b"outputs_are_probabilities") == b"True",
         )

@@ -127,6 +127,10 @@ class ResolveResult(StageResult):
     explainers: tuple[ExplainerInfo, ...] = ()
     n_passes: int = 0
 
+    def get_explainer_info(self, title: str) -> ExplainerInfo:
+        """Return the information about the explainer of this title."""
+        return next(info for info in self.explainers if info.title == title)
+
 
 class SubgroupDifference(SchemaModel):
     """A level of a subgroup: its value for a finding, and its difference to the others, judged against the margin.
@@ -325,7 +329,7 @@ class MaskedAuroc(SchemaModel):
 
     region: str
     finding: str
-    kind: Literal["blank", "keep only"]
+    kind: Literal["mask", "keep only"]
     imputation: str
     auroc: EstimateSummary
 
@@ -428,7 +432,7 @@ class Verdict(SchemaModel):
 class Summary(SchemaModel):
     """All that was found."""
 
-    schema_version: Literal["camscope/audit/1"] = "camscope/audit/1"
+    schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
     camscope_version: str
     title: str
     intended_use: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
 from camscope.batch.manifest import import_arrow
@@ -88,12 +88,10 @@ BetterDirection = Literal["more", "less", "neither"]
 BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "less", None: "neither"}
 
 
-def summarize_finding_metrics(
-    context: AuditContext, evaluation: EvaluationResult, finding: Finding
-) -> list[MetricSummary]:
+def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
     """Of every metric and method, of images with a finding."""
-    own = filter_finding(context, add_patient_column(context, evaluation.table()), finding, True)
-    return summarize_metrics(own, finding.name, **context.bootstrap_options)
+    own = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
+    return summarize_metrics(own, finding.name, **cohort.config.bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
@@ -113,15 +111,13 @@ def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed
     ]
 
 
-def add_patient_column(context: AuditContext, table: "pa.Table") -> "pa.Table":
+def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
     """With the patient of each row, by a number."""
-    whose = [context.patient_numbers[row] for row in table["row"].to_pylist()]
+    whose = [cohort.patient_numbers[row] for row in table["row"].to_pylist()]
     return table.append_column(PATIENT_COLUMN, import_arrow().array(whose, import_arrow().int64()))
 
 
-def filter_finding(
-    context: AuditContext, table: "pa.Table", finding: Finding, has_finding: bool | None = None
-) -> "pa.Table":
+def filter_finding(cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None) -> "pa.Table":
     """The rows of one question; of maps that know nothing those of the image, whatever was asked of it."""
     compute, asked = import_arrow("compute"), str(finding.class_index)
     own = compute.fill_null(compute.equal(table["target"], asked), True)
@@ -133,7 +129,7 @@ def filter_finding(
     kept = table.filter(compute.or_(compute.and_(own, compute.invert(table["control"])), controls))
     if has_finding is None:
         return kept
-    truths = context.get_truth(finding)
+    truths = cohort.get_truth(finding)
     return kept.filter(
         import_arrow().array([truths[row] is has_finding for row in kept["row"].to_pylist()], import_arrow().bool_())
     )
@@ -171,7 +167,7 @@ def _build_metric_summary(
 
 def _find_most_common_reason(line: told.MethodSummary, table: "pa.Table") -> str:
     """What is said of most of the rows of a metric and method without a value."""
-    names = ("metric", "method", "layer", "fill")
+    names = ("metric", "method", "layer", "imputation")
     wanted = tuple(getattr(line, name) for name in names)
     rows = zip(*(table[name].to_pylist() for name in ("reason", *names)), strict=True)
     said = Counter(reason for reason, *about in rows if tuple(about) == wanted and reason)

@@ -1,6 +1,5 @@
 """Thumbnails of images and maps as data URIs; maps are separate images, so that readers can hide them."""
 
-import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -184,7 +183,7 @@ def encode_data_uri(image: NDArray[np.uint8], max_bytes: int = MAX_IMAGE_BYTES) 
     for data in _iter_encodings(Image.fromarray(image)):
         if len(data) <= max_bytes:
             break
-    return "data:image/webp;base64," + base64.b64encode(data).decode()
+    return render.build_data_uri(data, "webp")
 
 
 def _iter_encodings(image: Any) -> Iterator[bytes]:

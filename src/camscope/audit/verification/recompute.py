@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope.audit.audit_run import AuditRun
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import EstimateSummary, FindingPerformance, InterventionEffect, MetricSummary
 from camscope.audit.core.summary_values import PATIENT_COLUMN, summarize_estimate, summarize_metrics
@@ -299,7 +300,7 @@ def _check_rows(context: AuditContext, predictions: Predictions, sampled_rows: l
     """Images, answers and maps, from the files."""
     maps = {(row["row"], row["method"], row["target"]): row for row in _read_map_rows(context, sampled_rows)}
     for one in context.load_images(sampled_rows):
-        row, name = one.row["row"], context.ids[one.row["row"]]
+        row, name = one.row["row"], context.cohort.ids[one.row["row"]]
         own = [known for (number, _, _), known in maps.items() if number == row]
         if one.item is None or any(one.sha256 != known["sha256"] for known in own):
             yield CheckResult(f"row {name}", False, "its image is another one")
@@ -355,7 +356,7 @@ def _check_localization(context: AuditContext, run: AuditRun, sample_rows: RowSa
             value = made.get(place, np.nan)
             if not abs(known.get(place, np.nan) - value) <= RELATIVE_MAP_TOLERANCE * max(1.0, abs(value)):
                 wrong.append(
-                    f"{place[3]} of {place[1]}, image {context.ids[place[0]]}, is {value:.6g} and not {known.get(place)}"
+                    f"{place[3]} of {place[1]}, image {context.cohort.ids[place[0]]}, is {value:.6g} and not {known.get(place)}"
                 )
     return CheckResult.from_problems(
         "places of maps", f"{plural(seen, 'value')} computed again" if seen else "there are none", wrong
@@ -394,7 +395,7 @@ def _check_interventions(
     rows = sample_rows([row for row, *_ in known])
     made = dict(_recompute_interventions(context, predictions, rows)) if rows else {}
     wrong = [
-        f"{place[3]} {place[2]}, image {context.ids[place[0]]}"
+        f"{place[3]} {place[2]}, image {context.cohort.ids[place[0]]}"
         for place in {**{one: 0 for one in known if one[0] in rows}, **made}
         if place not in made or place not in known or not _is_close_log_odds(made[place], known[place])
     ]

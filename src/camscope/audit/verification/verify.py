@@ -230,8 +230,8 @@ def _check_images(
 def _check_labels(context: AuditContext) -> CheckResult:
     """Whether the truths and patients of the predictions are those of the manifest."""
     table = AuditRun(context.folder).predictions()
-    columns = {"patient": context.patient_numbers} | {
-        f"truth {one.name}": context.get_truth(one) for one in context.findings
+    columns = {"patient": context.cohort.patient_numbers} | {
+        f"truth {one.name}": context.cohort.get_truth(one) for one in context.findings
     }
     rows, wrong = table["row"].to_pylist(), []
     for name, known in columns.items():
