@@ -26,7 +26,7 @@ ISSUES: dict[str, tuple[Severity, str]] = {
     "study-in-several-splits": ("error", "DICOM studies with images in several splits"),
     "pixels-in-several-splits": ("error", "the same pixels in several splits"),
     "unknown-target": ("error", "targets that are not classes"),
-    "mask-missing": ("error", "the file of the mask does not exist"),
+    "mask-missing": ("error", "the file of the mask is missing"),
     "mask-unreadable": ("error", "the mask cannot be read"),
     "mask-segmentation": (
         "error",
