@@ -82,9 +82,7 @@ def _explain_missing_layer(value: object) -> str:
         return f"{value!r} has no one layer to choose: Fused.at_layers takes a method that has, as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} is of several layers already"
-    return (
-        f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.at_layers(explainer, layers))"
-    )
+    return f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.at_layers(explainer, layers))"
 
 
 def compute_all_maps(
@@ -156,7 +154,7 @@ def _check_same_target(reference: Explanation, other: Explanation) -> None:
             raise InputError(f"cannot fuse: {fact} is {getattr(reference, fact)!r} and {getattr(other, fact)!r}")
     if not math.isclose(other.score, reference.score, rel_tol=1e-3, abs_tol=1e-6):
         raise InputError(f"cannot fuse: the score is {reference.score:.6g} and {other.score:.6g}: not the same input")
-    for picture in ("image", "seen"):
+    for picture in ("image", "model_input_image"):
         one, another = getattr(reference, picture), getattr(other, picture)
         if one is not None and another is not None and not np.array_equal(one, another):
             raise InputError("cannot fuse: the explanations are of different images")
