@@ -58,7 +58,7 @@ class ExcitationBackprop(LayerExplainer):
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap]]:
+    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
         """[method][score]: see `compute_maps`."""
         return [[*tool.compute_maps(x, scores)] for tool in explainers]
 
