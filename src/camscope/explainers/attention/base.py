@@ -154,12 +154,12 @@ def select_token_attentions(
             f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, layouts))} "
             f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
-    ((count, known),) = layouts.items()
+    ((count, image_layout),) = layouts.items()
     read = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
     other_counts = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
     return (
         read,
-        known,
+        image_layout,
         [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in other_counts],
     )
 

@@ -77,7 +77,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         empty = (chosen & ~live).any(1).nonzero()[:, 0]
         scores = activation.new_full(chosen.shape, -torch.inf)
 
-        def shown(rows: Tensor) -> Tensor:
+        def build_masks(rows: Tensor) -> Tensor:
             return scale_to_unit_range(enlarge_to_input(activation[sample_rows[rows], channels[rows]], x))[:, None]
 
         def nothing(rows: Tensor) -> Tensor:

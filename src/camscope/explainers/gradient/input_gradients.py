@@ -200,9 +200,9 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
             gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
             apart = gradients - (first or gradients)[0]  # the last that takes memory: from here on all of it is added
             first.extend(gradients[:1].clone() if not first else ())
-            for one in apart:
-                total.add_(one)
-                squares.addcmul_(one, one)
+            for gradient_row in apart:
+                total.add_(gradient_row)
+                squares.addcmul_(gradient_row, gradient_row)
 
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         shift = total / self.n_samples
