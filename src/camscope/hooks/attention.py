@@ -1,7 +1,7 @@
-"""Attentions: every self-attention of one forward pass, in whatever layer and by whatever kernel it is computed.
+"""Self-attentions of a forward pass, in whatever layer and by whatever kernel they are computed.
 
-What a watched forward pass does instead of attention: the same, by way of the probabilities.
-Blocks: the modules around each self-attention, and passes in which none of them runs.
+- `AttentionRecorder` records probabilities and values. It replaces fused kernels by the same computation in steps.
+- `AttentionBlockFinder` finds the module around each self-attention, and `blocks_skipped` runs a model without them.
 """
 
 import math
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 class AttentionRecorder(Hooks):
-    """The self-attentions of a forward pass, in the order in which they are computed, without touching the model.
+    """Records the self-attentions of a forward pass, in the order in which they are computed, without changing the model.
 
-        with Attentions() as seen:
-            scores = seen.run(lambda: model(x))
-            torch.autograd.grad(scores.sum(), [one.probabilities for one in seen.all])
+        with AttentionRecorder() as recorder:
+            scores = recorder.run(lambda: model(x))
+            torch.autograd.grad(scores.sum(), [attention.probabilities for attention in recorder.attentions])
 
-    Fused kernels are computed anew from their queries and keys; elsewhere a softmax over the last axis of (…,T,T) is an
-    attention. The graph starts at the first one: what comes before runs without gradients. Cross-attention is left out.
-    Only the thread that entered the `with` is watched.
+    Fused kernels are recomputed from their queries and keys. Elsewhere, a softmax over the last axis of (…,T,T) counts as an
+    attention. The graph starts at the first attention, and everything before it runs without gradients. Cross-attention is
+    ignored. Only the thread that entered the `with` is recorded.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class AttentionRecorder(Hooks):
         return self
 
     def run(self, forward: Callable[[], T]) -> T:
-        """The result of a forward pass; done again with gradients on everywhere where the model turned them off."""
+        """Return the result of a forward pass; run it again with gradients forced on where the model turned them off."""
         result = self._capture.record_during(forward)
         if self.attentions and (self._capture.gradients_interrupted or not torch.is_grad_enabled()):
             self.attentions.clear()
@@ -98,9 +98,9 @@ MATMUL_LEFT_ARGUMENT = {"matmul": 0, "bmm": 0, "baddbmm": 1}  # and which argume
 
 @dataclass
 class Attention:
-    """One self-attention: probabilities (N,heads,T,T), at least float32, and what is known of (N,heads,T,d) each.
+    """One self-attention: probabilities (N,heads,T,T), at least float32, and query, key and value (N,heads,T,d) where known.
 
-    All are parts of the graph, which begins at the first attention's probabilities.
+    All are parts of the graph, which starts at the probabilities of the first attention.
     """
 
     probabilities: Tensor
@@ -111,7 +111,7 @@ class Attention:
 
 
 class AttentionCapture(BaseFunctionMode):
-    """Sees every function that the model calls; keeps what is an attention."""
+    """A function mode that records which calls of the model are an attention."""
 
     def __init__(self, attentions: list[Attention]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class AttentionCapture(BaseFunctionMode):
         )
 
     def record_during(self, forward: Callable[[], T]) -> T:
-        """Attentions are noted while this runs."""
+        """Run a forward pass and record its attentions."""
         self._is_recording = True
         try:
             return forward()
@@ -131,13 +131,13 @@ class AttentionCapture(BaseFunctionMode):
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of every function that the model calls: its own, or the same by way of the probabilities."""
+        """Return the function's result, computed through the probabilities where it is an attention."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
             return self._call_body(func, args, kwargs)
         if name == "scaled_dot_product_attention":
             return self._replace_fused_attention(func, *args, **kwargs)
-        if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input for nobody
+        if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input without need
             args = tuple(one.detach() if isinstance(one, nn.Parameter) else one for one in args)
         result = func(*args, **kwargs)
         if name == "softmax":
@@ -154,7 +154,7 @@ class AttentionCapture(BaseFunctionMode):
         return result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The body of a function of PyTorch, watched."""
+        """Run the body of a PyTorch function with interception."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -202,7 +202,7 @@ class AttentionCapture(BaseFunctionMode):
         return given
 
     def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """A product before a softmax is of queries and keys, one after it of probabilities and values."""
+        """Record a product: before a softmax of queries and keys, after it of probabilities and values."""
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             kept, self._last_probabilities = self._last_probabilities[1], None
             kept.value, kept.output = self._add_head_axis(_widen_to_float32(right)), self._add_head_axis(result)
@@ -225,14 +225,14 @@ class AttentionCapture(BaseFunctionMode):
         return kept
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
-        """(N,heads,…): with the axis of heads that three axes do not show."""
+        """Add the axis of heads (N,heads,…) to a tensor of three axes that holds them in its batch."""
         if values.ndim != 3:
             return values
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
 def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """(…,T,T): a row that may look nowhere is zero, as the kernels have it."""
+    """Compute attention probabilities (…,T,T); a row that is masked everywhere is zero, as in the fused kernels."""
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -244,7 +244,7 @@ def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal:
 
 
 def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A copy, which the model may change in place, and which the kept tensor lies before in the graph."""
+    """Return a copy behind the recorded tensor in the graph, which the model may change in place."""
     return values.view(shape).to(dtype, copy=True)
 
 
@@ -258,7 +258,7 @@ def _is_square(shape: Sequence[int]) -> bool:
 
 @dataclass
 class AttentionBlock:
-    """A module that held one self-attention of a pass; its output (N,T,K), a part of the graph, in what it returned."""
+    """A module that holds one self-attention of a forward pass; `output` (N,T,K) is part of the graph."""
 
     name: str
     module: nn.Module
@@ -268,10 +268,10 @@ class AttentionBlock:
 
 
 class AttentionBlockFinder(Hooks):
-    """Inside the `with`: which module was around each attention of a list that forward passes fill.
+    """Finds the module around each attention of a list that forward passes inside the `with` fill.
 
-    A block is found by what it does: it is the outermost module that holds this attention and no other, and returns one
-    tensor of as many tokens.
+    A block is recognized by its behavior. It is the outermost module that holds one attention and no other, and that returns
+    one tensor with the same number of tokens.
     """
 
     def __init__(self, model: nn.Module, attentions: list[Attention]) -> None:
@@ -289,7 +289,7 @@ class AttentionBlockFinder(Hooks):
         return self
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """The block of each of the attentions; a LayerError where they have none, or blocks of several kinds."""
+        """Return the block of each attention; LayerError where there is none, or where they differ in kind."""
         numbers = [next(i for i, one in enumerate(self._attentions) if one is wanted) for wanted in attentions]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
         kinds = {(type(block.module), block.output.shape) for block in blocks}
@@ -326,10 +326,12 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Passes of this thread in which no block runs: each returns what it did, the last one this output in its place."""
+    """Replace each block, in this thread, by its own recorded output; the last one returns `output` instead."""
     for block in blocks:
         if has_instance_forward(block.module):
-            raise LayerError(f"block {block.name!r} has a forward of its own on the instance: it cannot be left out")
+            raise LayerError(
+                f"block {block.name!r} has a forward on the instance and cannot be skipped: remove that patch"
+            )
     last = blocks[-1]
     stands: dict[nn.Module, ForwardReplacement] = {
         block.module: partial(_return_stored_output, block.output_structure) for block in blocks

@@ -1,4 +1,4 @@
-"""Patched: versions of one input that differ from it in a window each; a model works out only what the windows reach."""
+"""Incremental forward passes: many variants of one input that differ in a window; only what a window reaches is computed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.pytree import map_leaves
 
-MAX_PATCH_SHARE = 0.7  # of a map's cells: where a patch is larger, the whole map costs no more
+MAX_PATCH_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
 aten = torch.ops.aten
 POINTWISE_OPS = {
     *(aten.relu, aten.relu_, aten.hardtanh, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_, aten.elu, aten.elu_),
@@ -26,10 +26,11 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 
 @dataclass
 class CostTracker:
-    """What passes of versions spared, and took: multiplications of convolutions, and bytes.
+    """What forward passes of variants cost and saved, in multiplications of convolutions and in bytes.
 
-    `saved_multiplications`: of the versions' rows; `clean_multiplications`: made for the clean one; `max_row_bytes`: bytes of a row, where it is largest. A pass
-    that comes to whole tensors before `min_saved_multiplications` is spared ends with NotWorthwhileError.
+    `saved_multiplications` counts those of the variants, `clean_multiplications` those of the clean input, and `max_row_bytes`
+    the bytes of the largest row. A forward pass that needs full tensors before `min_saved_multiplications` are saved ends with
+    NotWorthwhileError.
     """
 
     saved_multiplications: int = 0
@@ -38,20 +39,20 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def record_row_bytes(self, values: Tensor) -> None:
-        """Take in what an operation made of all rows."""
+        """Record the bytes per row of an operation's output."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
 class NotWorthwhileError(Exception):
-    """Whole tensors are needed before enough is spared."""
+    """Full tensors are needed before enough is saved."""
 
 
 class WindowTensor(Tensor):
-    """R versions (R,C,*S) of one sample, for a model to be run on without gradients.
+    """R variants (R,C,*S) of one sample, on which a model runs without gradients.
 
-    They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `patch_start` (R,axes). Convolutions, poolings,
-    batch norms, sums, concatenations and activations hand on such versions: of each only what its patch reaches is worked
-    out, to the bit what a whole pass does but for rounding. Any other operation is given the whole tensors.
+    They equal `clean` (1,C,*S) except for `patch` (R,C,*s), whose first cell is at `patch_start` (R,axes). Convolutions,
+    poolings, batch norms, sums, concatenations and activations return such variants and compute only what each patch reaches.
+    The result equals that of a full forward pass except for rounding. Any other operation gets the full tensors.
     """
 
     clean: Tensor
@@ -67,7 +68,7 @@ class WindowTensor(Tensor):
         patch_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
-        """A tensor with a shape and a type, and no numbers of its own."""
+        """Create a tensor with a shape and a dtype, and no values of its own."""
         made: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
@@ -80,7 +81,7 @@ class WindowTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it so; its stub is of an instance
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """By the rule for the operation, or of whole tensors."""
+        """Run the operation by its rule, or on full tensors."""
         kwargs, kind = kwargs or {}, func.overloadpacket
         found: Any = None
         if kind in (aten.detach, aten.alias):
@@ -98,7 +99,7 @@ class WindowTensor(Tensor):
         return _run_on_full_tensors(func, args, kwargs) if found is None else found
 
     def materialize(self) -> Tensor:
-        """(R,C,*S), which is the patch from now on: what is done to it, or to a view of it, is done to these versions."""
+        """Return the full tensor (R,C,*S), which becomes the patch: in-place changes and views act on it."""
         if self.patch.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
@@ -108,7 +109,7 @@ class WindowTensor(Tensor):
         return self.patch
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """(R,axes) -> (R,C,*size): what lies from there on, `fill_value` the borders one number."""
+        """Cut a window from each variant, (R,axes) -> (R,C,*size); `fill_value` is used outside."""
         found = cut_windows(self.clean[0], start, size, fill_value)
         for row, corner, first, patch in zip(found, start.tolist(), self.patch_start.tolist(), self.patch, strict=True):
             there, taken = [slice(None)], [slice(None)]
@@ -121,12 +122,12 @@ class WindowTensor(Tensor):
         return found
 
     def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
-        """Other versions, of the same window each."""
+        """Return variants with other values and the same cost tracker."""
         return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """(C,*S), (R,axes) -> (R,C,*size): what lies from each corner on, `fill_value` the borders one number."""
+    """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size); `fill_value` is used outside."""
     places, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [place[axis] for place in places]
@@ -140,18 +141,18 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
 
 
 def materialize_tensor(value: Tensor) -> Tensor:
-    """A tensor with numbers of its own."""
+    """Return a tensor with values of its own."""
     return value.materialize() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The operation on whole tensors; what it changes in place, and what it takes a view of, is the versions' own."""
+    """Run the operation on full tensors; in-place changes and views act on the variants."""
     result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
-    """Of each cell by itself; of several versions on the smallest window that holds theirs."""
+    """Run a pointwise operation, for several variants on the smallest window that holds theirs."""
     versions = [one for one in args if isinstance(one, WindowTensor)]
     if any(isinstance(one, Tensor) and not _is_per_channel(one, versions[0]) for one in args):
         return None
@@ -170,14 +171,14 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
-    """Whether a tensor is versions too, or has a number for each channel at most."""
+    """Whether a tensor is variants too, or has at most one value per channel."""
     if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
 def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor]:
-    """Their patches, all of the smallest window that holds each, and where it begins."""
+    """Return the patches of several variants on the smallest window that holds each, and where it starts."""
     if len(variants) == 1:
         return [variants[0].patch], variants[0].patch_start
     begin = torch.stack([one.patch_start for one in variants]).amin(0)
@@ -194,7 +195,7 @@ def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """A batch norm by what it has learnt; the rest of what it returns is empty."""
+    """Run a batch norm with its running statistics; its other results are empty."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
@@ -203,7 +204,7 @@ def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
-    """Versions one behind the other, along the channels."""
+    """Concatenate variants along the channels."""
     versions = [one for one in parts if isinstance(one, WindowTensor)]
     if axis != 1 or len(versions) < len(parts) or len({one.shape[2:] for one in versions}) > 1:
         return None
@@ -248,7 +249,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """The largest or the mean of each window. Which cell was the largest is told to nobody."""
+    """Run a max or average pooling; indices of maxima are not returned."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
@@ -289,7 +290,7 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """`operation` (values, padding) on the whole once, and on the part of each version that its patch can reach."""
+    """Run `operation(values, padding)` on the clean tensor once, and on the part of each variant that its patch reaches."""
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     reach = [dilation[i] * (kernel[i] - 1) for i in axes]

@@ -1,4 +1,4 @@
-"""Spatial operations: which tensors of a forward pass are maps of the input by construction."""
+"""Spatial operations: find the tensors of a forward pass that are maps of the input by construction."""
 
 import math
 import weakref
@@ -63,15 +63,15 @@ CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
 FUSED_MODULES = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
-)  # their fused kernels are not used while calls are watched
+)  # their fused kernels are not used while calls are intercepted
 
 
 class SpatialMapTracker(BaseFunctionMode):
-    """Inside the `with`, in this thread: knows the maps (N,K,*grid) that windows over the input and elementwise steps make.
+    """Tracks, in this thread, the maps (N,K,*grid) that windowed and elementwise operations compute from the input.
 
-    A convolution or a pool makes a map if its input is one, or has the grid of one, which attention between tokens has not
-    unless it is reshaped to that grid. An elementwise function makes one of maps, of parameters such as positions, and of
-    what is the same in all cells. `input_size`: the input's spatial axes.
+    A convolution or a pooling returns a map if its input is one, or has the grid of one. Attention between tokens has no such
+    grid unless it is reshaped. An elementwise function returns a map for maps, parameters such as position embeddings, and
+    values that are the same in all cells. `input_size` holds the input's spatial axes.
     """
 
     def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return known is not None and known() is tensor
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Return the function's result, and record whether it is a map."""
         name = function_name(func)
         is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
         result = func(*args, **kwargs)
@@ -118,7 +118,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return False
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """The tensors (N,K,*grid) of more than one cell in an argument."""
+        """Yield the tensors (N,K,*grid) with more than one cell in an argument."""
         for one in value if isinstance(value, list | tuple) else (value,):
             if not isinstance(one, Tensor) or one.ndim != self._n_axes or id(one) in self._parameter_ids:
                 continue
@@ -127,5 +127,5 @@ class SpatialMapTracker(BaseFunctionMode):
 
 
 def is_interception_exact(model: nn.Module) -> bool:
-    """Whether watching the calls leaves the model's numbers as they are, to the last bit."""
+    """Whether intercepting calls leaves the model's results bit-exact."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())
