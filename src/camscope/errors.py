@@ -163,8 +163,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def describe_out_of_memory(error: BaseException) -> str:
     """`out of memory (8.00 GiB requested)`: without the stack frames and addresses that libraries add."""
-    found = REQUESTED_SIZE_PATTERN.search(str(error))
-    return f"{OUT_OF_MEMORY} ({found[1]} requested)" if found else OUT_OF_MEMORY
+    match = REQUESTED_SIZE_PATTERN.search(str(error))
+    return f"{OUT_OF_MEMORY} ({match[1]} requested)" if match else OUT_OF_MEMORY
 
 
 def is_transient(error: BaseException) -> bool:
@@ -183,9 +183,9 @@ def is_transient(error: BaseException) -> bool:
 
 def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those behind it, also where it was raised `from None`."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

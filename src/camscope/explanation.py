@@ -113,8 +113,8 @@ class Explanation:
     @property
     def label_and_score(self) -> str:
         """`tabby (marker_share=0.93)`."""
-        chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
-        return f"{self.label} ({chance})"
+        score_text = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
+        return f"{self.label} ({score_text})"
 
     @property
     def caption(self) -> str:
@@ -150,8 +150,8 @@ class Explanation:
         value, -1..1; None leaves score units. Raises GeometryError where the place on the image is unknown.
         """
         values = self._project_map(size)[0]
-        known = self._resolve_scale(scale)
-        return values if known is None else render.apply_scale(values, known)
+        resolved_scale = self._resolve_scale(scale)
+        return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
     def overlay(
         self,
@@ -176,35 +176,35 @@ class Explanation:
         below the picture what each name's colour is; `colorbar`: a colour bar with the raw range at the right; `height`: rows of
         the picture, for a figure.
         """
-        known, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
+        resolved_scale, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
             volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
             return render.draw_planes(
                 replace(volume, flag=""), height=height, bar=colorbar
             )  # a figure has a strip for flags
         if self.attribution.ndim != 2:
-            picture = self._overlay_signal_or_video(known, alpha, colormap, contour, box_threshold, mask)
-            return picture if height is None else render.resize_to_fit(picture, height, 8 * height)
+            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap, contour, box_threshold, mask)
+            return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._best_size()
-        picture, (raw, covered) = self._background_image(size), self._project_map(size)
-        values, ends = render.to_display_range(raw, known, colormap)
+        image, (raw, covered) = self._background_image(size), self._project_map(size)
+        values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if contour is None and box_threshold is None:
             if colormap == render.DIVERGING and alpha > 0:
-                picture = render.fade_to_gray(picture)
-            picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
+                image = render.fade_to_gray(image)
+            image = render.overlay(image, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
-            picture = render.hatch_uncovered(picture, covered)
+            image = render.hatch_uncovered(image, covered)
         if contour is not None:
-            picture = render.draw_contours(picture, values, contour, colormap=colormap)
+            image = render.draw_contours(image, values, contour, colormap=colormap)
         if box_threshold is not None:
-            picture = render.draw_boxes(picture, render.find_boxes(values, box_threshold))
-        outlines = render.prepare_outlines(mask, picture.shape[:2])
+            image = render.draw_boxes(image, render.find_boxes(values, box_threshold))
+        outlines = render.prepare_outlines(mask, image.shape[:2])
         if height is not None:
-            picture = render.resize_to_fit(picture, height, 2 * height)
-        picture = render.draw_outlines(picture, outlines)
+            image = render.resize_to_fit(image, height, 2 * height)
+        image = render.draw_outlines(image, outlines)
         if colorbar:
-            picture = render.join_horizontally(picture, render.draw_color_bar(picture.shape[0], *ends, colormap))
-        return render.add_outline_legend(picture, outlines)
+            image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *ends, colormap))
+        return render.add_outline_legend(image, outlines)
 
     def _overlay_signal_or_video(
         self,
@@ -219,11 +219,11 @@ class Explanation:
         if contour is not None or box_threshold is not None or mask is not None or self.attribution.ndim not in (1, 3):
             self._check_two_axes()
         values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
-        grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
-        seen = grey if self.model_input_image is None else self.model_input_image
+        gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
+        background = gray if self.model_input_image is None else self.model_input_image
         if values.ndim == 1:
-            return render.draw_signal_trace(seen, values, alpha=alpha, colormap=colormap)
-        return render.draw_frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
+            return render.draw_signal_trace(background, values, alpha=alpha, colormap=colormap)
+        return render.draw_frames(background, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
 
     @property
     def _is_volume(self) -> bool:
@@ -405,34 +405,32 @@ class Explanation:
         """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
         if self._is_volume and height is None:
             return self.planes()
-        picture = self.overlay(height=height)
-        return (
-            picture if self.warning_text is None else render.add_caption(picture, self.caption, flag=self.warning_text)
-        )
+        image = self.overlay(height=height)
+        return image if self.warning_text is None else render.add_caption(image, self.caption, flag=self.warning_text)
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
     def _repr_html_(self) -> str:
-        words = html.escape(
+        text = html.escape(
             self.caption
             if self.status == STATUS_OK
             else f"{self.caption} · {self.status}: {STATUS_MEANINGS[self.status]}"
         )
         if not self._is_volume and self.attribution.ndim > 3:
-            return f"<p>{words}</p>"
-        picture = self.planes() if self._is_volume else self.overlay(colorbar=True)
-        return render.build_figure_html(picture, words, words)
+            return f"<p>{text}</p>"
+        image = self.planes() if self._is_volume else self.overlay(colorbar=True)
+        return render.build_figure_html(image, text, text)
 
     def _best_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
     def _project_map(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        heat = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
+        values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
-            return heat, np.ones(self.grid, dtype=bool)
+            return values, np.ones(self.grid, dtype=bool)
         if size == "input":
-            return Placement.identity(self.input_size).project(heat)
+            return Placement.identity(self.input_size).project(values)
         if size != "image":
             raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
         if self.placement is None:
@@ -440,12 +438,12 @@ class Explanation:
                 "where the model's input lies on the image is unknown (the preprocessing is random or not affine); "
                 "use size='input'"
             )
-        return self.placement.project(heat)
+        return self.placement.project(values)
 
     def _background_image(self, size: MapSize) -> PixelArray:
-        picture = self.image if size == "image" else self.model_input_image
-        if picture is not None and size != "grid":
-            return picture
+        image = self.image if size == "image" else self.model_input_image
+        if image is not None and size != "grid":
+            return image
         shape = self.grid if size == "grid" else self.input_size if size == "input" else self._image_size()
         return np.full((*shape, 3), 128, dtype=np.uint8)
 
@@ -467,13 +465,16 @@ def figure(
 
     `height`: rows of a picture, 320, and 480 where there are planes of a volume.
     """
-    height = height or (480 if any(one.attribution.ndim == 3 for one in explanations) else 320)
-    pictures = [
-        one.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
-        for one in explanations
+    height = height or (480 if any(explanation.attribution.ndim == 3 for explanation in explanations) else 320)
+    images = [
+        explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
+        for explanation in explanations
     ]
-    captions, flags = [one.caption for one in explanations], [one.warning_text for one in explanations]
-    return render.draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
+    captions, flags = (
+        [explanation.caption for explanation in explanations],
+        [explanation.warning_text for explanation in explanations],
+    )
+    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
@@ -481,16 +482,19 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
 
     From 0 to the largest value of them all; with the diverging colours from minus to plus the strongest.
     """
-    signed = colormap == render.DIVERGING or (
-        colormap == AUTO and any(one.colormap == render.DIVERGING for one in explanations)
+    is_signed = colormap == render.DIVERGING or (
+        colormap == AUTO and any(explanation.colormap == render.DIVERGING for explanation in explanations)
     )
     largest: dict[object, float] = {}
-    keys = [(one.method, one.layer, tuple(sorted(map(str, one.parameters.items())))) for one in explanations]
-    for key, one in zip(keys, explanations, strict=True):
-        values = one.heatmap(one._best_size(), scale=None)
-        own = float((abs(values) if signed else values).max(initial=0.0))
-        largest[key] = max(largest.get(key, 0.0), own)
-    return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
+    keys = [
+        (explanation.method, explanation.layer, tuple(sorted(map(str, explanation.parameters.items()))))
+        for explanation in explanations
+    ]
+    for key, explanation in zip(keys, explanations, strict=True):
+        values = explanation.heatmap(explanation._best_size(), scale=None)
+        strongest = float((abs(values) if is_signed else values).max(initial=0.0))
+        largest[key] = max(largest.get(key, 0.0), strongest)
+    return [(-most if is_signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
 def check_explanation(explanation: Explanation) -> Explanation:

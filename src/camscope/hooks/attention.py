@@ -138,7 +138,7 @@ class AttentionCapture(BaseFunctionMode):
         if name == "scaled_dot_product_attention":
             return self._replace_fused_attention(func, *args, **kwargs)
         if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input without need
-            args = tuple(one.detach() if isinstance(one, nn.Parameter) else one for one in args)
+            args = tuple(arg.detach() if isinstance(arg, nn.Parameter) else arg for arg in args)
         result = func(*args, **kwargs)
         if name == "softmax":
             return self._replace_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
@@ -181,32 +181,39 @@ class AttentionCapture(BaseFunctionMode):
         if torch.is_autocast_enabled(kind) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            q, k, v = (_widen_to_float32(one.to(dtype)) for one in (query, key, value))
+            q, k, v = (_widen_to_float32(tensor.to(dtype)) for tensor in (query, key, value))
             if kwargs.get("enable_gqa"):
-                k, v = (one.repeat_interleave(q.shape[-3] // one.shape[-3], -3) for one in (k, v))
-            kept = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
-            given = F.dropout(kept.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2])
-            output = given @ v
-            kept.query, kept.key, kept.value, kept.output = map(self._add_head_axis, (q, k, v, output))
-            return _copy_for_model(kept.output, output.shape, dtype)
+                k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
+            attention = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
+            dropped = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2])
+            output = dropped @ v
+            attention.query, attention.key, attention.value, attention.output = map(
+                self._add_head_axis, (q, k, v, output)
+            )
+            return _copy_for_model(attention.output, output.shape, dtype)
 
     def _replace_softmax(self, result: Tensor, dim: int | None) -> Tensor:
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
-        kept = self._record_attention(_widen_to_float32(result))
-        given = _copy_for_model(kept.probabilities, result.shape, result.dtype)
+        attention = self._record_attention(_widen_to_float32(result))
+        probabilities = _copy_for_model(attention.probabilities, result.shape, result.dtype)
         if self._last_product is not None and self._last_product[0].shape == result.shape:
-            kept.query, kept.key = (self._add_head_axis(_widen_to_float32(one)) for one in self._last_product[1:])
-        self._last_probabilities, self._last_product = (given, kept), None
-        return given
+            attention.query, attention.key = (
+                self._add_head_axis(_widen_to_float32(factor)) for factor in self._last_product[1:]
+            )
+        self._last_probabilities, self._last_product = (probabilities, attention), None
+        return probabilities
 
     def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
         """Record a product: before a softmax of queries and keys, after it of probabilities and values."""
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
-            kept, self._last_probabilities = self._last_probabilities[1], None
-            kept.value, kept.output = self._add_head_axis(_widen_to_float32(right)), self._add_head_axis(result)
-            return _copy_for_model(kept.output, result.shape, result.dtype)
+            attention, self._last_probabilities = self._last_probabilities[1], None
+            attention.value, attention.output = (
+                self._add_head_axis(_widen_to_float32(right)),
+                self._add_head_axis(result),
+            )
+            return _copy_for_model(attention.output, result.shape, result.dtype)
         if result.ndim >= 3 and _is_square(result.shape[-2:]):
             self._last_product = result, left, right.transpose(-2, -1)
         return result
@@ -219,10 +226,10 @@ class AttentionCapture(BaseFunctionMode):
         if not (torch.is_grad_enabled() and by_heads.requires_grad and self._attentions):
             by_heads = by_heads.detach().requires_grad_()
         torch.set_grad_enabled(True)
-        kept = Attention(by_heads)
+        attention = Attention(by_heads)
         if self._is_recording and not is_recomputing():
-            self._attentions.append(kept)
-        return kept
+            self._attentions.append(attention)
+        return attention
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
         """Add the axis of heads (N,heads,…) to a tensor of three axes that holds them in its batch."""
@@ -290,7 +297,9 @@ class AttentionBlockFinder(Hooks):
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
         """Return the block of each attention; LayerError where there is none, or where they differ in kind."""
-        numbers = [next(i for i, one in enumerate(self._attentions) if one is wanted) for wanted in attentions]
+        numbers = [
+            next(i for i, recorded in enumerate(self._attentions) if recorded is attention) for attention in attentions
+        ]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
         kinds = {(type(block.module), block.output.shape) for block in blocks}
         if len(blocks) < len(numbers) or len({id(block.module) for block in blocks}) < len(blocks) or len(kinds) > 1:
@@ -307,7 +316,7 @@ class AttentionBlockFinder(Hooks):
         self._open_modules.append((module, len(self._attentions)))
 
     def _leave_module(self, name: str, module: nn.Module, args: object, layer_output: Any) -> Any:
-        before = next((count for one, count in reversed(self._open_modules) if one is module), -1)
+        before = next((count for item, count in reversed(self._open_modules) if item is module), -1)
         while self._open_modules and self._open_modules.pop()[0] is not module:
             pass
         if is_recomputing() or before < 0 or len(self._attentions) != before + 1:
@@ -315,7 +324,9 @@ class AttentionBlockFinder(Hooks):
         samples, _, _, tokens = self._attentions[before].probabilities.shape[:4]
         shapes = (samples, tokens), (tokens, samples)
         outputs = [
-            (path, one) for path, one in iter_leaves(layer_output) if one.ndim == 3 and tuple(one.shape[:2]) in shapes
+            (path, item)
+            for path, item in iter_leaves(layer_output)
+            if item.ndim == 3 and tuple(item.shape[:2]) in shapes
         ]
         if len(outputs) != 1:
             return None

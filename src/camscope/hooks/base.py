@@ -113,9 +113,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     if not isinstance(layer, str | nn.Module):
         raise LayerError(f"the layer is {layer!r:.60}; expected one name or module (to explain several, use fuse())")
     if isinstance(layer, nn.Module):
-        wanted = unwrap(layer)
+        target = unwrap(layer)
         for name, module in inner.named_modules():
-            if unwrap(module) is wanted:
+            if unwrap(module) is target:
                 return name, module
         raise LayerError(f"the layer {type(layer).__name__} is not a part of this {type(model).__name__}")
     try:
@@ -140,13 +140,13 @@ def strip_wrapper_names(name: str) -> str:
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
     """Return layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
-    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
-    if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB_CHARACTERS & set(wanted[0])):
-        return dict([find_layer(model, wanted[0])])
+    requested = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
+    if len(requested) == 1 and not (isinstance(requested[0], str) and GLOB_CHARACTERS & set(requested[0])):
+        return dict([find_layer(model, requested[0])])
     modules = dict(unwrap(model).named_modules())
     names: set[str] = set()
     plain = {strip_wrapper_names(name): name for name in reversed(modules)}
-    for layer in wanted:
+    for layer in requested:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
         if isinstance(layer, str) and not matches:
             matches = [plain[name] for name in fnmatch.filter(plain, strip_wrapper_names(layer))]
@@ -224,14 +224,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     threaded = any(isinstance(module, DataParallel) for module in modules)
-    viewed = [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    flagged_modules = (
+        [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    )
     here = threading.get_ident()
     with _modes_lock:
         if not _flags_by_thread:
             setattr(nn.Module, "training", _ThreadTrainingFlag())  # noqa: B010 - mypy knows the attribute as a bool
         view, inside = _flags_by_thread.setdefault(here, {}), _use_counts_by_thread.setdefault(here, Counter())
-        view.update((id(module), False) for module in viewed)
-        inside.update(map(id, viewed))
+        view.update((id(module), False) for module in flagged_modules)
+        inside.update(map(id, flagged_modules))
         stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _original_flags]
         for module in stubborn:
             users, flag = _original_flags.get(id(module), (0, module.training))
@@ -247,8 +249,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
                     _original_flags[id(module)] = (users - 1, flag)
                 else:
                     module.training = flag
-            inside.subtract(map(id, viewed))
-            for key in [id(module) for module in viewed if not inside[id(module)]]:
+            inside.subtract(map(id, flagged_modules))
+            for key in [id(module) for module in flagged_modules if not inside[id(module)]]:
                 del view[key], inside[key]
             if not view and _flags_by_thread.pop(here, None) is not None:
                 del _use_counts_by_thread[here]

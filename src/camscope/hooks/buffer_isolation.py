@@ -200,8 +200,8 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
             vars(other)["_compiled_call_impl"] = None
             forward = vars(other).pop("forward", None)
             if forward is not None and not isinstance(forward, ForwardOverride):  # the model's own, of this module
-                own = getattr(forward, "__self__", None) is module
-                vars(other)["forward"] = MethodType(forward.__func__, other) if own else forward
+                is_bound_here = getattr(forward, "__self__", None) is module
+                vars(other)["forward"] = MethodType(forward.__func__, other) if is_bound_here else forward
             vars(other)["_modules"] = {
                 name: None if part is None else copied(part) for name, part in module._modules.items()
             }

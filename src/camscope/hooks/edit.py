@@ -124,11 +124,11 @@ def _edit_input(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
     taken: Any = (args, kwargs)
-    found = [(path, leaf) for path, leaf in iter_leaves(taken) if leaf.is_floating_point()]
-    found = [(path, leaf) for path, leaf in found if path[0] == 0] or found
-    if not found:
+    leaves = [(path, leaf) for path, leaf in iter_leaves(taken) if leaf.is_floating_point()]
+    leaves = [(path, leaf) for path, leaf in leaves if path[0] == 0] or leaves
+    if not leaves:
         raise LayerError(f"layer {name!r} gets no floating tensor: it has no input to edit")
-    copies = tuple(leaf.clone() for _, leaf in found)
+    copies = tuple(leaf.clone() for _, leaf in leaves)
     changed = function(copies if len(copies) > 1 else copies[0])
     if changed is None:
         return None
@@ -137,7 +137,7 @@ def _edit_input(
         raise LayerError(
             f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
         )
-    for (path, _), part in zip(found, parts, strict=True):
+    for (path, _), part in zip(leaves, parts, strict=True):
         taken = replace_leaf(taken, path, _check_tensor(name, part))
     return taken[0], taken[1]
 

@@ -84,9 +84,9 @@ def _install_replacements(replacements: Mapping[nn.Module, ForwardReplacement], 
     finally:
         with _override_lock:
             for module in replacements:
-                others = module.__dict__["forward"].replacements
-                del others[thread_id]
-                if not others:
+                installed = module.__dict__["forward"].replacements
+                del installed[thread_id]
+                if not installed:
                     del module.__dict__["forward"]
 
 

@@ -47,9 +47,9 @@ def compute_input_gradients(
         with staying:
             values = list(score_function(leaf.clone()))
         torch.set_grad_enabled(True)  # even where the model switches it off and leaves it off
-        found = [_compute_gradient(one, leaf, retain_graph=one is not values[-1]) for one in values]
-        gradients = [one for one in found if one is not None]
-        return ([one.detach() for one in values], gradients) if len(gradients) == len(values) else None
+        optional_gradients = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
+        gradients = [value for value in optional_gradients if value is not None]
+        return ([value.detach() for value in values], gradients) if len(gradients) == len(values) else None
 
     return run_with_gradients(attempt)
 
@@ -62,9 +62,9 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
     """
     for staying in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
-            found = attempt(staying)
-        if found is not None:
-            return found
+            result = attempt(staying)
+        if result is not None:
+            return result
     raise ModelError(
         "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
         "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"
@@ -84,8 +84,8 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
-        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
-        return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
+        (grad,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
+        return None if grad is None else grad.to(torch.promote_types(leaf.dtype, torch.float32))
     gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
         grads: Sequence[Tensor | None] = torch.autograd.grad(
@@ -96,10 +96,10 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
         )
         if grads[0] is None:
             return None
-        found = grads[0].float() / boost
+        rescaled = grads[0].float() / boost
         lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
-        rows = lost & (found.flatten(1).isfinite().all(1) | (boost == 1))
-        gradient = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), found, gradient)
+        rows = lost & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
+        gradient = torch.where(rows.view(-1, *[1] * (rescaled.ndim - 1)), rescaled, gradient)
         if bool(gradient.flatten(1).any(1).all()):
             break
     return gradient
@@ -115,11 +115,11 @@ OPAQUE_NODES = {
 def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
     """Yield each node of the outputs' graph once, beginning at the outputs."""
     waiting = [output.grad_fn for output in outputs]
-    seen: set[Node | None] = {None}
+    visited: set[Node | None] = {None}
     while waiting:
         node = waiting.pop()
-        if node not in seen and node is not None:
-            seen.add(node)
+        if node not in visited and node is not None:
+            visited.add(node)
             yield node
             waiting.extend(before for before, _ in node.next_functions)
 
@@ -197,11 +197,11 @@ def _hook_relu(node: Node, rule: ReluRule) -> None:
     if rule == "guided":
         node.register_prehook(_clamp_to_positive)
     else:
-        node.register_hook(lambda found, given: (*_clamp_to_positive(given), *found[1:]))
+        node.register_hook(lambda grad_inputs, grad_outputs: (*_clamp_to_positive(grad_outputs), *grad_inputs[1:]))
 
 
 def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(one.clamp(min=0) for one in gradients)
+    return tuple(gradient.clamp(min=0) for gradient in gradients)
 
 
 RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
@@ -242,7 +242,7 @@ class RescaleRule(BaseFunctionMode):
         """Return the function's own result; an elementwise function gets another backward rule."""
         name, more = function_name(func), dict(kwargs)
         first = args[0] if args else more.pop("input", None)
-        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
+        several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *more.values()))
         drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
         if name not in RESCALED_FUNCTIONS or several or drawn or not isinstance(first, Tensor):
             return func(*args, **kwargs)
@@ -252,18 +252,18 @@ class RescaleRule(BaseFunctionMode):
         place, self._call_count = self._call_count, self._call_count + 1
         if self._is_recording:
             self._references[place] = name, z.detach().clone()
-        known, reference = self._references.get(place, ("", z))
+        reference_name, reference = self._references.get(place, ("", z))
         if (
             not self._is_comparing
-            or name != known
+            or name != reference_name
             or z.shape != reference.shape
             or not (z.requires_grad and torch.is_grad_enabled())
         ):
             return function(z)
-        given = z.detach().clone()
-        result, multiplier = _compute_multiplier(function, given, reference)
+        z_copy = z.detach().clone()
+        result, multiplier = _compute_multiplier(function, z_copy, reference)
         passed: Tensor = _MultiplyGradient.apply(z, result, multiplier)
-        in_place = result.data_ptr() == given.data_ptr()
+        in_place = result.data_ptr() == z_copy.data_ptr()
         return z.copy_(passed) if in_place else passed
 
 
@@ -278,8 +278,8 @@ def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, referen
         result = function(z)
         secant = (result - function(reference.clone())) / step
     # half of the digits: below, rounding in the secant is larger than the curvature's effect on the gradient
-    told = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
-    return result, torch.where(told, secant, gradient)
+    is_reliable = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
+    return result, torch.where(is_reliable, secant, gradient)
 
 
 class _MultiplyGradient(torch.autograd.Function):

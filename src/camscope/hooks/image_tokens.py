@@ -22,8 +22,8 @@ def get_image_token_id(module: nn.Module) -> int | None:
 
 
 def _read_image_token_id(config: object) -> int | None:
-    found = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
-    return next((token for token in found if isinstance(token, int) and not isinstance(token, bool)), None)
+    tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
+    return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def has_image_tokens(model: nn.Module) -> bool:
@@ -62,7 +62,7 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
             if isinstance(part, nn.Embedding) and part.num_embeddings >= size:
 
                 def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-                    lengths.update(one.shape[1] for one in args[:1] if isinstance(one, Tensor) and one.ndim == 2)
+                    lengths.update(arg.shape[1] for arg in args[:1] if isinstance(arg, Tensor) and arg.ndim == 2)
 
                 scope.callback(part.register_forward_hook(thread_local_hook(note)).remove)
 
@@ -85,8 +85,8 @@ def find_query_counts(model: nn.Module) -> set[int]:
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
-        found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
-        counts.update(count for count in found if isinstance(count, int) and not isinstance(count, bool))
+        settings = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
+        counts.update(count for count in settings if isinstance(count, int) and not isinstance(count, bool))
         if isinstance(module, nn.Embedding) and "quer" in name.rpartition(".")[2]:
             counts.add(module.num_embeddings)
         for label, parameter in module.named_parameters(recurse=False):
@@ -124,8 +124,8 @@ def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageToke
 
 def _find_input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     try:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     except TypeError:
         return None
-    found = given.get("input_ids", given.get("kwargs", {}).get("input_ids"))
-    return found if isinstance(found, Tensor) and found.ndim == 2 else None
+    input_ids = arguments.get("input_ids", arguments.get("kwargs", {}).get("input_ids"))
+    return input_ids if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else None

@@ -69,13 +69,13 @@ class WindowTensor(Tensor):
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
         """Create a tensor with a shape and a dtype, and no values of its own."""
-        made: WindowTensor = Tensor._make_wrapper_subclass(
+        tensor: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
-        made.clean, made.patch, made.patch_start = clean, patch, patch_start
-        made.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
-        made.cost_tracker.record_row_bytes(patch)
-        return made
+        tensor.clean, tensor.patch, tensor.patch_start = clean, patch, patch_start
+        tensor.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
+        tensor.cost_tracker.record_row_bytes(patch)
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it so; its stub is of an instance
@@ -83,20 +83,20 @@ class WindowTensor(Tensor):
     ) -> Any:
         """Run the operation by its rule, or on full tensors."""
         kwargs, kind = kwargs or {}, func.overloadpacket
-        found: Any = None
+        result: Any = None
         if kind in (aten.detach, aten.alias):
-            found = args[0]
+            result = args[0]
         elif kind in POINTWISE_OPS | ARITHMETIC_OPS:
-            found = _run_pointwise(func, args, kwargs)
+            result = _run_pointwise(func, args, kwargs)
         elif kind in BATCH_NORM_OPS:
-            found = _run_batch_norm(func, args, kwargs)
+            result = _run_batch_norm(func, args, kwargs)
         elif kind is aten.cat:
-            found = _run_concat(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
+            result = _run_concat(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
         elif kind is aten.convolution:
-            found = _run_convolution(func, *args)
+            result = _run_convolution(func, *args)
         elif kind in POOLING_OPS and not kwargs:
-            found = _run_pooling(func, *args)
-        return _run_on_full_tensors(func, args, kwargs) if found is None else found
+            result = _run_pooling(func, *args)
+        return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
     def materialize(self) -> Tensor:
         """Return the full tensor (R,C,*S), which becomes the patch: in-place changes and views act on it."""
@@ -110,16 +110,18 @@ class WindowTensor(Tensor):
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
         """Cut a window from each variant, (R,axes) -> (R,C,*size); `fill_value` is used outside."""
-        found = cut_windows(self.clean[0], start, size, fill_value)
-        for row, corner, first, patch in zip(found, start.tolist(), self.patch_start.tolist(), self.patch, strict=True):
+        windows = cut_windows(self.clean[0], start, size, fill_value)
+        for row, corner, first, patch in zip(
+            windows, start.tolist(), self.patch_start.tolist(), self.patch, strict=True
+        ):
             there, taken = [slice(None)], [slice(None)]
-            for place, own, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
-                low = max(0, own - place)
-                high = max(low, min(length, own + extent - place))
+            for place, patch_corner, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
+                low = max(0, patch_corner - place)
+                high = max(low, min(length, patch_corner + extent - place))
                 there.append(slice(low, high))
-                taken.append(slice(low + place - own, high + place - own))
+                taken.append(slice(low + place - patch_corner, high + place - patch_corner))
             row[tuple(there)] = patch[tuple(taken)]
-        return found
+        return windows
 
     def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
         """Return variants with other values and the same cost tracker."""
@@ -133,11 +135,13 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
         along = [place[axis] for place in places]
         pads = [max(0, -min(along)), max(0, max(along) + length - values.shape[1 + axis]), *pads]  # the last axis first
         starts.append(pads[0])
-    wide, found = F.pad(values, pads, value=fill_value), values.new_empty(len(places), len(values), *size)
-    for row, place in zip(found, places, strict=True):
+    wide, windows = F.pad(values, pads, value=fill_value), values.new_empty(len(places), len(values), *size)
+    for row, place in zip(windows, places, strict=True):
         firsts = map(int.__add__, place, starts)
-        row.copy_(wide[(slice(None), *(slice(one, one + length) for one, length in zip(firsts, size, strict=True)))])
-    return found
+        row.copy_(
+            wide[(slice(None), *(slice(first, first + length) for first, length in zip(firsts, size, strict=True)))]
+        )
+    return windows
 
 
 def materialize_tensor(value: Tensor) -> Tensor:
@@ -153,21 +157,21 @@ def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
     """Run a pointwise operation, for several variants on the smallest window that holds theirs."""
-    versions = [one for one in args if isinstance(one, WindowTensor)]
-    if any(isinstance(one, Tensor) and not _is_per_channel(one, versions[0]) for one in args):
+    variants = [arg for arg in args if isinstance(arg, WindowTensor)]
+    if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len(versions) > 1 and len({one.shape for one in versions}) > 1:
+    if len(variants) > 1 and len({arg.shape for arg in variants}) > 1:
         return None
-    patches, first = _align_patches(versions)
-    if _is_too_large(patches[0], versions[0]):
+    patches, first = _align_patches(variants)
+    if _is_too_large(patches[0], variants[0]):
         return None
-    cleans, each = iter([one.clean.clone() for one in versions]), iter([one.clone() for one in patches])
-    clean = func(*(next(cleans) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
-    patch = func(*(next(each) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
+    cleans, each = iter([arg.clean.clone() for arg in variants]), iter([arg.clone() for arg in patches])
+    clean = func(*(next(cleans) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
+    patch = func(*(next(each) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
     if func._schema.is_mutable:
-        versions[0].clean, versions[0].patch, versions[0].patch_start = clean, patch, first
-        return versions[0]
-    return versions[0].with_patch(clean, patch, first)
+        variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
+        return variants[0]
+    return variants[0].with_patch(clean, patch, first)
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
@@ -181,13 +185,13 @@ def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tens
     """Return the patches of several variants on the smallest window that holds each, and where it starts."""
     if len(variants) == 1:
         return [variants[0].patch], variants[0].patch_start
-    begin = torch.stack([one.patch_start for one in variants]).amin(0)
-    sizes = [torch.tensor(one.patch.shape[2:], device=begin.device) for one in variants]
-    ends = torch.stack([one.patch_start + size for one, size in zip(variants, sizes, strict=True)]).amax(0)
+    begin = torch.stack([variant.patch_start for variant in variants]).amin(0)
+    sizes = [torch.tensor(variant.patch.shape[2:], device=begin.device) for variant in variants]
+    ends = torch.stack([variant.patch_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
     last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
-    return [one.extract_windows(begin, size) for one in variants], begin
+    return [variant.extract_windows(begin, size) for variant in variants], begin
 
 
 def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
@@ -199,19 +203,19 @@ def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
-    clean, *rest = func(x.clean, *args[1:])
-    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *rest
+    clean, *empty_results = func(x.clean, *args[1:])
+    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *empty_results
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
     """Concatenate variants along the channels."""
-    versions = [one for one in parts if isinstance(one, WindowTensor)]
-    if axis != 1 or len(versions) < len(parts) or len({one.shape[2:] for one in versions}) > 1:
+    variants = [part for part in parts if isinstance(part, WindowTensor)]
+    if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    patches, first = _align_patches(versions)
-    if _is_too_large(patches[0], versions[0]):
+    patches, first = _align_patches(variants)
+    if _is_too_large(patches[0], variants[0]):
         return None
-    return versions[0].with_patch(func([one.clean for one in versions], 1), func(patches, 1), first)
+    return variants[0].with_patch(func([part.clean for part in variants], 1), func(patches, 1), first)
 
 
 def _run_convolution(
@@ -230,15 +234,15 @@ def _run_convolution(
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        found: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
-        return found
+        output: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
+        return output
 
-    made = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
-    if made is not None:
-        cells, reached = math.prod(made.shape[2:]), math.prod(made.patch.shape[2:])
-        x.cost_tracker.saved_multiplications += len(made) * weight.numel() * (cells - reached)
+    result = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
+    if result is not None:
+        cells, reached = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
+        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - reached)
         x.cost_tracker.clean_multiplications += weight.numel() * cells
-    return made
+    return result
 
 
 def _run_pooling(
@@ -266,14 +270,14 @@ def _run_pooling(
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        found: Any = func(values, kernel, stride, padding, *options)
-        value: Tensor = found[0] if largest else found
+        output: Any = func(values, kernel, stride, padding, *options)
+        value: Tensor = output[0] if largest else output
         return value
 
-    made = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
-    if made is None or not largest:
-        return made
-    return made, torch.empty(made.shape, dtype=torch.long, device="meta")
+    result = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
+    if result is None or not largest:
+        return result
+    return result, torch.empty(result.shape, dtype=torch.long, device="meta")
 
 
 def _per_axis(value: Sequence[int] | int, n_axes: int) -> list[int]:
@@ -293,17 +297,21 @@ def _run_windowed(
     """Run `operation(values, padding)` on the clean tensor once, and on the part of each variant that its patch reaches."""
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
-    reach = [dilation[i] * (kernel[i] - 1) for i in axes]
-    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + reach[i] - 1) // stride[i] + 1) for i in axes]
+    extents = [dilation[i] * (kernel[i] - 1) for i in axes]
+    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
     if math.prod(size) > MAX_PATCH_SHARE * math.prod(clean.shape[2:]):
         return None
-    steps, pads, wide = (torch.tensor(list(one), device=x.patch_start.device) for one in (stride, padding, reach))
+    steps, pads, wide = (
+        torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
+    )
     last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
     first = -torch.div(
         wide - x.patch_start - pads, steps, rounding_mode="floor"
     )  # the first that reaches it, rounded up
     first = torch.minimum(first.clamp(min=0), last)
-    seen = [(size[i] - 1) * stride[i] + reach[i] + 1 for i in axes]
+    window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]
     return x.with_patch(
-        clean, operation(x.extract_windows(first * steps - pads, seen, fill_value), [0] * len(seen)), first
+        clean,
+        operation(x.extract_windows(first * steps - pads, window_size, fill_value), [0] * len(window_size)),
+        first,
     )

@@ -38,12 +38,12 @@ def branch_layer_output(
     broadcasting is right.
     """
     name, module = find_layer(unwrap(model), layer)
-    seen = 0
+    n_calls = 0
 
     def grow(module: nn.Module, args: object, result: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen != call_index + 1:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls != call_index + 1:
             return None
         path, tensor = find_main_tensor(name, result, output_index)
         return replace_leaf(result, path, transform(tensor.index_select(0, sample_index)))
@@ -84,9 +84,9 @@ class PrefixCache:
                 and self._is_past_layer
                 and all(map(torch.equal, self._start_random_states, _read_random_states()))
             )
-            room, found = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
+            room, outputs = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
             self._outputs = {}
-            for place, (output, version) in reversed(found.items()):
+            for place, (output, version) in reversed(outputs.items()):
                 room -= output.nbytes
                 if room >= 0:
                     self._outputs[place] = output, version
@@ -100,12 +100,12 @@ class PrefixCache:
         """Return what the module's forward returns, or returned in the first forward pass."""
         place = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
-        known = self._outputs.get(place) if self._is_filled and not self._is_past_layer else None
-        if known and known[0]._version == known[1]:
-            output: Any = known[0]
+        cached = self._outputs.get(place) if self._is_filled and not self._is_past_layer else None
+        if cached and cached[0]._version == cached[1]:
+            output: Any = cached[0]
         else:
-            given = [leaf for _, leaf in iter_leaves((args, kwargs))]
-            before = list(map(_version_counter, given))
+            inputs = [leaf for _, leaf in iter_leaves((args, kwargs))]
+            before = list(map(_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
             plain = isinstance(output, Tensor) and not (
                 output.requires_grad or output.is_inference() or describe_unsupported_tensor(output)
@@ -114,7 +114,7 @@ class PrefixCache:
                 not self._is_filled
                 and not self._is_past_layer
                 and plain
-                and before == list(map(_version_counter, given))
+                and before == list(map(_version_counter, inputs))
             ):
                 self._outputs[place] = output, output._version
         self._is_past_layer = self._is_past_layer or (module is self._layer and place[1] == self.call_index)
@@ -123,19 +123,19 @@ class PrefixCache:
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
     """Return the layer and the modules beside the path to it that can be cached; none where the layer cannot."""
-    path, found = [model], list[nn.Module]()
+    path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
-        found += path[-1].children()
+        candidates += path[-1].children()
         path.append(path[-1].get_submodule(part))
     usable = [
         m
-        for m in dict.fromkeys(found)
+        for m in dict.fromkeys(candidates)
         if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_cacheable(m)
     ]
     inside = {part for module in usable for part in [*module.modules()][1:]}
-    beside = [module for module in usable if module not in inside]
+    cacheable = [module for module in usable if module not in inside]
     copied = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
-    return beside if path[-1] in beside and not (copied or everywhere._has_any_global_hook()) else []
+    return cacheable if path[-1] in cacheable and not (copied or everywhere._has_any_global_hook()) else []
 
 
 def _is_cacheable(module: nn.Module) -> bool:

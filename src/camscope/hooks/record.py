@@ -166,8 +166,8 @@ class LayerRecord:
         if not self.calls:
             return text
         gradient = self.last_call.gradient if "gradients" in self._recorded_kinds else None
-        shown = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
-        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in shown if _format_shapes(value))
+        values = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
+        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in values if _format_shapes(value))
 
 
 class Recording(dict[str, LayerRecord]):
@@ -298,7 +298,7 @@ class _Recorder(Hooks):
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
         kinds = {"inputs": inputs, "outputs": outputs, "gradients": gradients}
-        self.recorded_kinds = frozenset(kind for kind, asked in kinds.items() if asked)
+        self.recorded_kinds = frozenset(kind for kind, enabled in kinds.items() if enabled)
         self._device = device
         self._accumulators: list[tuple[str, GradientAccumulator]] = []
         self.callback(self._release_views)
@@ -393,17 +393,17 @@ def _iter_gradient_senders(
 
     Only nodes created since the call began are visited.
     """
-    wanted: dict[GraphEdge, list[LeafPath]] = {}
+    paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
-        wanted.setdefault(edge, []).append(path)
-    seen: set[Node] = set()
+        paths_by_edge.setdefault(edge, []).append(path)
+    visited: set[Node] = set()
     while output_nodes:
         node = output_nodes.pop()
-        if node in seen or node._sequence_nr() < start_sequence_number:
+        if node in visited or node._sequence_nr() < start_sequence_number:
             continue
-        seen.add(node)
+        visited.add(node)
         for index, (behind, number) in enumerate(node.next_functions):
-            for path in wanted.get((behind, number), ()):
+            for path in paths_by_edge.get((behind, number), ()):
                 yield path, node, index
-            if behind is not None and (behind, number) not in wanted:
+            if behind is not None and (behind, number) not in paths_by_edge:
                 output_nodes.append(behind)

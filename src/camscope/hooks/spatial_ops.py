@@ -82,8 +82,8 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor is such a map."""
-        known = self._maps.get(id(tensor))
-        return known is not None and known() is tensor
+        reference = self._maps.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and record whether it is a map."""
@@ -91,22 +91,22 @@ class SpatialMapTracker(BaseFunctionMode):
         is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
-        found = changed[0] if isinstance(changed, tuple) and changed else changed
-        if isinstance(found, Tensor) and found.ndim == self._n_axes:
+        output = changed[0] if isinstance(changed, tuple) and changed else changed
+        if isinstance(output, Tensor) and output.ndim == self._n_axes:
             if is_map:
-                self._maps[id(found)] = weakref.ref(found)
-                self._grids.add(tuple(found.shape[2:]))
-            elif found is changed and any(found is one for one in args[:1]):
-                self._maps.pop(id(found), None)
+                self._maps[id(output)] = weakref.ref(output)
+                self._grids.add(tuple(output.shape[2:]))
+            elif output is changed and any(output is arg for arg in args[:1]):
+                self._maps.pop(id(output), None)
         return result
 
     def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if name in WINDOW_FUNCTIONS:
-            given = args[0] if args else kwargs.get("input")
+            source = args[0] if args else kwargs.get("input")
             return (
-                isinstance(given, Tensor)
-                and given.ndim == self._n_axes
-                and (self.is_spatial_map(given) or tuple(given.shape[2:]) in self._grids)
+                isinstance(source, Tensor)
+                and source.ndim == self._n_axes
+                and (self.is_spatial_map(source) or tuple(source.shape[2:]) in self._grids)
             )
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
@@ -119,11 +119,11 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
         """Yield the tensors (N,K,*grid) with more than one cell in an argument."""
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(one, Tensor) or one.ndim != self._n_axes or id(one) in self._parameter_ids:
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, Tensor) or item.ndim != self._n_axes or id(item) in self._parameter_ids:
                 continue
-            if math.prod(one.shape[2:]) > 1:
-                yield one
+            if math.prod(item.shape[2:]) > 1:
+                yield item
 
 
 def is_interception_exact(model: nn.Module) -> bool:

@@ -173,13 +173,13 @@ class Tap(Hooks):
             self.calls[name].append(TappedCall(tensor.detach().clone()))
             return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
-        kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
+        snapshot = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
         if not is_recomputing():
-            call = TappedCall(kept)
-            register_gradient_hook(kept, partial(_store_gradient, ref(call)))
+            call = TappedCall(snapshot)
+            register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)
         torch.set_grad_enabled(True)
-        return replace_leaf(output, path, kept.clone())
+        return replace_leaf(output, path, snapshot.clone())
 
     def _check_calls(self) -> None:
         for name, calls in self.calls.items():
