@@ -224,7 +224,7 @@ MUTANTS = [
         "torch.full_like(gradient, 2)",
         the_denominator_counts,
     ),
-    Mutant("no clone", Tap, "_record_output", "kept.clone())", "kept)", an_in_place_operation_changes_nothing),
+    Mutant("no clone", Tap, "_record_output", "snapshot.clone())", "snapshot)", an_in_place_operation_changes_nothing),
     Mutant(
         "the wrong call",
         Tap,
