@@ -254,7 +254,7 @@ def shortcut(findings, ids):
             MaskedAuroc(region="the organ", finding=finding, kind=kind, imputation=fill,
                     auroc=num(value - less, 0.0331, baseline=0.5, name="chance"))
             for finding in findings
-            for kind, value in (("blank", 0.9127), ("keep only", 0.7218))
+            for kind, value in (("mask", 0.9127), ("keep only", 0.7218))
             for fill, less in (("mean", 0.0), ("blur", 0.0213))
         ),
         subgroup_differences=tuple(
