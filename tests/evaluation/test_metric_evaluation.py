@@ -19,7 +19,7 @@ from camscope.phantom import draw_radiograph
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.path_resolver import PathResolver  # noqa: E402
 from camscope.evaluation import EvaluationResult, evaluate, load_ground_truth  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402
@@ -59,7 +59,9 @@ def place(tmp_path_factory):
     (root / "05.png").write_bytes(b"no image")
     parquet.write_table(pa.table(rows), root / "list.parquet")
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk_size=5)
+    run_batch(
+        [GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", options=BatchOptions(chunk_size=5)
+    )
     return root
 
 

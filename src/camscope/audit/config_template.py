@@ -26,7 +26,8 @@ from camscope.audit.core.subgroup_levels import (
 from camscope.audit.label_columns import check_labels_match_findings, guess_findings, match_label_columns
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
 from camscope.batch import Manifest, batch_worker, build_manifest
-from camscope.batch.manifest import TABLE_SUFFIXES, import_arrow
+from camscope.batch.manifest import import_arrow
+from camscope.batch.sources import TABLE_SUFFIXES
 from camscope.batch.sources import DATASET_PREFIXES
 from camscope.errors import InputError, MissingExtraError
 from camscope.model_card import get_card

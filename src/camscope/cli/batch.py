@@ -9,7 +9,7 @@ from camscope.cli.options import parse_settings
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
-    from camscope.batch import BatchOutcome
+    from camscope.batch import BatchOptions, BatchOutcome, OverlayOptions, PrivacyOptions
 
 EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o heatmaps"
 
@@ -141,24 +141,27 @@ def run(
             manifest,
             output,
             questions,
+            overlays=None if overlays is None else OverlayOptions(overlays, overlay_height),
+            options=BatchOptions(
+                chunk_size=chunk_size,
+                shard=_parse_shard(shard),
+                max_failures=max_failures,
+                reduced_decoding=reduced_decoding,
+                window=window,
+                engine=engine,
+                address=address,
+                num_workers=num_workers,
+            ),
+            privacy=PrivacyOptions(
+                profile=scan_options.parse_profile(profile),
+                keep_columns=base.split_list(keep_columns or ""),
+                allow_burned_in_text=allow_burned_in_text,
+            ),
             batch_size=batch_size,
             num_threads=num_threads,
-            chunk_size=chunk_size,
-            shard=_parse_shard(shard),
-            max_failures=max_failures,
-            reduced_decoding=reduced_decoding,
-            profile=scan_options.parse_profile(profile),
-            keep_columns=base.split_list(keep_columns or ""),
-            window=window,
-            allow_burned_in_text=allow_burned_in_text,
-            overlay_format=overlays,
-            overlay_height=overlay_height,
             overwrite=overwrite,
             retry_failed=retry_failed,
             on_progress=told,
-            engine=engine,
-            address=address,
-            num_workers=num_workers,
         )
     _print_outcome(outcome, output)
 

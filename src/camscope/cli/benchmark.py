@@ -44,7 +44,7 @@ def run(
     setting_pairs: base.SetOption = None,
 ) -> None:
     """Draw images, explain them by every method, and rank the methods by where the evidence is, with intervals."""
-    from camscope.batch import run_batch
+    from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers import METHODS
 
@@ -62,7 +62,13 @@ def run(
         chosen = _select_supported(tools, folder / "images" / f"{seed:06d}.png") if method_names == "all" else tools
         with progress.outcome_progress() as told:
             run_batch(
-                chosen, manifest, folder / "maps", batch_size=8, chunk_size=8, overwrite=overwrite, on_progress=told
+                chosen,
+                manifest,
+                folder / "maps",
+                options=BatchOptions(chunk_size=8),
+                batch_size=8,
+                overwrite=overwrite,
+                on_progress=told,
             )
     with evaluation_request.resume_hint(folder), progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
         found = evaluate(

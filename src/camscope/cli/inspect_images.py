@@ -20,7 +20,7 @@ EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 MAX_ROW_IDS, MAX_REASONS, MAX_VALUES_PRINTED, MAX_TARGETS, MAX_GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
 MAX_INLINE_REASON_LENGTH = 50  # letters of a reason that has a line of its own
-GROUP_SEPARATORS = {"duplicates": " = ", "duplicate-targets": " = ", "pixels-in-splits": " = "}
+GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " = ", "pixels-in-several-splits": " = "}
 
 
 def run(

@@ -13,7 +13,7 @@ from camscope.errors import CamscopeError, CategoryError, ImageError
 from camscope.images.files.source_files import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.runner import PrivacyProfile
+    from camscope.batch.options import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 

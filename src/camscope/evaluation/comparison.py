@@ -192,6 +192,6 @@ def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
     each: dict[MethodKey, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:
-            own = each.setdefault((row["method"], row["layer"], row["parameters"]), {})
+            own = each.setdefault((row["method"], row["layer"], row["parameters_digest"]), {})
             own[row["row"]] = own.get(row["row"], 0.0) + row["seconds"]
     return {key: float(np.median(list(own.values()))) for key, own in each.items()}

@@ -38,10 +38,10 @@ def config(**tables):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"explain": {"findings": ("a", "b", "a")}}, "explain.findings: 'a' stands there twice"),
-        ({"explain": {"methods": ("gradcam", "gradcam")}}, "explain.methods: 'gradcam' stands there twice"),
-        ({"imputations": ("mean", "mean")}, "imputations: 'mean' stands there twice"),
-        ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' stands there twice"),
+        ({"explain": {"findings": ("a", "b", "a")}}, "explain.findings: 'a' is listed twice"),
+        ({"explain": {"methods": ("gradcam", "gradcam")}}, "explain.methods: 'gradcam' is listed twice"),
+        ({"imputations": ("mean", "mean")}, "imputations: 'mean' is listed twice"),
+        ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' is listed twice"),
         ({"explain": {"methods": ("gradcamm",)}}, "no method 'gradcamm'; nearest names: .*gradcam"),
         (
             {"explain": {"settings": {"integratedgradients": {"n_steps": 2}}}},

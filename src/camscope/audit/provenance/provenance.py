@@ -31,7 +31,7 @@ from camscope.audit.provenance.digests import (
     digest_model_source,
     digest_optional_file,
 )
-from camscope.batch.runner import hash_manifest
+from camscope.batch.manifest import hash_manifest
 from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.metrics import METRICS
 from camscope.model_card import compute_model_digest

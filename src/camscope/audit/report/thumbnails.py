@@ -79,7 +79,7 @@ def _load_image(run: BatchRun, rows: Sequence[RunRow], allow_burned_in_text: boo
             source = run.read_source(rows[0])
             if is_scan(source):
                 require_unchanged(rows[0], source)
-                return convert_scan_to_display_pixels(read_scan(source), run.run_info["made_with"].get("window")), ""
+                return convert_scan_to_display_pixels(read_scan(source), run.run_info["run_config"].get("window")), ""
         except (CamscopeError, OSError):
             pass  # read_original reports the reason
     image, reason = read_original(run, rows[0])

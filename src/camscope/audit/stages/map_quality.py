@@ -41,7 +41,7 @@ from camscope.audit.core.summary_values import (
     summarize_finding_metrics,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchRun, Manifest, run_batch
+from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.manifest import import_arrow
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
@@ -268,9 +268,8 @@ def _evaluate_finding(
         shown,
         folder / "maps",
         [finding.class_index],
+        options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
         batch_size=config.batch_size,
-        chunk_size=IMAGES_PER_CHUNK,
-        window=config.data.window,
     )
     made = evaluate(
         BatchRun(folder / "maps", whole),

@@ -28,7 +28,7 @@ from camscope.audit.performance.performance_summary import (
     summarize_bins,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchOutcome, BatchRun, run_batch
+from camscope.batch import BatchOptions, BatchOutcome, BatchRun, run_batch
 from camscope.batch.image_loading import LoadedImage
 from camscope.errors import (
     OUT_OF_MEMORY,
@@ -183,9 +183,8 @@ def explain_images(context: AuditContext, results: StageResults) -> ExplainResul
         context.cohort.output_manifest,
         build_output_path(context.folder, "maps"),
         [one.class_index for one in context.findings],
+        options=BatchOptions(chunk_size=EXPLAIN_IMAGES_PER_CHUNK, window=config.data.window),
         batch_size=config.batch_size,
-        chunk_size=EXPLAIN_IMAGES_PER_CHUNK,
-        window=config.data.window,
         retry_failed=True,
         on_progress=told,
     )
