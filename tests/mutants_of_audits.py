@@ -74,7 +74,7 @@ OF_AUDITS = [
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", model, "_judge_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", model, "_judge_reliance", "removals if is_marker else []", "removals",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
