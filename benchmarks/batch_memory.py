@@ -64,7 +64,9 @@ def measured(folder: Path, more: Sequence[str]) -> dict[str, object]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 above the goal, or where an image has no overlay."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.batch_memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.batch_memory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--side", type=int, default=SIDE)

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-DEVICE = torch.device(os.environ.get("CAMSCOPE_DEVICE", "cpu"))  # of the networks and inputs below, and so of the axioms
+DEVICE = torch.device(
+    os.environ.get("CAMSCOPE_DEVICE", "cpu")
+)  # of the networks and inputs below, and so of the axioms
 
 
 class Pooled(nn.Module):

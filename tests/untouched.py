@@ -39,7 +39,11 @@ def seen(model: nn.Module, *tensors: Tensor) -> dict[str, Any]:
         facts["random numbers of a card"] = torch.cuda.get_rng_state().numpy().tobytes()
     kind, words, *course = np.random.get_state()
     facts["numpy's random numbers"] = kind, words.tobytes(), course
-    facts["modes"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, ("cpu", "cuda"))
+    facts["modes"] = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *map(torch.is_autocast_enabled, ("cpu", "cuda")),
+    )
     facts["defaults"] = torch.get_default_dtype(), torch.get_num_threads()
     return facts
 

@@ -185,7 +185,9 @@ class Constant(nn.Module):
 
     def forward(self, x):
         if self.kind in UNSEEN_BY:
-            return self.model(torch.linspace(0, 1, x[0].numel(), device=x.device).view_as(x[:1]) + UNSEEN_BY[self.kind] * x)
+            return self.model(
+                torch.linspace(0, 1, x[0].numel(), device=x.device).view_as(x[:1]) + UNSEEN_BY[self.kind] * x
+            )
         output, constant = self.model(x), torch.tensor([1.0, 2.0, 3.0], device=x.device)
         if self.kind == "no graph":
             return constant.expand(len(x), 3).clone()

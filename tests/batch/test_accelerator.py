@@ -10,7 +10,7 @@ from tests.nets import DEVICE
 
 pytest.importorskip("pyarrow")
 
-from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import Run, run_batch
 
 IMAGES, CHUNK = 24 if DEVICE.type == "cpu" else 240, 8
 COLUMNS = ["row", "id", "status", "target", "method", "layer"]

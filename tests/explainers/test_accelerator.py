@@ -133,7 +133,9 @@ def test_threads_share_a_model_and_have_their_own_maps(method):
 
 @ON_CUDA
 def test_memory_of_a_card_is_given_back():
-    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 3))
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 3)
+    )
     model, x = model.to(DEVICE).eval(), torch.randn(2, 3, 64, 64, device=DEVICE)
     for method in ("gradcam", "scorecam", "integratedgradients", "rise", "occlusion", "fullgrad"):
         tool = explainer(method, model, "0")
