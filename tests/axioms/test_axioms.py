@@ -19,7 +19,10 @@ from tests.tools import Counting, Tally, explainer, looks_at_layers, seen_before
 from tests.untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),  # on a card
+]
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
 EVERY_METHOD_AND_CASE = pytest.mark.parametrize(

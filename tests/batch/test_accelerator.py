@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from camscope import RISE, GradCAM, LayerCAM, load_model
+from camscope import GradCAM, IntegratedGradients, LayerCAM, load_model
 from tests.nets import DEVICE
 
 pytest.importorskip("pyarrow")
@@ -27,7 +27,7 @@ def images(tmp_path_factory):
 
 def tools(device):
     model = load_model("phantom").to(device)
-    return [GradCAM(model), LayerCAM(model, "layer3"), RISE(model, samples=8)]
+    return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, steps=8)]
 
 
 def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from camscope.errors import InputError
 from camscope.explainers import METHODS
 from tests.nets import CASES, DEVICE
 from tests.refusals import answers, first_answered, residual_or_plainer
@@ -22,6 +23,8 @@ EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
     [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)],
 )
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value of a map
+# Steps of an optimizer follow the sign of a gradient that may be rounding, and probabilities differ less than scores.
+IN_FLOAT32 = {"extremalperturbation": 0.1, "vitcx": 1e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +50,17 @@ def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
         found = explainer(method, there, case.layer).attribute(y, 1)
     assert (found.shape, found.dtype, found.device) == (expected.shape, dtype, y.device)
     assert found.isfinite().all()
-    assert apart(expected, found) <= TOLERANCE[dtype]
+    loose = IN_FLOAT32.get(method, 0) if dtype == torch.float32 else 0
+    assert apart(expected, found) <= max(TOLERANCE[dtype], loose)
 
 
+@ON_A_CARD
 @EVERY_METHOD
-def test_an_image_on_the_cpu_is_explained_where_the_model_is(method):
+def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
     case = residual_or_plainer(method)
     model, x = case.make()
-    tool = explainer(method, model, case.layer)
-    here, there = tool.explain(x[0].cpu(), 1), tool.explain(x[0], 1)
-    assert here.heat.tobytes() == there.heat.tobytes()
-    assert here.score == there.score
+    with untouched(model, x), pytest.raises(InputError, match="the input is on cpu, the model on"):
+        explainer(method, model, case.layer).explain(x[0].cpu(), 1)
 
 
 @EVERY_METHOD

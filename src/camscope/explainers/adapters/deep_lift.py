@@ -321,13 +321,24 @@ class _Asked(nn.Module):
         return values
 
 
+def least(x: Tensor, score: Score) -> float:
+    """Beyond which two outputs of a layer differ: the least number of the input's type, or of what autocast casts to."""
+    with score.around():
+        kind = x.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    half = (
+        torch.finfo(torch.float16).tiny * torch.finfo(torch.float16).eps
+    )  # its activations are often below its `tiny`
+    return max(half if dtype == torch.float16 else torch.finfo(dtype).tiny for dtype in (x.dtype, cast))
+
+
 def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tensor | None:
     """(C,*S): captum's, of one input against one baseline; None where gradients are off on the way."""
     from captum.attr import DeepLift
 
     rest.begin()
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
-    tool = DeepLift(asked, eps=torch.finfo(x.dtype).tiny)
+    tool = DeepLift(asked, eps=least(x, asked._score))
     try:
         with ignoring(message="Setting forward, backward hooks"), rest:
             found: Tensor = tool.attribute(

@@ -170,6 +170,11 @@ COMPOSITES = (
 FIRST = ("epsilon_plus_flat", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box")  # with a rule for the first layer alone
 
 
+NO_EPS = torch.finfo(
+    torch.float32
+).tiny  # of a batch norm: beside a variance of 1 it is nothing, and PyTorch 2.11 refuses 0
+
+
 @register_with("zennit", "lrp")
 class LRP(AdapterExplainer, PixelExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
@@ -229,7 +234,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         owners = torch.tensor([sample], device=x.device)
         with closing(composite, routed), composite.context(twin):
             for _, name in merged:  # what is left of it hands its input on, but for this: zennit keeps it
-                twin.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
+                twin.get_submodule(name).eps = NO_EPS  # type: ignore[assignment]  # a module's attributes are of any type
             for module in twin.modules():
                 if has_rule(module):
                     routed.watch(module)
