@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -42,7 +43,7 @@ def resident(pid: int) -> tuple[float, float]:
     return int(found.get("VmRSS", 0)) * 1024 / 1e6, int(found.get("VmHWM", 0)) * 1024 / 1e6
 
 
-def measured(folder: Path, more: Sequence[str]) -> dict[str, object]:
+def measured(folder: Path, more: Sequence[str]) -> dict[str, Any]:
     """One run: its exit code, seconds, the peak of its process, and how many maps and overlays it made."""
     words = ["batch", str(folder / "images"), "-o", str(folder / "run"), "--overlays", "jpg", "--overwrite", *more]
     begin, peak, high = time.perf_counter(), 0.0, 0.0
