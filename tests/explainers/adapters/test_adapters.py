@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
+from camscope import LIME, LRP, METHODS, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
 from camscope.errors import InputError, MissingExtraError, ModelError
 from tests.nets import CASES, Flat, Pooled, Residual, conv
 from tests.untouched import untouched
@@ -674,3 +674,36 @@ def test_relevance_of_a_healthy_model_is_not_called_constant():
         layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
         explanation = LRP(nn.Sequential(*layers).eval()).explain(torch.randn(3, 16, 16), 1)
         assert explanation.status != "constant_score"
+
+
+@ZENNIT
+def test_a_batch_norm_that_was_merged_has_an_epsilon_that_every_pytorch_takes(monkeypatch):
+    seen = []
+    original = torch.nn.functional.batch_norm
+
+    def strict(*args, **kwargs):
+        seen.append(args[7] if len(args) > 7 else kwargs["eps"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", strict)
+    model, x = CASES["residual"].make()
+    METHODS["lrp"](model).attribute(x, 1)
+    assert len(seen) > 1
+    assert min(seen) > 0
+    assert 1 + torch.tensor(min(seen)) == 1
+
+
+@CAPTUM
+@pytest.mark.parametrize("method", ["deeplift", "deepliftshap"])
+def test_layers_that_half_precision_leaves_unchanged_keep_their_gradient(method):
+    """Where a layer's output is that of the baseline, no change is divided by none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)).eval()
+    x = torch.zeros(1, 3, 8, 8)
+    x[..., :4] = torch.rand(1, 3, 8, 4)
+    settings = {"background": ["zero", "mean"]} if method == "deepliftshap" else {}
+    expected = METHODS[method](model, **settings).attribute(x, 1)
+    with torch.autocast("cpu", torch.float16):
+        found = METHODS[method](model, **settings).attribute(x, 1)
+    assert found.isfinite().all()
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()

@@ -348,6 +348,18 @@ class _ScoreModule(nn.Module):
         return values
 
 
+def compute_smallest_difference(x: Tensor, score: Score) -> float:
+    """Return the difference above which captum tells two activations apart: the smallest number of their type.
+
+    Under autocast the type is what autocast casts to. Activations in float16 are often subnormal.
+    """
+    with score.forward_context():
+        device_type = x.device.type
+        cast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    smallest_half = torch.finfo(torch.float16).tiny * torch.finfo(torch.float16).eps
+    return max(smallest_half if dtype == torch.float16 else torch.finfo(dtype).tiny for dtype in (x.dtype, cast))
+
+
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
 ) -> Tensor | None:
@@ -356,7 +368,7 @@ def _compute_multipliers(
 
     unsupported_ops.reset()
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
-    tool = DeepLift(score_module, eps=torch.finfo(x.dtype).tiny)
+    tool = DeepLift(score_module, eps=compute_smallest_difference(x, score_module._score))
     try:
         with ignore_warnings(message_pattern="Setting forward, backward hooks"), unsupported_ops:
             found: Tensor = tool.attribute(

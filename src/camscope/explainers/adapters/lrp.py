@@ -194,6 +194,10 @@ FIRST_LAYER_COMPOSITES = (
 )  # with a rule for the first layer alone
 
 
+# The eps of a merged batch norm: nothing beside a variance of 1, and PyTorch 2.11 refuses 0
+MERGED_NORM_EPS = torch.finfo(torch.float32).tiny
+
+
 @register_optional("zennit", "lrp")
 class LRP(AdapterExplainer, PixelExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
@@ -255,7 +259,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         owners = torch.tensor([sample], device=x.device)
         with released_on_exit(composite, routed), composite.context(twin):
             for _, name in merged:  # what is left of it hands its input on, but for this: zennit keeps it
-                twin.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
+                twin.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
             for module in twin.modules():
                 if has_zennit_rule(module):
                     routed.track_ruled_module(module)
