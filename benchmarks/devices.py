@@ -37,21 +37,21 @@ HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results" / "devices.json"
 IMAGES, SIDE = 2, 128  # so small that the CPU's float64 is there in time; a transformer of one size keeps its own
 FEW = {
-    "samples": 8,
-    "steps": 4,
+    "n_samples": 8,
+    "n_steps": 4,
     "top": 8,
     "groups": 8,
-    "cells": 4,
+    "grid_size": 4,
     "segments": 8,
 }  # settings of methods that run the model many times
 MORE: dict[str, dict[str, Any]] = {
     "expectedgradients": {"background": ["zero", "mean"]},
     "gradientshap": {"background": ["zero", "mean"]},
     "deepliftshap": {"background": ["zero", "mean"]},
-    "iscam": {"samples": 2},
+    "iscam": {"n_samples": 2},
     "occlusion": {"window": 48},
-    "sobol": {"samples": 4, "cells": 3},
-    "sscam": {"samples": 2},
+    "sobol": {"n_samples": 4, "grid_size": 3},
+    "sscam": {"n_samples": 2},
     "vitcx": {"distance": 0.7},  # fewer clusters of channels
     "xrai": {"scales": (100.0, 500.0)},
 }

@@ -10,7 +10,7 @@ from tests.nets import DEVICE
 
 pytest.importorskip("pyarrow")
 
-from camscope.batch import Run, run_batch
+from camscope.batch import BatchRun, run_batch
 
 IMAGES, CHUNK = 24 if DEVICE.type == "cpu" else 240, 8
 COLUMNS = ["row", "id", "status", "target", "method", "layer"]
@@ -27,7 +27,7 @@ def images(tmp_path_factory):
 
 def tools(device):
     model = load_model("phantom").to(device)
-    return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, steps=8)]
+    return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, n_steps=8)]
 
 
 def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_path, monkeypatch):
@@ -44,7 +44,7 @@ def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_pat
     assert outcome.before >= CHUNK
     assert outcome.before + outcome.images == IMAGES
     assert outcome.failures == 0
-    one, other = (Run(tmp_path / name).table([*COLUMNS, "heat", "score"]).to_pylist() for name in ("cpu", "card"))
+    one, other = (BatchRun(tmp_path / name).table([*COLUMNS, "heat", "score"]).to_pylist() for name in ("cpu", "card"))
     assert [[row[name] for name in COLUMNS] for row in one] == [[row[name] for name in COLUMNS] for row in other]
     for expected, found in zip(one, other, strict=True):
         heat, here = (np.asarray(row["heat"], np.float32) for row in (expected, found))
