@@ -2,7 +2,7 @@
 
 CamscopeError
 ├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantized, meta device …
-├── LayerError        (ValueError)          a layer that is unknown, never ran, has no spatial extent, or does not lead to the score
+├── LayerError        (ValueError)          an unknown layer, or one that never ran or is not on a grid
 ├── TargetError       (ValueError)          a class or target that the output has no score for
 ├── InputError        (ValueError)          an image or tensor that the model cannot be given
 │   ├── ImageError    (ValueError)          a file that is not a complete image of a reasonable size

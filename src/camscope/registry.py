@@ -44,6 +44,7 @@ class Registry(MutableMapping[str, Entry]):
     >>> from camscope.explainers import METHODS
     >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
     True
+
     """
 
     def __init__(self, kind: str) -> None:
@@ -70,6 +71,7 @@ class Registry(MutableMapping[str, Entry]):
         Raises:
             InputError: No entry has such a name; the message lists the nearest names.
             MissingExtraError: The entry needs a package that is not installed.
+
         """
         canonical = self._names.get(normalize_name(str(name)))
         if canonical in self._missing_packages:

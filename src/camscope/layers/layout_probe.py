@@ -1,13 +1,13 @@
-"""Layout probe: whether the cells of a layer's output react to the parts of the input that they are drawn over.
+"""Layout probe: whether the cells of a layer's output react to the parts of the input over which they are drawn.
 
-A shape alone does not say which token lies where: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
-model runs three more times. Each run replaces another third of the cells, drawn at random, in the input by noise. A token
-that lies over a cell changes most in the run that replaces that cell, and hardly between the other two. What all tokens
-take from a run in common is left out, and each token is compared with itself only, so that its scale does not count.
+A shape alone does not tell where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
+model runs three more times. Each run replaces another random third of the cells in the input by noise. A token that lies
+over a cell changes most in the run that replaces this cell, and hardly between the other two. Changes that all tokens share
+are subtracted, and each token is compared only with itself, so its scale does not matter.
 
 A sequence that is right in most places reacts in place as a whole. So the layout is also compared with others that differ
-from it in part: two rows or columns exchanged, some or all of them mirrored, moved on, or read by columns. It is
-verified only where it explains the reactions better than each of those, and where no cells stand out from the others.
+in part: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. It is verified only where
+it explains the reactions better than each of those, and where no cells differ from the others.
 """
 
 import math
@@ -71,7 +71,7 @@ OutputReader = Callable[[ForwardFunction, Tensor], "list[Tensor | None]"]
 
 
 class LayoutVerdict(Enum):
-    """What is known of a layout."""
+    """What a probe decided about a layout."""
 
     BY_CONSTRUCTION = "by construction"  # windows over the input and elementwise steps made the map
     VERIFIED = "verified"
@@ -81,7 +81,7 @@ class LayoutVerdict(Enum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A verdict; where the layout is contradicted, what was seen instead."""
+    """A verdict, and for a contradicted layout what was observed instead."""
 
     verdict: LayoutVerdict
     reason: str = ""
@@ -89,7 +89,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """An output of a model: that of a layer, of one of its calls. `output_index`: see `find_main_tensor`."""
+    """An output of a model: that of one call of a layer. `output_index` is described in `find_main_tensor`."""
 
     layer: str
     output_index: str | int | None = None
@@ -105,13 +105,13 @@ _lock = threading.RLock()
 def get_cached_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> ProbeResult | None:
-    """What is known already of a layout for inputs (C,*S) of this size."""
+    """Return the cached result for a layout and inputs (C,*S) of this size; None without one."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether anything is known already of any call of a layer for inputs of this size."""
+    """Whether any call of a layer has a cached result for inputs of this size."""
     with _lock:
         results = _cached_results(model, location)
         return any(
@@ -123,7 +123,7 @@ def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence
 def cache_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: ProbeResult
 ) -> ProbeResult:
-    """Keep a finding for as long as the model and the layer live."""
+    """Cache a result for as long as the model and the layer live."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
     return result
@@ -149,11 +149,11 @@ def probe_layout(
     read_outputs: OutputReader | None = None,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `forward`.
+    """Probe whether each output has this layout for inputs like x (N,C,*S), by three forward passes `forward`.
 
-    They run in eval mode, without the hooks of others and without gradients, and leave the random numbers as they are. What
-    is known is not asked again. `read_outputs(run, x)`: takes the outputs of the places out of a pass, where they are not those of
-    layers. `input_shares`: which part of its own plane a model that pads takes from the input, by axis.
+    They run in eval mode, without other hooks and gradients, and leave the random state unchanged. Cached results are reused.
+    `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its own plane that a
+    model with padding takes from the input, by axis.
     """
     size = x.shape[1:]
     cached = [get_cached_result(model, place, size, layout) for place in locations]
@@ -161,7 +161,7 @@ def probe_layout(
         with (
             hooks_muted(model),
             _evaluation_with_rng_restored(model, x),
-        ):  # one thread at a time: the next one knows what this one found
+        ):  # one thread at a time: the next one finds this one's results
             unknown = [place for place in locations if get_cached_result(model, place, size, layout) is None]
             rows = (
                 probe_outputs(
@@ -190,7 +190,7 @@ def probe_outputs(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """What three passes say of each tensor that `read_outputs(run, x)` takes out of one; [] where the model fails."""
+    """Probe each tensor that `read_outputs(run, x)` extracts, by three forward passes; [] where the model fails."""
     blocks = _count_blocks(layout)
     labels = _draw_pattern(blocks, seed=0)
     cells = _upsample_nearest(labels.view(blocks), layout.grid)
@@ -209,7 +209,7 @@ def probe_outputs(
 
 @contextmanager
 def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Eval mode, no gradients, and all random numbers as they were afterwards."""
+    """Use eval mode without gradients, and restore the random state afterwards."""
     state, numpy_state = random.getstate(), np.random.get_state()
     devices = [x.device] if x.device.type == "cuda" else []
     try:
@@ -229,7 +229,7 @@ def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """What a pass gives at each place; None where there is nothing to look at."""
+    """Return the output of a forward pass at each location; None where there is no usable one."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def keep(number: int, module: nn.Module, args: object, output: object) -> None:
@@ -244,14 +244,14 @@ def _read_layer_outputs(
         try:
             forward(x)
         except Exception:
-            if not all(calls):  # what comes behind the layers does not matter
+            if not all(calls):  # what follows the layers does not matter
                 raise
     chosen = zip(calls, (place.call_index for place in locations), strict=True)
     return [some[-1 if call is None else call] if len(some) > (call or 0) else None for some, call in chosen]
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
-    """Into how many parts each axis of the grid is divided: those are replaced as a whole."""
+    """Return into how many blocks each axis of the grid is divided; blocks are replaced as a whole."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -263,7 +263,7 @@ def _count_blocks(layout: Layout) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """(blocks,): the run that replaces each block; as unlike itself shifted or in another order as can be."""
+    """Draw the run that replaces each block (blocks,), as unlike its shifted or reordered self as possible."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
     even = torch.arange(count, device="cpu") % N_RUNS
@@ -286,7 +286,7 @@ def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
-    """(*blocks) -> (*size): each entry over its part of a finer grid."""
+    """Upsample (*blocks) to (*size): each entry fills its part of a finer grid."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
         values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
@@ -297,7 +297,7 @@ def _map_pixels_to_cells(cells: int, pixels: int, input_share: float) -> Tensor:
 
 
 def _find_covered_cells(grid: Sequence[int], size: Sequence[int], input_shares: Sequence[float] | None) -> Tensor:
-    """(cells,): which of them lie over the input: some may lie over padding, or be finer than its pixels."""
+    """Return which cells (cells,) lie over the input; some may lie over padding, or be finer than its pixels."""
     covered = torch.ones(tuple(grid), dtype=torch.bool, device="cpu")
     for axis, (cells, pixels) in enumerate(zip(grid, size, strict=True)):
         present = torch.zeros(cells, dtype=torch.bool, device="cpu")
@@ -309,7 +309,7 @@ def _find_covered_cells(grid: Sequence[int], size: Sequence[int], input_shares: 
 def _iter_noise_variants(
     x: Tensor, cells: Tensor, layout: Layout, input_shares: Sequence[float] | None
 ) -> Iterator[Tensor]:
-    """Three versions of x (N,C,*S), each with another third of the cells replaced by noise."""
+    """Yield three variants of x (N,C,*S), each with another third of the cells replaced by noise."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     space = tuple(range(2, x.ndim))
     places = [
@@ -329,14 +329,14 @@ def _iter_noise_variants(
     uniform = bool((low == high).all())
     span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
     noise = low + span * (fine + coarse) / 2
-    if uniform:  # nothing in it differs from anything else: noise on noise
+    if uniform:  # a uniform input: noise instead of noise
         values = low + span * torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
     for number in range(N_RUNS):
         yield torch.where(label == number, noise, values).to(x.dtype)
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """(N,T,K): every position of an output, those of the prefix too; None where it has not this layout."""
+    """Flatten an output to all its positions (N,T,K), including a prefix; None where it has another layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
@@ -361,7 +361,7 @@ def _judge_outputs(
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
-    """(N,T,K) -> (T,): how far two runs are apart at each position, without what they are at all positions of the grid."""
+    """Compute how far two runs differ at each position, (N,T,K) -> (T,), without their common difference."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
     apart = (difference - common).norm(dim=-1)
@@ -372,9 +372,9 @@ def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
 def judge_distances(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
 ) -> ProbeResult:
-    """What the distances (3,T) between the runs at every position say of a layout.
+    """Judge a layout by the distances (3,T) between the runs at every position.
 
-    `labels` (blocks,): the run that replaces each; `distances[p]`: between the two runs that leave the cells of run p.
+    `labels` (blocks,) holds the run that replaces each block. `distances[p]` is between the two runs that keep the cells of p.
     """
     grid = layout.grid
     count = math.prod(grid)
@@ -425,7 +425,7 @@ def judge_distances(
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """How a layout compares with other orders of its cells: `best_other_order` is the best of them, or ""."""
+    """How a layout compares with other orders of its cells; `best_other_order` is the best of them, or ""."""
 
     is_sure: bool
     is_wrong: bool
@@ -435,9 +435,9 @@ class OrderComparison:
 def _compare_orders(
     values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
 ) -> OrderComparison:
-    """Whether cells (3,cells) of the blocks `block_of_cell` (cells,) react in this order rather than in another.
+    """Compare this order of cells (3,cells) of the blocks `block_of_cell` (cells,) with other orders.
 
-    `strict`: whether single rows and columns may be out of place, as those of a sequence of tokens may, but not of a map.
+    `strict`: single rows and columns may be out of place, as in a sequence of tokens, but not in a map.
     """
     count = math.prod(blocks)
     sums = values.new_zeros(N_RUNS, count).index_add_(1, block_of_cell, values)
@@ -485,7 +485,7 @@ def _compare_orders(
 
 
 def _compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
-    """(3,*blocks): how much each block is expected to react to each run, if it takes a part from its neighbors."""
+    """Compute how much each block should react to each run (3,*blocks), with a share from its neighbors."""
     plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
         place = torch.arange(length, device=labels.device)
@@ -497,9 +497,9 @@ def _compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_s
 
 
 def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
-    """The products of reactions and fields (3,*blocks) in other orders, (orders,) each, and what is different in them.
+    """Yield the products of reactions and fields (3,*blocks) in other orders, (orders,) each, with a description of the order.
 
-    `similar`: as parts of the product of the field with itself, and of those cells only that are elsewhere.
+    `similar`: as shares of the product of the field with itself, counting only cells that move.
     """
     same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
@@ -535,15 +535,15 @@ def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Ite
 
 
 def _subtract_mean(values: Tensor) -> Tensor:
-    """What a run does to all positions alike says nothing of their places."""
+    """Subtract what a run changes at all positions, which does not depend on their place."""
     return values - values.mean(1, keepdim=True)
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react to one run and to the other two alike, wherever that part of the image lies.
+    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies.
 
-    A reaction is a direction in a plane, as the three numbers add up to 0. That of a cell which sees one part of the image is
-    one of three, 120 degrees apart; noise, or a mixture of many parts, has any.
+    A reaction is a direction in a plane, because the three numbers sum to 0. For a cell that sees one part of the image it is
+    one of three directions, 120 degrees apart. For noise, or a mixture of many parts, it is any.
     """
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
@@ -551,9 +551,9 @@ def _is_local(values: Tensor) -> bool:
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
-    """How much the cells (3,cells) react to the runs `run_of_cell` (cells,), and how much chance makes of that for other labels.
+    """Compute how much the cells (3,cells) react to the runs `run_of_cell` (cells,), and the chance level for other labels.
 
-    Chance: the standard deviation if each block had a label at random.
+    The chance level is the standard deviation if each block had a random label.
     """
     cells = values.shape[1]
     of_block = torch.zeros(N_RUNS, int(block_of_cell.max()) + 1, dtype=values.dtype, device=values.device).index_add_(
@@ -566,7 +566,7 @@ def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor)
 def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[tuple[float, float, str]]:
-    """Score, its z and its name, of the same cells at other positions of the sequence, or by columns."""
+    """Yield score, z-score and name of the same cells at other positions of the sequence, or read by columns."""
     count, length = len(block_of_cell), reaction.shape[1]
     if layout.kind != TOKENS:
         return
@@ -590,12 +590,12 @@ def _score_other_layouts(
 
 
 def _iter_candidate_starts(length: int, count: int, prefix: int) -> Iterator[int]:
-    """Where the grid may begin instead: anywhere that it fits, and a few tokens off."""
+    """Yield other positions where the grid may start: anywhere that it fits, and a few tokens off."""
     yield from {*range(length - count + 1), *range(prefix - MAX_PREFIX_SHIFT, prefix + MAX_PREFIX_SHIFT + 1)}
 
 
 def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
-    """The error for a layout that is contradicted."""
+    """Create the error for a contradicted layout."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
         fix="choose another layer, or pass layout= or reshape= if you know where the image is",
