@@ -153,7 +153,7 @@ class Placement:
     def project(self, attribution: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Resample a map (h,w) at the center of each pixel of the original image: values (H,W) and covered (H,W).
 
-        Values are interpolated linearly between the centers of the cells, and the outermost cells reach to the border of the input.
+        Values are interpolated linearly between the centers of cells; the outermost cells reach to the border of the input.
         Pixels outside of the input are 0, and False in `covered`. float64 stays float64, everything else becomes float32.
         """
         attribution = np.asarray(attribution)

@@ -154,8 +154,8 @@ def _infer_layout_kind(
         if _matches_aspect(grids[CHANNELS_LAST], size, 2.0) or _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
             return CHANNELS_LAST
         raise LayerError(
-            f"output {shape} for an input of {size} has its channels last, and the axes before them are not a grid of the input's "
-            f"proportions (windows, or patches in another order?)",
+            f"output {shape} for an input of {size} has its channels last, and the axes before them are not a grid of the "
+            "input's proportions (windows, or patches in another order?)",
             fix="choose another layer, or pass reshape=",
             remedy=Remedy.SET_LAYER,
         )

@@ -394,7 +394,7 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is neither the prediction at every place, of whose channels (K,) the score reads one, nor a step of a block.
+    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block.
 
     A Linear on tokens computes queries, keys and values, or class scores. A decoder's tokens are its queries, and there may be
     as many as a grid has cells.

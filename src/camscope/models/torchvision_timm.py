@@ -31,7 +31,7 @@ from camscope.optional import require
 def build_with_weights(
     build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]
 ) -> tuple[nn.Module, bool]:
-    """Build a model with the weights of a file (see `build_for_checkpoint`), and return whether its classes are the published ones."""
+    """Build a model for the weights of a file, and return whether its classes are the published ones."""
     return (
         (build(None), False)
         if weights == RANDOM_WEIGHTS
