@@ -204,10 +204,10 @@ CHANGES = [
     lambda facts: facts["versions"].pop("torch"),
     lambda facts: facts.update(categories={}),
     lambda facts: facts.update(root=None),
-    lambda facts: facts["made_with"].update(chunk=0),
-    lambda facts: facts["made_with"]["manifest"].update(rows={"a": 1}),
-    lambda facts: facts["made_with"].update(model="net"),
-    lambda facts: facts["made_with"].update(methods=[]),
+    lambda facts: facts["run_config"].update(chunk=0),
+    lambda facts: facts["run_config"]["manifest"].update(rows={"a": 1}),
+    lambda facts: facts["run_config"].update(model="net"),
+    lambda facts: facts["run_config"].update(methods=[]),
 ]
 
 
@@ -220,7 +220,7 @@ def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, cha
         "chunk": 1,
     }  # fmt: skip
     facts = {
-        "made_with": made,
+        "run_config": made,
         "root": {"folder": "", "confined": False},
         "versions": {"camscope": "1", "torch": "2"},
         "categories": [],

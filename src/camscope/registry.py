@@ -101,7 +101,7 @@ class Registry(MutableMapping[str, Entry]):
         return tuple(self._missing_packages)
 
     def __getitem__(self, name: str) -> Entry:
-        return self._entries[self._names.get(normalize_name(name), name)]
+        return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
         if name != entry.name:

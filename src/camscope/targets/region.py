@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from camscope.errors import TargetError
+from camscope.geometry import project_mask_to_input
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
@@ -69,7 +70,7 @@ class Region(ClassTarget):
             return self
         mask = _to_boolean_mask(self.mask)
         if mask.shape == image_context.image_size:
-            mask = _resample_mask_to_input(mask, image_context)
+            mask = project_mask_to_input(mask, image_context.input_size, image_context.to_image)
         if not mask.any():
             raise TargetError("the region lies outside of the model's input: the crop has removed it")
         _check_mask_size(mask, image_context.input_size, image_context.image_size)
@@ -197,15 +198,3 @@ def _check_mask_size(
     if tuple(mask.shape) != size:
         original = "" if image_size is None else f"the image's size {image_size}, or "
         raise TargetError(f"the mask is {tuple(mask.shape)}; expected {original}the model's input {size}")
-
-
-def _resample_mask_to_input(
-    mask: "np.ndarray[Any, np.dtype[np.bool_]]", image_context: ImageContext
-) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Sample a mask of the original image at the center of each pixel of the input."""
-    centers = np.indices(image_context.input_size).reshape(len(image_context.input_size), -1).T + 0.5
-    places = np.floor(image_context.to_image(centers)).astype(int)
-    inside = ((places >= 0) & (places < mask.shape)).all(1)
-    values = np.zeros(len(places), bool)
-    values[inside] = mask[tuple(places[inside].T)]
-    return np.asarray(values.reshape(image_context.input_size))

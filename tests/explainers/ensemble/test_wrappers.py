@@ -652,7 +652,7 @@ def test_several_methods_are_wrapped_alike():
     assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
     fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
-    assert (fused.how, fused.full_name) == ("product", "layercam, fused")
+    assert (fused.fusion_mode, fused.full_name) == ("product", "layercam, fused")
 
 
 def test_gradients_are_asked_for_only_by_what_takes_them():

@@ -83,7 +83,7 @@ class Explainer(BaseMethod):
 
     What else the model takes goes with every call: positional arguments after the target; keywords that the model's
     `is_forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
-    `n_steps`, `n_samples` and `list_baselines`, as captum has them, are settings of that call alone. Any other keyword is an
+    `n_steps`, `n_samples` and `baselines`, as captum has them, are settings of that call alone. Any other keyword is an
     InputError.
     """
 
@@ -101,6 +101,17 @@ class Explainer(BaseMethod):
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
         return run_methods([tool], inputs, [target], extra)[0].maps[0].attribution
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        target: TargetLike = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the raw maps (N,*s) of an input tensor (N,C,*S): `cam(x, 3)` is `cam.attribute(x, 3)`."""
+        return self.attribute(inputs, target, *args, additional_forward_args=additional_forward_args, **kwargs)
 
     @final
     def explain(
@@ -141,7 +152,7 @@ class Explainer(BaseMethod):
         """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
 
         `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
-        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `list_baselines` go to the methods that have them.
+        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `baselines` go to the methods that have them.
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")

@@ -43,7 +43,7 @@ class PixelExplainer(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("channels", self.channel_reduction, "sum", "abs", "max", "l2")
+        check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self, quantity: str = "values") -> str:
         """What adds up to something, as a sentence begins: the map, or what it was before `channel_reduction` made it."""
