@@ -164,8 +164,8 @@ def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
                 for path in paths:
                     check_parquet([path])
             raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
-    for name, too_few, most, packed in claims:
-        if too_few or most > MAX_EXCESS_VALUES or packed > Path(name).stat().st_size:
+    for name, too_few, n_excess, n_bytes in claims:
+        if too_few or n_excess > MAX_EXCESS_VALUES or n_bytes > Path(name).stat().st_size:
             raise InputError(
                 f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
             )

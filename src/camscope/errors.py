@@ -199,14 +199,14 @@ def warn_caller(message: str) -> None:
         frame = frame.f_back
     if _is_camscope_module(frame.f_globals):
         outermost = frame
-    place = outermost.f_globals
+    caller_globals = outermost.f_globals
     warnings.warn_explicit(
         message,
         CamscopeWarning,
         outermost.f_code.co_filename,
         outermost.f_lineno,
-        place.get("__name__", "<unknown>"),
-        place.setdefault("__warningregistry__", {}),
+        caller_globals.get("__name__", "<unknown>"),
+        caller_globals.setdefault("__warningregistry__", {}),
     )
 
 

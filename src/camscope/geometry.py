@@ -276,11 +276,11 @@ def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
     pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
     total = np.zeros(cells.shape[1], np.float64)
     for corner in itertools.product((0, 1), repeat=attribution.ndim):
-        place = tuple(
+        index = tuple(
             np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, attribution.shape, strict=True)
         )
         shares = [share if up else 1 - share for (_, share), up in zip(pairs, corner, strict=True)]
-        total += attribution[place] * np.prod(shares, axis=0)
+        total += attribution[index] * np.prod(shares, axis=0)
     return total
 
 

@@ -122,8 +122,8 @@ def choose_categories(
 
 def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
     """Format names with their count: `2 labels (1, 2)`."""
-    more = ", …" if len(names) > MAX_LISTED_NAMES else ""
-    return f"{len(names)} {noun} ({', '.join(names[:MAX_LISTED_NAMES])}{more})"
+    ellipsis = ", …" if len(names) > MAX_LISTED_NAMES else ""
+    return f"{len(names)} {noun} ({', '.join(names[:MAX_LISTED_NAMES])}{ellipsis})"
 
 
 def format_choice_hint(names: Sequence[str]) -> str:

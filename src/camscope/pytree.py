@@ -51,9 +51,9 @@ def concatenate_structures(values: Sequence[Any]) -> Any:
     """Join structures of one kind: tensors along the first axis, everything else from the first one."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure per sample, as detectors return
-    result, every = values[0], [dict(iter_leaves(value)) for value in values]
-    for path, leaf in every[0].items():
-        parts = [leaves[path] for leaves in every]
+    result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]
+    for path, leaf in leaves_by_path[0].items():
+        parts = [leaves[path] for leaves in leaves_by_path]
         result = replace_leaf(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
     return result
 

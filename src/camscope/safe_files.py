@@ -160,9 +160,9 @@ def create_folder_atomically(
     `is_replaceable` tells of each file of an existing folder whether the folder may be replaced; no other folder is.
     """
     path = Path(path)
-    there = list(path.iterdir()) if path.is_dir() else []
+    existing = list(path.iterdir()) if path.is_dir() else []
     if os.path.lexists(path) and (
-        not path.is_dir() or not all(is_replaceable and is_replaceable(file) for file in there)
+        not path.is_dir() or not all(is_replaceable and is_replaceable(file) for file in existing)
     ):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     make_folder(path.parent)
@@ -172,7 +172,7 @@ def create_folder_atomically(
             sibling.mkdir()
         yield sibling
         with _write_errors_converted(path):
-            for file in there:
+            for file in existing:
                 file.unlink()
             sibling.replace(path)
     except BaseException:
@@ -275,8 +275,8 @@ def _make_exists_error(path: Path) -> OutputError:
 
 def slug(text: str) -> str:
     """Return at most 40 letters, digits and hyphens of a text, safe for file systems and shells."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", ascii_text)[:40].strip("-") or "image"
 
 
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
@@ -342,9 +342,9 @@ def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = Non
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
     """Raise an OSError where a folder from someone else holds a pipe, a socket or a device, or a link to one."""
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             with contextlib.suppress(FileNotFoundError):  # a dangling link
                 status = path.stat()
                 if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):

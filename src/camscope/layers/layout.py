@@ -72,7 +72,7 @@ class LayoutHints:
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise LayerError(
-                f"{plural(n_tokens, 'token was', 'tokens were')} joined of several pieces of {n_cells}, which start at "
+                f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several pieces of {n_cells}, which start at "
                 f"{' and '.join(map(str, starts))}: either may be the image",
                 fix=LAYOUT_FIX,
                 remedy=Remedy.SET_LAYOUT,
@@ -223,13 +223,15 @@ def _is_channels_last(module: nn.Module | None) -> bool:
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """Return the requested layout; LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
-    held = {
+    expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
         CHANNELS_LAST: shape[1:-1] == grid,
         TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] >= layout.prefix + math.prod(grid),
     }
-    if not grid or not held.get(layout.kind, False):
-        raise LayerError(f"output {shape} is not {layout}: expected one of {', '.join(held)}, its grid, and the prefix")
+    if not grid or not expected_shapes.get(layout.kind, False):
+        raise LayerError(
+            f"output {shape} is not {layout}: expected one of {', '.join(expected_shapes)}, its grid, and the prefix"
+        )
     return layout
 
 
@@ -250,10 +252,10 @@ def _infer_token_layout(
         unmerged, *merged = (
             _iter_halved_grids(grids) if grids else [set(framed)]
         )  # of each frame: tokens of several frames are not merged
-        joined = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
+        concatenated = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
         fitting = (
             _find_grids_with_prefix(shape[1], unmerged)
-            or joined
+            or concatenated
             or next(filter(None, (_find_grids_with_prefix(shape[1], level, (1,)) for level in merged)), [])
         )
         candidates = [grid for grid in fitting if math.prod(grid) == math.prod(fitting[0])]

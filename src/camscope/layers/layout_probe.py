@@ -132,8 +132,8 @@ def cache_result(
 def _cached_results(
     model: nn.Module, location: OutputLocation
 ) -> dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult]:
-    of_model: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
-    results: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = of_model.setdefault(
+    results_by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
+    results: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = results_by_layer.setdefault(
         find_layer(model, location.layer)[1], {}
     )
     return results
@@ -156,13 +156,13 @@ def probe_layout(
     model with padding takes from the input, by axis.
     """
     size = x.shape[1:]
-    cached = [get_cached_result(model, place, size, layout) for place in locations]
+    cached = [get_cached_result(model, location, size, layout) for location in locations]
     if None in cached:
         with (
             hooks_muted(model),
             _evaluation_with_rng_restored(model, x),
         ):  # one thread at a time: the next one finds this one's results
-            unknown = [place for place in locations if get_cached_result(model, place, size, layout) is None]
+            unknown = [location for location in locations if get_cached_result(model, location, size, layout) is None]
             rows = (
                 probe_outputs(
                     read_outputs or partial(_read_layer_outputs, model, unknown),
@@ -174,11 +174,11 @@ def probe_layout(
                 if unknown
                 else []
             )
-            for place, finding in zip(
+            for location, finding in zip(
                 unknown, rows or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown), strict=True
             ):
-                cache_result(model, place, size, layout, finding)
-        cached = [get_cached_result(model, place, size, layout) for place in locations]
+                cache_result(model, location, size, layout, finding)
+        cached = [get_cached_result(model, location, size, layout) for location in locations]
     return [finding for finding in cached if finding is not None]
 
 
@@ -195,13 +195,13 @@ def probe_outputs(
     labels = _draw_pattern(blocks, seed=0)
     cells = _upsample_nearest(labels.view(blocks), layout.grid)
     outputs: list[list[Tensor | None]] = []
-    for some in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
+    for inputs in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
         try:
             outputs = [
-                read_outputs(forward, variant) for variant in _iter_noise_variants(some, cells, layout, input_shares)
+                read_outputs(forward, variant) for variant in _iter_noise_variants(inputs, cells, layout, input_shares)
             ]
             break
-        except Exception:  # noqa: S112 - the model's own: it may not take such a batch
+        except Exception:  # noqa: S112 - the model may not accept such a batch
             continue
     covered = _find_covered_cells(layout.grid, x.shape[2:], input_shares)
     return [_judge_outputs(tensors, layout, labels, blocks, covered) for tensors in zip(*outputs, strict=True)]
@@ -238,16 +238,19 @@ def _read_layer_outputs(
         )
 
     with Hooks() as hooks:
-        for number, place in enumerate(locations):
-            module = find_layer(model, place.layer)[1]
+        for number, location in enumerate(locations):
+            module = find_layer(model, location.layer)[1]
             hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(keep, number))))
         try:
             forward(x)
         except Exception:
             if not all(calls):  # what follows the layers does not matter
                 raise
-    chosen = zip(calls, (place.call_index for place in locations), strict=True)
-    return [some[-1 if call is None else call] if len(some) > (call or 0) else None for some, call in chosen]
+    calls_and_indices = zip(calls, (location.call_index for location in locations), strict=True)
+    return [
+        outputs[-1 if call is None else call] if len(outputs) > (call or 0) else None
+        for outputs, call in calls_and_indices
+    ]
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
@@ -266,9 +269,9 @@ def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
     """Draw the run that replaces each block (blocks,), as unlike its shifted or reordered self as possible."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
-    even = torch.arange(count, device="cpu") % N_RUNS
-    drawn = [
-        even[torch.randperm(count, generator=generator, device="cpu")]
+    balanced = torch.arange(count, device="cpu") % N_RUNS
+    patterns = [
+        balanced[torch.randperm(count, generator=generator, device="cpu")]
         for _ in range(max(8, min(N_CANDIDATE_PATTERNS, MAX_PATTERN_CELLS // count)))
     ]
 
@@ -282,7 +285,7 @@ def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
         other = [float(value.max()) for value, name in orders if len(blocks) > 1 or name != EXCHANGED]
         return max((*shifted, *other), default=0.0)
 
-    return min(drawn, key=likeness)
+    return min(patterns, key=likeness)
 
 
 def _upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
@@ -312,20 +315,20 @@ def _iter_noise_variants(
     """Yield three variants of x (N,C,*S), each with another third of the cells replaced by noise."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     space = tuple(range(2, x.ndim))
-    places = [
+    indices = [
         _map_pixels_to_cells(count, pixels, input_shares[axis] if input_shares else 1.0)
         for axis, (count, pixels) in enumerate(zip(layout.grid, x.shape[2:], strict=True))
     ]
     label = cells
-    for axis, place in enumerate(places):
-        label = label.index_select(axis, place)
+    for axis, index in enumerate(indices):
+        label = label.index_select(axis, index)
     label = label.to(x.device)
     values = x.detach().float()
     low, high = values.amin(space, keepdim=True), values.amax(space, keepdim=True)
     fine = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
     coarse = torch.rand((*x.shape[:2], *layout.grid), generator=generator, dtype=torch.float32, device="cpu").to(values)
-    for axis, place in enumerate(places, start=2):
-        coarse = coarse.index_select(axis, place.to(x.device))
+    for axis, index in enumerate(indices, start=2):
+        coarse = coarse.index_select(axis, index.to(x.device))
     uniform = bool((low == high).all())
     span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
     noise = low + span * (fine + coarse) / 2
@@ -354,19 +357,19 @@ def _judge_outputs(
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
         return ProbeResult(LayoutVerdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
-    apart = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
-    if not bool(apart.isfinite().all()):
+    distances = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
+    if not bool(distances.isfinite().all()):
         return ProbeResult(LayoutVerdict.UNDECIDED)
-    return judge_distances(apart, layout, labels, blocks, covered)
+    return judge_distances(distances, layout, labels, blocks, covered)
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
     """Compute how far two runs differ at each position, (N,T,K) -> (T,), without their common difference."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
-    apart = (difference - common).norm(dim=-1)
+    distance = (difference - common).norm(dim=-1)
     scale = difference.norm(dim=-1).amax()  # what is left of equal numbers is rounding
-    return torch.where(apart > ROUNDING_TOLERANCE * scale, apart, 0).double().mean(0)
+    return torch.where(distance > ROUNDING_TOLERANCE * scale, distance, 0).double().mean(0)
 
 
 def judge_distances(
@@ -388,27 +391,29 @@ def judge_distances(
     reaction = torch.where(total > 0, (total - 3 * distances) / torch.where(total > 0, total, 1), 0)
 
     blocks_here = block_of_cell[cells]
-    here = _subtract_mean(reaction[:, start + cells])
-    score, spread = _score_agreement(here, labels[blocks_here], blocks_here)
-    local = float(here.amax(0).mean())
+    reaction_here = _subtract_mean(reaction[:, start + cells])
+    score, spread = _score_agreement(reaction_here, labels[blocks_here], blocks_here)
+    local = float(reaction_here.amax(0).mean())
     agreement, z = score / local if local > 0 else 0.0, score / spread
-    few = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
+    has_few_blocks = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
 
     best = max(_score_other_layouts(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
     if local < MIN_REACTION:
         return ProbeResult(LayoutVerdict.UNDECIDED)
-    order = _compare_orders(here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
+    order = _compare_orders(reaction_here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
     if order.is_sure:
-        if few and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
+        if has_few_blocks and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
             return ProbeResult(LayoutVerdict.VERIFIED)
-        if score >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED_Z_AND_AGREEMENT):
+        if score >= best[0] and any(
+            z >= min_z and agreement >= min_agreement for min_z, min_agreement in VERIFIED_Z_AND_AGREEMENT
+        ):
             return ProbeResult(LayoutVerdict.VERIFIED)
-    if order.is_wrong and not few:
+    if order.is_wrong and not has_few_blocks:
         return ProbeResult(
             LayoutVerdict.CONTRADICTED,
             f"its cells react to other parts of the image; they react like {layout} {order.best_other_order}",
         )
-    if few:  # they disagree, or agree with one of several other places, by chance
+    if has_few_blocks:  # they disagree, or agree with one of several other places, by chance
         return ProbeResult(LayoutVerdict.UNDECIDED)
     elsewhere = (
         best[0] >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION)
@@ -416,10 +421,10 @@ def judge_distances(
         and best[1] - score / spread >= MIN_OTHER_LAYOUT_LEAD
     )
     is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
-    is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(here))
+    is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(reaction_here))
     if elsewhere or is_wrong:
-        like = f"; they react like {best[2]}" if elsewhere else ""
-        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
+        hint = f"; they react like {best[2]}" if elsewhere else ""
+        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{hint}")
     return ProbeResult(LayoutVerdict.UNDECIDED)
 
 
@@ -459,10 +464,10 @@ def _compare_orders(
     fitting = _iter_other_orders(reaction, field, similar=False)
     likeness = _iter_other_orders(field, field, similar=True)
     unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE
-    for (correlations, other), (same, _) in zip(fitting, likeness, strict=True):
-        told_apart = correlations[same < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
-        if len(told_apart) and (strict or other in WHOLE_GRID_ORDERS):
-            best = float(told_apart.max())
+    for (correlations, other), (likeness_of_order, _) in zip(fitting, likeness, strict=True):
+        distinguishable = correlations[likeness_of_order < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
+        if len(distinguishable) and (strict or other in WHOLE_GRID_ORDERS):
+            best = float(distinguishable.max())
             ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE) / unexplained)
             if ratio < evidence:
                 evidence, name, fit_of_other = ratio, other, best
@@ -472,11 +477,11 @@ def _compare_orders(
     residual = (
         (reaction - reaction.new_tensor(fit * size / float(field.norm())) * field).square().sum(0).reshape(-1)[covered]
     )
-    patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(residual.median()) < MAX_PATCHY_MEDIAN_RATIO * float(
-        residual.mean()
-    )
-    patchy = patchy and agreement < PATCHY_AGREEMENT
-    in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED_SHARE)
+    is_patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(
+        residual.median()
+    ) < MAX_PATCHY_MEDIAN_RATIO * float(residual.mean())
+    is_patchy = is_patchy and agreement < PATCHY_AGREEMENT
+    in_part = strict and (is_patchy or unexplained > MAX_UNEXPLAINED_SHARE)
     return OrderComparison(
         is_sure=evidence >= (MIN_LOG_LIKELIHOOD_RATIO if strict else 0) and not in_part,
         is_wrong=evidence <= MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG and fit_of_other >= MIN_OTHER_ORDER_CORRELATION,
@@ -488,9 +493,9 @@ def _compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_s
     """Compute how much each block should react to each run (3,*blocks), with a share from its neighbors."""
     plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
-        place = torch.arange(length, device=labels.device)
-        away = (place[:, None] - place).abs()
-        weights = torch.where(away <= MAX_NEIGHBOR_DISTANCE, neighbor_share ** away.double(), 0)  # 0 ** 0 is 1
+        position = torch.arange(length, device=labels.device)
+        distance = (position[:, None] - position).abs()
+        weights = torch.where(distance <= MAX_NEIGHBOR_DISTANCE, neighbor_share ** distance.double(), 0)  # 0 ** 0 is 1
         plane = torch.tensordot(plane, weights, dims=([axis], [1])).movedim(-1, axis)
     plane = plane - plane.mean(0)
     return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
@@ -504,7 +509,7 @@ def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Ite
     same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def of_orders(change: Tensor, moved: Tensor) -> Tensor:
+    def normalize(change: Tensor, moved: Tensor) -> Tensor:
         return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
 
     for axis in axes:
@@ -516,22 +521,22 @@ def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Ite
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield of_orders(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield normalize(products[first, second] + products[second, first] - moved, moved), EXCHANGED
         for mirrored in axes:
-            turned = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
+            mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield of_orders(turned.sum()[None], line.sum()[None]), "backwards"
+                yield normalize(mirrored_change.sum()[None], line.sum()[None]), "backwards"
                 continue
-            yield of_orders(turned, line), "with a line backwards"
-            halves = [(turned[start::2].sum(), line[start::2].sum()) for start in (0, 1)]
+            yield normalize(mirrored_change, line), "with a line backwards"
+            halves = [(mirrored_change[start::2].sum(), line[start::2].sum()) for start in (0, 1)]
             change, moved = (torch.stack(values) for values in zip(*halves, strict=True))
-            yield of_orders(change, moved), "with every other line backwards"
+            yield normalize(change, moved), "with every other line backwards"
         if len(line) > 1:
-            rolled = torch.stack([(reaction * field.roll(by, axis)).sum() for by in range(1, len(line))])
-            yield of_orders(rolled - same_order, same_order[None]), "moved on by some lines"
+            shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
+            yield normalize(shifted - same_order, same_order[None]), "moved on by some lines"
     if field.ndim == 3:
-        turned = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield of_orders(turned - same_order, same_order[None]), "read by columns"
+        mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
+        yield normalize(mirrored_change - same_order, same_order[None]), "read by columns"
 
 
 def _subtract_mean(values: Tensor) -> Tensor:

@@ -139,12 +139,17 @@ def infer_layer_layout(
             fix="choose another layer, or pass layout= if you know that it lies on a grid",
             remedy=Remedy.SET_LAYOUT,
         )
-    merged = _token_merge_factor(model)
+    merge_factor = _token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
-    if merged > 1 and inferred.kind == TOKENS and layout is None and math.prod(inferred.grid) * merged > patches:
+    if (
+        merge_factor > 1
+        and inferred.kind == TOKENS
+        and layout is None
+        and math.prod(inferred.grid) * merge_factor > patches
+    ):
         raise LayerError(
             f"the {plural(output.shape[1], 'token')} are stored window by window, not in rows, until they are merged to "
-            f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
+            f"{patches // merge_factor}: choose a layer of the last stage, or pass reshape= that puts them in rows"
         )
     return inferred
 
@@ -312,17 +317,17 @@ def choose_layer(
         raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
-        more = "; hooks cannot look into its TorchScript parts" if scripted else ""
-        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{more}")
-    every = dense or layers[-1].layout.kind == TOKENS
+        hint = "; hooks cannot look into its TorchScript parts" if scripted else ""
+        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{hint}")
+    checks_all_layers = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step, reached = len(layers) if every else LAYERS_PER_PASS, False
+    step, found_gradient = len(layers) if checks_all_layers else LAYERS_PER_PASS, False
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
         gradients = _compute_score_gradients(model, score, x, [layer.name for layer in last])
-        reached = reached or bool(gradients)
+        found_gradient = found_gradient or bool(gradients)
         read = {
             layer: channels
             for layer in reversed(last)
@@ -339,7 +344,7 @@ def choose_layer(
             contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, finding.reason))
     if contradicted:
         raise contradicted[0]
-    if not reached:
+    if not found_gradient:
         raise LayerError(
             f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
             f"gradients off",

@@ -69,10 +69,10 @@ def redact_file_names(source: str) -> str:
     spec, several, _ = source.partition(", weights=")
     library, colon, name = spec.partition(":")
     is_library_name = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
-    bare = (
+    function_name = (
         spec if is_library_name or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
     )
-    return f"{bare}, with weights" if several else bare
+    return f"{function_name}, with weights" if several else function_name
 
 
 def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:

@@ -209,8 +209,12 @@ def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> in
         if state[name].shape != model_state[name].shape
     ]
     heads = {value.shape[0] for value, _ in differing if value.ndim}
-    usual = {mine.shape[0] for _, mine in differing if mine.ndim}
-    if len(heads) != 1 or len(usual) != 1 or any(value.shape[1:] != mine.shape[1:] for value, mine in differing):
+    usual = {model_tensor.shape[0] for _, model_tensor in differing if model_tensor.ndim}
+    if (
+        len(heads) != 1
+        or len(usual) != 1
+        or any(value.shape[1:] != model_tensor.shape[1:] for value, model_tensor in differing)
+    ):
         return None
     return heads.pop()
 

@@ -92,8 +92,8 @@ def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], 
     if callable(function):
         return function
     local_names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    offered = ", ".join(key for key in local_names if callable(getattr(module, key)) and not key.startswith("_"))
-    raise ModelError(f"{location} has no function {name!r}; it has: {offered or 'none'}")
+    functions = ", ".join(key for key in local_names if callable(getattr(module, key)) and not key.startswith("_"))
+    raise ModelError(f"{location} has no function {name!r}; it has: {functions or 'none'}")
 
 
 def _call_factory(function: Callable[[], object], spec: str) -> nn.Module:

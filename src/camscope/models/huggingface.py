@@ -103,13 +103,13 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
     """Return the class that a configuration names if it takes only images, otherwise its family's classifier."""
-    named = next(iter(config.architectures or ()), "")
-    named = VISION_TOWER_BY_CLASS.get(named, named)
-    if named.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, named):
-        return getattr(transformers, named)
+    class_name = next(iter(config.architectures or ()), "")
+    class_name = VISION_TOWER_BY_CLASS.get(class_name, class_name)
+    if class_name.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, class_name):
+        return getattr(transformers, class_name)
     classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     if type(config) not in classifiers:
-        raise ValueError(f"a {type(config).__name__} of {named or 'no class'}")
+        raise ValueError(f"a {type(config).__name__} of {class_name or 'no class'}")
     classifier = classifiers[type(config)]
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
@@ -121,8 +121,11 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
         fresh, report = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
-        classes = {stored[0] for _, stored, _ in report["mismatched_keys"] if len(stored)}
-        heads = all(tuple(stored[1:]) == tuple(expected[1:]) for _, stored, expected in report["mismatched_keys"])
+        classes = {stored_shape[0] for _, stored_shape, _ in report["mismatched_keys"] if len(stored_shape)}
+        heads = all(
+            tuple(stored_shape[1:]) == tuple(expected_shape[1:])
+            for _, stored_shape, expected_shape in report["mismatched_keys"]
+        )
         if not usual or not heads or len(classes) != 1:
             _check_loading_report(report, str(weights))
             return fresh, usual
@@ -181,7 +184,7 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     source = str(folder) if folder.is_dir() else name
     try:
         with fixed_seed_scope():
-            whole = _load_two_towers(transformers, source, weights)
+            full_model = _load_two_towers(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except CamscopeError:
         raise
@@ -192,10 +195,10 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
         raise ModelError(
             f"clip:{name} is not a model of images and texts that transformers can build: {error}"
         ) from error
-    tower = ImageTower(whole.float())
+    tower = ImageTower(full_model.float())
     preprocess = load_preprocessing(transformers, source)
     return tower, ModelCard(
-        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(whole, tokens)
+        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(full_model, tokens)
     )
 
 
@@ -216,15 +219,17 @@ def _load_two_towers(transformers: Any, source: str, weights: WeightsSource) -> 
 
 def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Tensor]:
     # SigLIP was trained on texts padded to one length
-    fixed = "siglip" in str(getattr(full_model.config, "model_type", ""))
+    has_fixed_length = "siglip" in str(getattr(full_model.config, "model_type", ""))
 
     def encode(text: str) -> Tensor:
         """Compute the embedding (D,) of a text."""
-        inputs = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
-        here = next(full_model.parameters()).device
+        inputs = tokenizer(
+            [text], return_tensors="pt", padding="max_length" if has_fixed_length else True, truncation=True
+        )
+        device = next(full_model.parameters()).device
         with torch.no_grad():
             return _extract_embedding(
-                full_model.get_text_features(**{key: value.to(here) for key, value in inputs.items()})
+                full_model.get_text_features(**{key: value.to(device) for key, value in inputs.items()})
             )[0]
 
     return encode

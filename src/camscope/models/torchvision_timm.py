@@ -66,15 +66,15 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
 def _find_torchvision_builder(name: str) -> ModelBuilder:
     from torchvision.models import get_model_builder, list_models, quantization
 
-    quantised = list_models(module=quantization)
-    names = sorted(set(list_models()) - set(quantised))
+    quantized = list_models(module=quantization)
+    names = sorted(set(list_models()) - set(quantized))
     if name in names:
         builder: ModelBuilder = get_model_builder(name)
         return builder
-    if name in quantised:
+    if name in quantized:
         raise ModelError(f"{name!r} is quantized: it has no gradients to explain; load {name.partition('_')[2]!r}")
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
-    raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(near)}")
+    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+    raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(nearest)}")
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
@@ -125,8 +125,8 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     """Load a model with its published weights, those of a file, or none ("random")."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
-        raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(near)}")
+        nearest = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+        raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(nearest)}")
     with fixed_seed_scope():
         if weights is None:
             model, usual = _load_published_timm(timm, name), True
@@ -144,8 +144,8 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
         model: nn.Module = timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError) as error:
         config = timm.get_pretrained_cfg(name)
-        place = f" of the Hugging Face repository {config.hf_hub_id!r}" if config and config.hf_hub_id else ""
-        advice = f"fetch model.safetensors{place} and pass it: weights=FILE (--weights FILE)"
+        repository = f" of the Hugging Face repository {config.hf_hub_id!r}" if config and config.hf_hub_id else ""
+        advice = f"fetch model.safetensors{repository} and pass it: weights=FILE (--weights FILE)"
         raise make_weights_unavailable_error(f"timm:{name}", error, advice) from error
     return model
 
