@@ -229,8 +229,8 @@ MUTANTS = [
         "the wrong call",
         Tap,
         "select_call",
-        "(reached or calls)[-1]",
-        "(reached or calls)[0]",
+        "(differentiated or calls)[-1]",
+        "(differentiated or calls)[0]",
         the_last_call_is_explained,
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = [
         "",
         nobodys_statistics_change,
     ),
-    Mutant("modes stay", base, "evaluation_mode", "del view[key], inside[key]", "pass", modes_come_back),
+    Mutant("modes stay", base, "evaluation_mode", "del flags[key], inside[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,

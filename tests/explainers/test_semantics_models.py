@@ -709,9 +709,9 @@ def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
             model(torch.cat([x[:1], changed]))
         handle.remove()
         places[name] = (kept[0][1] - kept[0][0]).abs().sum(1)
-    with pytest.raises(LayerError, match=r"the 32 tokens are kept window by window.* merged to 2"):
+    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merged to 2"):
         GradCAM(model, "blocks.0").attribute(x, 1)
-    with pytest.raises(LayerError, match="kept window by window"):
+    with pytest.raises(LayerError, match="stored window by window"):
         GradCAM(model, "blocks.1").attribute(x, 1)
     assert GradCAM(model, "blocks.2").attribute(x, 1).shape == (2, 1, 2)
     assert places["blocks.2"].argmax() == 1  # in rows at last
