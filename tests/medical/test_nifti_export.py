@@ -195,7 +195,7 @@ def test_a_file_in_the_way_of_any_of_the_three_leaves_all_as_it_is(tmp_path):
     with pytest.raises(OutputError, match=r"map\.json exists"):
         to_nifti(explained(scan), tmp_path / "map.nii")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("map.json", "mine")]
-    with pytest.raises(OutputError, match=r"called \.nii or"):
+    with pytest.raises(OutputError, match=r"ends in \.nii or"):
         to_nifti(explained(scan), tmp_path / "map.img")
 
 

@@ -94,5 +94,5 @@ def test_what_does_not_belong_together_is_refused():
         draw_regions(image, np.zeros((2, 2), int), one, choose_region_colors(1))
     with pytest.raises(InputError, match="indices 0 to 1 for 1 color"):
         draw_regions(image, np.eye(4, dtype=int), one, choose_region_colors(1))
-    with pytest.raises(InputError, match="without entries"):
+    with pytest.raises(InputError, match="no entries"):
         draw_region_legend([])

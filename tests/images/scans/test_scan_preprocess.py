@@ -155,6 +155,6 @@ def test_pixels_for_a_model_of_pictures_say_how_they_were_made():
     assert told.steps == ("window: LINEAR, center 40, width 401",)
     pixels, told = convert_scan_to_rgb(scan)
     assert pixels[..., 1].tolist() == [[0, 96], [48, 255]]
-    assert told.steps == ("no window was given: the whole range, -160 to 900 HU",)
+    assert told.steps == ("no window: the whole range, -160 to 900 HU",)
     with pytest.raises(ImageError, match="explain_slices"):
         convert_scan_to_rgb(volume())
