@@ -41,7 +41,7 @@ def volume(kind=Explanation, **facts):
         "input_size": (6, 8, 10),
         "placement": Placement.identity((8, 10, 10)).cropped((1, 2, 0), (6, 8, 10)),
         "image": np.random.default_rng(0).normal(size=(8, 10, 10)).astype(np.float32),
-        "seen": np.full((6, 8, 10, 3), 90, np.uint8),
+        "model_input_image": np.full((6, 8, 10, 3), 90, np.uint8),
     }
     return kind(**{**known, **facts})
 
@@ -109,14 +109,14 @@ def test_a_saved_volume_moves(suffix, tmp_path):
     assert seen[-1] == (10, 10)
     with pytest.raises(OutputError, match="exists"):
         volume().animate(path, overwrite=False)
-    with pytest.raises(OutputError, match=r"that moves; use \.gif or \.webp"):
+    with pytest.raises(OutputError, match=r"as an animation; use \.gif or \.webp"):
         volume().animate(tmp_path / "why.png")
 
 
 def test_a_flat_map_has_no_planes(tmp_path):
     flat = volume(attribution=np.ones((4, 5)), input_size=(8, 10), placement=None, image=None, model_input_image=None)
     for view in (flat.planes, flat.slices, flat.projection, flat.volume):
-        with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is no volume's: it needs 3"):
+        with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is not that of a volume: expected 3 axes"):
             view()
     with pytest.raises(InputError, match="is no volume's"):
         flat.animate(tmp_path / "why.gif")

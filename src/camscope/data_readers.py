@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import CamscopeError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, InputError
+from camscope.optional import require
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file, read_bytes
 
@@ -147,10 +148,7 @@ def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
 
     DuckDB reads them: of a damaged footer PyArrow 26 ends the process.
     """
-    try:
-        duckdb: Any = import_module("duckdb")
-    except ImportError as error:
-        raise MissingExtraError("duckdb", "batch") from error
+    duckdb = require("duckdb", extra="batch")
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # else these letters are a pattern
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         try:

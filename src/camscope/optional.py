@@ -1,14 +1,29 @@
-"""scikit-learn, which is imported where it is used."""
+"""Optional packages, which are imported where they are used."""
 
 from importlib import import_module
 from typing import Any
 
 from camscope.errors import MissingExtraError
 
+DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}  # where the name on PyPI is not the import name
 
-def import_sklearn(submodule: str) -> Any:
-    """`sklearn.part`, or a MissingExtraError that says what mends it."""
+
+def require(module: str, *, extra: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: The full name of the module, such as `scipy.stats`.
+        extra: The extra of camscope that installs the package.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingExtraError: The module cannot be imported. The message names the `pip install` command.
+
+    """
     try:
-        return import_module(f"sklearn.{submodule}")
+        return import_module(module)
     except ImportError as error:
-        raise MissingExtraError("scikit-learn", "audit") from error
+        package = module.partition(".")[0]
+        raise MissingExtraError(DISTRIBUTIONS.get(package, package), extra) from error

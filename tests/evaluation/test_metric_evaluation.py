@@ -19,7 +19,7 @@ from camscope.phantom import draw_radiograph
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.path_resolver import PathResolver  # noqa: E402
 from camscope.evaluation import EvaluationResult, evaluate, load_ground_truth  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A run of twelve phantoms, one of them broken, with masks as files, boxes in a column, and a column of patients."""
-    root = tmp_path_factory.mktemp("measure")
+    root = tmp_path_factory.mktemp("evaluate")
     rows = {"path": [], "target": [], "patient": [], "boxes": [], "mask": []}
     (root / "masks").mkdir()
     for n in range(12):
@@ -59,7 +59,9 @@ def place(tmp_path_factory):
     (root / "05.png").write_bytes(b"no image")
     parquet.write_table(pa.table(rows), root / "list.parquet")
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk_size=5)
+    run_batch(
+        [GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", options=BatchOptions(chunk_size=5)
+    )
     return root
 
 
@@ -321,7 +323,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
+    words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
     assert "enrichment, more is better: energy inside" in result.stdout
@@ -342,7 +344,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [*words, "--where", "row > 99"]).exit_code == 1
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
-    other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
+    other = CliRunner().invoke(app, ["evaluate", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
 
@@ -352,7 +354,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     (tmp_path / "some").mkdir()
     for n in (0, 1):
         (tmp_path / "some" / f"{n:02d}.png").write_bytes((place / "masks" / f"{n:02d}.png").read_bytes())
-    words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
+    words = ["evaluate", str(place / "run"), "--metrics", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
@@ -388,7 +390,7 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam,saliency", "--count", "6", "-o", "out"]
+    words = ["benchmark", "phantom", "--methods", "gradcam,saliency", "--count", "6", "-o", "out"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     assert "gradcam · layer4" in first.stdout
@@ -407,8 +409,8 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
 
 def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
-    for place in ("camscope.batch.run_batch", "camscope.evaluation.measure"):
+    words = ["benchmark", "phantom", "--methods", "gradcam", "--count", "2", "-o", "out"]
+    for place in ("camscope.batch.run_batch", "camscope.evaluation.evaluate"):
 
         def interrupted(*_, **__):
             raise KeyboardInterrupt
@@ -458,7 +460,7 @@ def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch
     (tmp_path / "some" / "00.png").write_bytes((place / "00.png").read_bytes())
     values = []
     for source, out in (("some/00.png", "one"), ("some", "many")):
-        words = ["measure", source, "--masks", str(place / "masks"), "--metric", "enrichment", "-o", out]
+        words = ["evaluate", source, "--masks", str(place / "masks"), "--metrics", "enrichment", "-o", out]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         values.append(EvaluationResult(out).table()["value"].to_pylist())

@@ -82,8 +82,8 @@ def small(method):
     few = {
         "n_samples": 2,
         "n_steps": 2,
-        "groups": 4,
-        "top": 6,
+        "n_groups": 4,
+        "n_channels": 6,
         "grid_size": 2,
         "window": 999,
         "segments": 4,

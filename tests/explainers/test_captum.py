@@ -31,7 +31,7 @@ def case(kind=steps, seed=0):
 
 
 def ours(method, model, x, *args, **settings):
-    return METHODS[method](model, *args, **{"channels": "sum", **settings}).attribute(x, 1)
+    return METHODS[method](model, *args, **{"channel_reduction": "sum", **settings}).attribute(x, 1)
 
 
 ONE_PASS = {

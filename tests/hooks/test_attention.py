@@ -374,7 +374,7 @@ def test_blocks_are_found_and_left_out(make):
 
 
 def handed(block):
-    return lambda module, args, output: block.returned
+    return lambda module, args, output: block.output_structure
 
 
 def test_a_block_that_is_used_twice_is_refused():

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.evaluation.comparison_statements import has_controls
 from camscope.evaluation.summary import MethodSummary
 from camscope.metrics import METRICS
+from camscope.optional import require
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LITERAL_TEXT_SETTINGS = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
@@ -43,10 +44,7 @@ def draw_summary_figure(
 
 def import_matplotlib_figure() -> Any:
     """The part of it that draws; MissingExtraError where it is not there."""
-    try:
-        return import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "metrics") from error
+    return require("matplotlib.figure", extra="metrics")
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class RandomCAM(BaseWeightedChannels, RandomMixin):
     every method to do better than chance (Adebayo et al. 2018).
     """
 
-    name, paper = "randomcam", "arXiv:1810.03292"
+    name, title, paper = "randomcam", "RandomCAM", "arXiv:1810.03292"
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
 
@@ -74,7 +74,7 @@ class CenterGaussian(BaseControl):
     square.
     """
 
-    name, paper = "centre", "arXiv:1608.00507"
+    name, title, paper = "centre", "Center Gaussian", "arXiv:1608.00507"
     sigma: float = 0.25
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class EdgeDetector(BaseControl):
     each axis.
     """
 
-    name, paper = "edges", "arXiv:1810.03292"
+    name, title, paper = "edges", "Edge detector", "arXiv:1810.03292"
     smoothing: float = 0.01
 
     def __post_init__(self) -> None:

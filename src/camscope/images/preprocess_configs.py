@@ -3,12 +3,12 @@
 A setting without an exact counterpart raises a PreprocessError that names the key.
 """
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from camscope.errors import MissingExtraError, PreprocessError
+from camscope.errors import PreprocessError
+from camscope.optional import require
 
 PreprocessFields = dict[str, Any]
 
@@ -179,10 +179,7 @@ def _find_margin_rounding(processor: object, processor_name: str) -> str:
 def _resolve_timm_config(model: object) -> Mapping[str, Any]:
     if not hasattr(model, "pretrained_cfg"):
         raise PreprocessError(f"{type(model).__name__} is neither a timm model nor a timm data configuration")
-    try:
-        timm = importlib.import_module("timm.data")
-    except ImportError:
-        raise MissingExtraError("timm", "hub") from None
+    timm = require("timm.data", extra="hub")
     return dict(timm.resolve_model_data_config(model))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.errors import CamscopeError, ImageError, InputError, MissingExtraError, OutputError
+from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.explanation import Explanation
 from camscope.images.files.redaction import redact_errors, suppress_library_output
 from camscope.images.files.source_files import PHOTO_SUFFIXES
@@ -24,6 +24,7 @@ from camscope.images.scans.itk import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical.export_metadata import format_title, to_dicom_ascii
+from camscope.optional import require
 from camscope.version import __version__
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ class DicomSource:
 def require_highdicom() -> None:
     """Raise MissingExtraError without highdicom, before anything is read."""
     require_pydicom()
-    try:
-        import highdicom  # noqa: F401 - before a library is silenced
-    except ImportError:
-        raise MissingExtraError("highdicom", "medical") from None
+    require("highdicom", extra="medical")  # before a library is silenced
 
 
 def read_dicom_source(source: Any) -> DicomSource:

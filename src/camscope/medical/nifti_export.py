@@ -1,7 +1,6 @@
 """Export a map as NIfTI with the geometry of its scan, for 3D Slicer, ITK-SNAP, FSLeyes, NiiVue and others."""
 
 import gzip
-import importlib
 import json
 import os
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import MissingExtraError, OutputError
+from camscope.errors import OutputError
 from camscope.explanation import Explanation
 from camscope.images.scans.nifti import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical.export_metadata import build_sidecar, to_dicom_ascii
 from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
+from camscope.optional import require
 from camscope.safe_files import write_bytes
 
 # copied from the source's header: only numbers that define voxel positions
@@ -82,10 +82,7 @@ def to_nifti(
 
 def require_nibabel() -> None:
     """Raise MissingExtraError without nibabel, before anything is read."""
-    try:
-        importlib.import_module("nibabel")
-    except ImportError:
-        raise MissingExtraError("nibabel", "medical") from None
+    require("nibabel", extra="medical")
 
 
 def _split_nifti_suffix(path: Path) -> tuple[str, str]:

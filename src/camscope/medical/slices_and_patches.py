@@ -137,7 +137,7 @@ def _explain_slice_batches(
     explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
     explanations: list[Explanation] = []
-    with track_steps(f"{explainer.title}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
+    with track_steps(f"{explainer.full_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
         for start in range(0, len(slices), batch_size):
             batch = slices[start : start + batch_size]
             explanations += explainer.explain_batch(batch, target)
@@ -243,7 +243,7 @@ def explain_patches(
     input_size = tuple(item.x.shape[1:])
     total, count, best, n_ok = np.zeros(input_size), np.zeros(input_size), None, 0
     starts = list(_compute_patch_starts(input_size, size, overlap))
-    with track_steps(f"{explainer.title}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
+    with track_steps(f"{explainer.full_name}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
         for start in starts:
             explanation = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))

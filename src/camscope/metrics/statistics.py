@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import isnan, nan, sqrt
 from statistics import NormalDist
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray
 from camscope.metrics.cluster_variance import (
@@ -20,6 +19,7 @@ from camscope.metrics.cluster_variance import (
     compute_linearized_variance,
     count_effective_groups,
 )
+from camscope.optional import require
 from camscope.plurals import plural
 
 N_RESAMPLES = 2000
@@ -131,7 +131,9 @@ def estimate_mean(
         low, high = compute_bootstrap_interval(
             drawn, sample.n_groups, confidence_level, count_effective_groups(sample.group_sizes)
         )
-    return sample.build_estimate(low, high, method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL)
+    return sample.build_estimate(
+        low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
+    )
 
 
 def estimate_difference(
@@ -175,7 +177,7 @@ def estimate_difference(
     low, high, p = (
         compute_t_interval(mean, error, sample.n_groups, sample.dof) if sample.has_enough_groups else (nan, nan, None)
     )
-    return sample.build_estimate(low, high, p=p, method=STUDENT_T_INTERVAL, freedom=sample.dof)
+    return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
 
 def compute_t_interval(
@@ -307,10 +309,7 @@ def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, f
 
 
 def _import_scipy_special() -> Any:
-    try:
-        return import_module("scipy.special")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "metrics") from error
+    return require("scipy.special", extra="metrics")
 
 
 @dataclass(frozen=True)

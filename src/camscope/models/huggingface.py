@@ -27,7 +27,8 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.models.torchvision_timm import import_optional, make_weights_unavailable_error
+from camscope.models.torchvision_timm import make_weights_unavailable_error
+from camscope.optional import require
 from camscope.safe_files import check_regular_files
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
@@ -47,7 +48,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     A classifier; a segmentation model, a detector or a vision tower, where the configuration says that it is one; of
     CLIP and SigLIP as a whole, the vision tower.
     """
-    transformers = import_optional("transformers")
+    transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     _check_readable(folder, name)
@@ -107,10 +108,10 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
     named = VISION_TOWER_BY_CLASS.get(named, named)
     if named.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, named):
         return getattr(transformers, named)
-    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    if type(config) not in known:
+    classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in classifiers:
         raise ValueError(f"a {type(config).__name__} of {named or 'no class'}")
-    classifier = known[type(config)]
+    classifier = classifiers[type(config)]
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
@@ -122,7 +123,7 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
         classes = {stored[0] for _, stored, _ in report["mismatched_keys"] if len(stored)}
-        heads = all(tuple(stored[1:]) == tuple(own[1:]) for _, stored, own in report["mismatched_keys"])
+        heads = all(tuple(stored[1:]) == tuple(expected[1:]) for _, stored, expected in report["mismatched_keys"])
         if not usual or not heads or len(classes) != 1:
             _check_loading_report(report, str(weights))
             return fresh, usual
@@ -176,7 +177,7 @@ class ImageTower(nn.Module):
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """The image tower of "org/name" or of a folder; `TextSimilarity` questions are asked through the text tower beside it."""
-    transformers = import_optional("transformers")
+    transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     try:
@@ -191,9 +192,9 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"clip:{name} is no model of images and texts that transformers can build: {error}") from error
     tower = ImageTower(whole.float())
-    way = load_preprocessing(transformers, source)
+    preprocess = load_preprocessing(transformers, source)
     return tower, ModelCard(
-        format_model_source(f"clip:{name}", weights), way, embed_text=_create_text_encoder(whole, tokens)
+        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(whole, tokens)
     )
 
 
@@ -218,11 +219,11 @@ def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Ten
 
     def encode(text: str) -> Tensor:
         """(D,)"""
-        given = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
+        inputs = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
         here = next(full_model.parameters()).device
         with torch.no_grad():
             return _extract_embedding(
-                full_model.get_text_features(**{key: value.to(here) for key, value in given.items()})
+                full_model.get_text_features(**{key: value.to(here) for key, value in inputs.items()})
             )[0]
 
     return encode

@@ -6,7 +6,6 @@
 """
 
 import difflib
-import importlib
 import inspect
 import math
 import os
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from camscope.errors import MissingExtraError, ModelError, PreprocessError, WeightsError
+from camscope.errors import ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
@@ -31,14 +30,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
-
-
-def import_optional(name: str) -> Any:
-    """An optional package; MissingExtraError names the extra that brings it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(name.partition(".")[0], "hub") from error
+from camscope.optional import require
 
 
 def build_with_weights(
@@ -71,9 +63,9 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
             model, usual = _load_published_torchvision(builder, published, name), True
         else:
             model, usual = _build_torchvision(builder, weights)
-    categories = tuple(published.meta.get("categories", ())) if usual else ()
-    way = as_preprocess(published.transforms())
-    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), way, categories or None)
+    class_names = tuple(published.meta.get("categories", ())) if usual else ()
+    preprocess = as_preprocess(published.transforms())
+    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
 
 
 def _find_torchvision_builder(name: str) -> ModelBuilder:
@@ -136,7 +128,7 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
 
 def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """A model with its published weights, those of a file, or none ("random")."""
-    timm = import_optional("timm")
+    timm = require("timm", extra="hub")
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
         raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(near)}")
@@ -172,7 +164,7 @@ def _build_timm(timm: Any, name: str, n_classes: int | None) -> nn.Module:
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
-    data = import_optional("timm.data")
+    data = require("timm.data", extra="hub")
     config = data.resolve_model_data_config(model)
     try:
         return Preprocess.from_timm(config)
@@ -182,7 +174,7 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
 
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The names of the ImageNet subset that the published weights were trained on, if it is one."""
-    data = import_optional("timm.data")
+    data = require("timm.data", extra="hub")
     subset = data.infer_imagenet_subset(model)
     if subset is None:
         return None

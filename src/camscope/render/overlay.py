@@ -50,8 +50,8 @@ def overlay(
     Raises:
         InputError, NonFiniteError, GeometryError: If the arrays are invalid or do not match.
 
-    >>> overlay(np.zeros((2, 2, 3), np.uint8), np.ones((2, 2)), alpha=0.0).max()
-    0
+    >>> overlay(np.zeros((2, 2, 3), np.uint8), np.ones((2, 2)), alpha=0.0).shape
+    (2, 2, 3)
 
     """
     numbers = check_map_values(np.asarray(values), image=check_rgb_image(image))

@@ -635,13 +635,13 @@ from camscope import DeepLIFT, GradCAM, LIME, LRP, METHODS
 model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
 names = ["deeplift", "deepliftshap", "lime", "kernelshap", "lrp"]
 print(*[name for name in names if name in METHODS])
-for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").sibling("lime"), lambda: LRP(model)):
+for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").create_sibling("lime"), lambda: LRP(model)):
     try:
         ask()
     except ImportError as error:
         print(error)
 from camscope.cli import main
-sys.argv = ["camscope", "explain", "none.png", "--method", "lrp"]
+sys.argv = ["camscope", "explain", "none.png", "--methods", "lrp"]
 main()
 """
 

@@ -143,13 +143,13 @@ class Reference:
             R = mixed @ R
         return self.rows(R)
 
-    def rollout(self, heads="mean"):
+    def rollout(self, head_fusion="mean"):
         over = {
             "mean": lambda each: sum(each) / len(each),
             "max": lambda each: each.max(0)[0],
             "min": lambda each: each.min(0)[0],
         }
-        return self.rolled([over[heads](P) for P, _ in self.weighed()])
+        return self.rolled([over[head_fusion](P) for P, _ in self.weighed()])
 
     def gradrollout(self):
         return self.rolled([(sum(g[h] * P[h] for h in range(len(P))) / len(P)).clamp(min=0) for P, g in self.weighed()])
@@ -161,9 +161,9 @@ class Reference:
             R = R + sum((g[h] * P[h]).clamp(min=0) for h in range(len(P))) / len(P) @ R
         return self.rows(R - torch.eye(count, dtype=torch.float64))
 
-    def legrad(self, blocks=None):
+    def legrad(self, n_blocks=None):
         found = torch.zeros(self.steps[0].P.shape[-1], dtype=torch.float64)
-        used = self.steps[-blocks:] if blocks else self.steps
+        used = self.steps[-n_blocks:] if n_blocks else self.steps
         for step in used:
             (g,) = torch.autograd.grad(self.net.head(step.z)[0, self.target], step.P, retain_graph=True)
             heads, count = g.shape[1:3]
@@ -217,7 +217,12 @@ def test_a_map_is_its_formula_in_loops(method, make):
         torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-14)
 
 
-SETTINGS = [(Rollout, {"heads": "max"}), (Rollout, {"heads": "min"}), (LeGrad, {"blocks": 2}), (LeGrad, {"blocks": 1})]
+SETTINGS = [
+    (Rollout, {"head_fusion": "max"}),
+    (Rollout, {"head_fusion": "min"}),
+    (LeGrad, {"n_blocks": 2}),
+    (LeGrad, {"n_blocks": 1}),
+]
 
 
 @pytest.mark.parametrize(("method", "settings"), SETTINGS)
@@ -231,9 +236,9 @@ def test_a_setting_is_what_the_formula_has_in_its_place(method, settings):
 
 def test_settings_that_mean_nothing_are_refused():
     net, _ = built(TorchvisionByHand)
-    with pytest.raises(InputError, match="heads='median'"):
+    with pytest.raises(InputError, match="head_fusion='median'"):
         Rollout(net.model, head_fusion="median")
-    with pytest.raises(InputError, match="blocks=0"):
+    with pytest.raises(InputError, match="n_blocks=0"):
         LeGrad(net.model, n_blocks=0)
 
 
@@ -282,7 +287,7 @@ class Layer(nn.Module):
         return F.gelu(y) + y
 
 
-def little(*, size=(40, 32), n_samples=2, dtype=torch.float64, **more):
+def little(*, size=(40, 32), samples=2, dtype=torch.float64, **more):
     torch.manual_seed(6)
     return Little(**more).to(dtype).eval(), torch.randn(samples, 3, *size).to(dtype)
 

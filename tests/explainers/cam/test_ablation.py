@@ -45,7 +45,7 @@ def changed(model, layer, x, function, *args, call=0, **kwargs):
 
 def slow_ablation(model, layer, x, targets, *args, to_maps=None, call=0, **kwargs):
     """Ablation-CAM in loops: the whole batch runs once for each channel of each sample."""
-    output, logits = kept(model, layer, x, *args, call_index=call, **kwargs)
+    output, logits = kept(model, layer, x, *args, call=call, **kwargs)
     to_maps = to_maps or infer_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
     A, heat = to_maps(output), []
     for n, target in enumerate(targets):
@@ -56,7 +56,7 @@ def slow_ablation(model, layer, x, targets, *args, to_maps=None, call=0, **kwarg
                 to_maps(values)[n, k] = 0
                 return values
 
-            altered = changed(model, layer, x, without, *args, call_index=call, **kwargs)
+            altered = changed(model, layer, x, without, *args, call=call, **kwargs)
             total += (logits[n, target] - altered[n, target]) * A[n, k]
         heat.append(total.relu())
     return torch.stack(heat)
@@ -242,7 +242,7 @@ class Again(Plain):
 @pytest.mark.parametrize("samples", [1, 3])
 def test_one_call_of_a_layer_that_runs_several_times(call, samples):
     model, x = plain(Again, samples=samples)
-    expected = slow_ablation(model, "middle", x, [2] * samples, call_index=call)
+    expected = slow_ablation(model, "middle", x, [2] * samples, call=call)
     assert_same(AblationCAM(model, "middle", call_index=call).attribute(x, 2), expected)
 
 

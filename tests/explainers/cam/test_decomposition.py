@@ -94,16 +94,16 @@ def test_cells_that_are_all_the_same_have_no_kernel_component(kernel):
 
 def test_rare_strong_cells_by_hand():
     # A1 = 1 2 0 1: mean 1, deviation √(1/2): above 1.7 lies the 2; A2 = 2 0 1 -1: mean 1/2, deviation √(5/4): the 2
-    np.testing.assert_allclose(of_itself(A, FEM, k=1), [[0.5, 1.0], [0.0, 0.0]], rtol=1e-12)
+    np.testing.assert_allclose(of_itself(A, FEM, k_sigma=1), [[0.5, 1.0], [0.0, 0.0]], rtol=1e-12)
     spike = np.zeros((1, 4, 4))
     spike[0, 1, 2] = 3.0  # mean 3/16; √15 deviations above it
     np.testing.assert_allclose(of_itself(spike, FEM), spike[0] / 16, rtol=1e-12)
-    assert not of_itself(spike, FEM, k=3.9).any()
+    assert not of_itself(spike, FEM, k_sigma=3.9).any()
 
 
 def test_a_constant_channel_and_a_cell_just_at_the_threshold_mark_nothing():
     for level in (0.1, 0.3, 1e9 / 3):
-        assert not of_itself(np.full((2, 3, 7), level), FEM, k=0).any()
+        assert not of_itself(np.full((2, 3, 7), level), FEM, k_sigma=0).any()
         five = np.zeros((1, 1, 5))
         five[0, 0, 3] = level  # exactly two deviations above the mean
         assert not of_itself(five, FEM).any()
@@ -158,5 +158,5 @@ def test_settings_that_mean_nothing_are_refused():
         KPCACAM(model, "features", kernel="poly")
     with pytest.raises(InputError, match="gamma=0: expected a positive number"):
         KPCACAM(model, "features", gamma=0)
-    with pytest.raises(InputError, match="k=-1: expected"):
+    with pytest.raises(InputError, match="k_sigma=-1: expected"):
         FEM(model, "features", k_sigma=-1)

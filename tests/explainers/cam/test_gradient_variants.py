@@ -222,7 +222,7 @@ def test_variants_in_company_make_the_maps_they_make_alone():
         (SmoothGradCAMPlusPlus, {"n_samples": 0}),
         (SmoothGradCAMPlusPlus, {"sigma": -0.1}),
         (SmoothGradCAMPlusPlus, {"sigma": float("nan")}),
-        (FinerCAM, {"references": 0}),
+        (FinerCAM, {"n_references": 0}),
         (FinerCAM, {"gamma": float("inf")}),
         (ShapleyCAM, {"utility": "probability"}),
     ],

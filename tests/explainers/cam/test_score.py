@@ -15,7 +15,7 @@ MASKED = {
     "scorecam": {},
     "sscam": {"n_samples": 3, "sigma": 0.7, "seed": 4},
     "iscam": {"n_samples": 3},
-    "groupcam": {"groups": 4},
+    "groupcam": {"n_groups": 4},
 }
 EVERY = MASKED | {"opticam": {"n_steps": 3}}
 
@@ -115,7 +115,7 @@ def test_the_cost_in_rows(method, dead, rows):
 @pytest.mark.parametrize("method", EVERY)
 def test_channels_that_are_all_constant_give_no_shape(method):
     model, x = network(dead=(0, 1, 2, 3, 4, 5))
-    for settings in ({}, {"top": 2}) if "top" in METHODS[method].__dataclass_fields__ else ({},):
+    for settings in ({}, {"n_channels": 2}) if "n_channels" in METHODS[method].__dataclass_fields__ else ({},):
         heat = METHODS[method](model, "features", **EVERY[method], **settings).attribute(x, 1)
         assert heat.isfinite().all()
         torch.testing.assert_close(heat, heat[:, :1, :1].expand_as(heat), rtol=0, atol=0)
@@ -290,18 +290,18 @@ def test_opti_cam_says_where_no_gradient_comes_from():
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("scorecam", {"top": 0}),
+        ("scorecam", {"n_channels": 0}),
         ("scorecam", {"batch_size": 0}),
         ("sscam", {"n_samples": 0}),
         ("sscam", {"sigma": float("nan")}),
         ("sscam", {"noise": "both"}),
         ("iscam", {"n_samples": -1}),
-        ("groupcam", {"groups": 0}),
-        ("scorecam", {"top": 1.5}),
+        ("groupcam", {"n_groups": 0}),
+        ("scorecam", {"n_channels": 1.5}),
         ("sscam", {"n_samples": 1.5}),
         ("sscam", {"sigma": "a"}),
         ("iscam", {"n_samples": True}),
-        ("groupcam", {"groups": 2.5}),
+        ("groupcam", {"n_groups": 2.5}),
         ("opticam", {"n_steps": 0}),
         ("opticam", {"n_steps": 2.5}),
         ("ablationcam", {"batch_size": 0}),
@@ -312,7 +312,7 @@ def test_opti_cam_says_where_no_gradient_comes_from():
         ("dff", {"n_iterations": 0}),
         ("dff", {"batch_size": 0}),
         ("dff", {"tolerance": -1.0}),
-        ("finercam", {"references": 1.5}),
+        ("finercam", {"n_references": 1.5}),
         ("smoothgradcam++", {"n_samples": 2.5}),
         ("opticam", {"learning_rate": 0.0}),
     ],

@@ -125,7 +125,7 @@ def test_every_explanation_is_the_one_the_method_gives_alone():
         np.testing.assert_allclose(one.attribution, alone.attribution, rtol=1e-5, atol=1e-7)
         assert (row["method"], row["layer"], row["target"]) == (one.method, alone.layer, alone.target)
         assert row["score"] == pytest.approx(alone.score, rel=1e-5)
-        assert row["forwards"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
+        assert row["forward_passes"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
     assert sum(row["seconds"] for row in found.to_records()) > 0
 
 
@@ -306,9 +306,12 @@ def test_layers_that_only_some_methods_have_are_columns(net):
 def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
     scan = draw_radiograph(7, "nodule").image
     found = compare(net, scan, [ScoreCAM(net, n_channels=2), ScoreCAM(net, n_channels=4)])
-    assert found.column_labels == ("scorecam top=2", "scorecam top=4")
+    assert found.column_labels == ("scorecam n_channels=2", "scorecam n_channels=4")
     steep = [Denoised(ScoreCAM(net, n_channels=top)) for top in (2, 4)]
-    assert compare(net, scan, steep).column_labels == ("scorecam, denoised top=2", "scorecam, denoised top=4")
+    assert compare(net, scan, steep).column_labels == (
+        "scorecam, denoised n_channels=2",
+        "scorecam, denoised n_channels=4",
+    )
     with pytest.raises(InputError, match="gradcam is named twice"):
         compare(net, scan, ["gradcam", GradCAM])
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box, OutputPart, Region, Target
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
@@ -26,7 +25,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.core.dispatch import explain_grid
 from camscope.explainers.core.resampling import resize_input
-from camscope.targets import Difference, Score
+from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain
 from tests.tools import Counting, seen_before
 from tests.untouched import untouched
@@ -414,7 +413,7 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
         assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, (
             outer
         )
-        assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
+        assert any("component" in note for note in made.notes) == ("refinecam" in inner.full_name)
 
 
 def test_denoised_methods_share_their_passes():
@@ -653,7 +652,7 @@ def test_several_methods_are_wrapped_alike():
     assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
     fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
-    assert (fused.how, fused.title) == ("product", "layercam, fused")
+    assert (fused.fusion_mode, fused.full_name) == ("product", "layercam, fused")
 
 
 def test_gradients_are_asked_for_only_by_what_takes_them():

@@ -178,7 +178,7 @@ def test_contrast_is_the_class_less_its_dual_with_opposite_weights():
 
 
 def test_a_difference_is_the_difference_of_the_maps():
-    from camscope import Difference
+    from camscope.targets import Difference
 
     model, x = built()
     tool = ExcitationBackprop(model, "pool")
@@ -218,7 +218,7 @@ def inner():
 WAYS = {
     "in place": lambda last, y: F.relu_(last(F.relu_(y))),
     "by its old name": lambda last, y: (y.relu_(), last(y).relu())[1],
-    "by method": lambda last, y: last(input_part=y.clamp(min=0)).clamp_(0),
+    "by method": lambda last, y: last(input=y.clamp(min=0)).clamp_(0),
     "positive constants": lambda last, y: 3.0 * (last((y.relu() * 2) / torch.tensor(2.0)) / 3).relu(),
     "copies": lambda last, y: last(
         torch.cat(y.relu().transpose(2, 3).split(3, 2), 2).transpose(2, 3).contiguous()

@@ -71,7 +71,7 @@ def test_on_a_square_net_the_moments_are_known():
     x[1] *= 10
     n, w, share = 4000, model.weight.detach(), 0.2
     s = share * (x.amax((1, 2, 3)) - x.amin((1, 2, 3))).view(2, 1, 1, 1)
-    settings = {"n_samples": n, "sigma": share, "channels": "sum"}
+    settings = {"n_samples": n, "sigma": share, "channel_reduction": "sum"}
     spread = 2 * w.abs() * s
     off = (SmoothGrad(model, **settings).attribute(x, 1) - (2 * w * x).sum(1)).abs()
     assert bool((off < 5 * spread.square().sum(1).sqrt() / math.sqrt(n)).all())
@@ -221,9 +221,9 @@ def test_dead_units_and_negative_signals_by_hand(method, guise):
     model = Act(GUISES[guise] or scripted())
     x = X.view(1, 3, 1, 1).expand(1, 3, 2, 1)
     with untouched(model):
-        heat = METHODS[method](model, channels="sum").attribute(x, 0)
+        heat = METHODS[method](model, channel_reduction="sum").attribute(x, 0)
     torch.testing.assert_close(heat[0], torch.full((2, 1), sum(BY_HAND[method]) / 2))
-    only = METHODS[method](model, channels="l2").attribute(x, 0)
+    only = METHODS[method](model, channel_reduction="l2").attribute(x, 0)
     torch.testing.assert_close(only[0, 0, 0] * 2, torch.tensor(BY_HAND[method]).norm())
 
 

@@ -115,7 +115,7 @@ def test_what_adds_up_is_named_where_the_map_does_not(channels):
     model, x = CASES["pooled"].make(dtype=torch.float64)
     one = IntegratedGradients(model, n_steps=4, channel_reduction=channels).explain(x[0], 1)
     (note,) = one.notes
-    assert note.startswith(f"completeness: the values, before channels='{channels}', add up to ")
+    assert note.startswith(f"completeness: the values, before channel_reduction='{channels}', add up to ")
     said = float(note.split("add up to ")[1].split(",")[0])
     signed = IntegratedGradients(model, n_steps=4).explain(x[0], 1)
     assert signed.notes[0].startswith("completeness: the pixels' values add up to ")
@@ -148,7 +148,7 @@ def test_dark_and_bright_are_each_channels_least_and_largest_and_white_is_what_t
     for name, level in (("black", -0.5), ("white", 0.5)):
         found = IntegratedGradients(linear(weight), n_steps=1, baseline=name, **made).explain(x, 1)
         np.testing.assert_allclose(found.attribution, (x - level).sum(0), rtol=1e-12, atol=1e-13)
-        with pytest.raises(InputError, match=f"baseline='{name}': what {name} is to the model is known from its pre"):
+        with pytest.raises(InputError, match=f"baseline='{name}' needs the preprocessing of an image"):
             IntegratedGradients(linear(weight), baseline=name).attribute(x[None], 1)
 
 
@@ -167,7 +167,9 @@ def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
 @pytest.mark.parametrize("method", PATHS)
 def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method):
     weight, x = drawn(3, 12, 12), drawn(2, 3, 12, 12, seed=1)
-    found = explainer(method, linear(weight), None, channels="sum", **{"sigma": 0} if method == "gradientshap" else {})
+    found = explainer(
+        method, linear(weight), None, channel_reduction="sum", **{"sigma": 0} if method == "gradientshap" else {}
+    )
     start = {
         "integratedgradients": 0 * x,
         "guidedig": 0 * x,
@@ -415,11 +417,13 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
 def test_a_baseline_that_is_none_says_what_to_pass():
     model, x = CASES["pooled"].make()
     for wrong in (None, True, [[0.0]], {}, ["zero", None]):
-        with pytest.raises(InputError, match=r"^baseline=.*: expected 'zero', .* or a tensor \(C,H,W\)$"):
+        with pytest.raises(
+            InputError,
+            match=r"^baseline=.*: expected 'zero', .* a tensor \(C,H,W\) or \(N,C,H,W\), or a function of the input$",
+        ):
             IntegratedGradients(model, baseline=wrong)
-    for wrong in (0, 0.5):
-        with pytest.raises(InputError, match=rf"^baseline={wrong}: .*: torch.full\(\(C,H,W\), {float(wrong)}\)$"):
-            IntegratedGradients(model, baseline=wrong)
+    with pytest.raises(InputError, match="the baseline has 1 NaN or infinite value of 1"):
+        IntegratedGradients(model, baseline=torch.inf).attribute(x, 1)
     broken = x[0].clone()
     broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
     with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):

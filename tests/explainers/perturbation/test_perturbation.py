@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box
 from camscope.errors import InputError, MissingExtraError
 from camscope.explainers import (
     DRISE,
@@ -28,6 +27,7 @@ from camscope.explainers.perturbation.global_sensitivity import compute_hsic, co
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
 from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids
 from camscope.explanation import Explanation
+from camscope.targets import Box
 from tests.nets import CASES
 from tests.tools import FEW, Counting, explainer, seen_before
 from tests.untouched import untouched
@@ -51,7 +51,7 @@ class Linear(nn.Module):
         return torch.stack([(row * self.weight).flatten(1).sum(1) for row in x])
 
 
-def linear(*shape, n_samples=1, **settings):
+def linear(*shape, samples=1, **settings):
     """A linear net, an input of it, and what each pixel adds to the score of class 1."""
     model = Linear(*shape, **settings)
     drawn = torch.Generator().manual_seed(1)
@@ -196,7 +196,7 @@ def test_rise_stops_when_it_has_settled_and_says_so():
     )
     first = loose.explain(x[0], 1)
     passes = counting.rows
-    assert "settled to until=0.1 before all 2000" in first.notes[0]
+    assert "settled to tolerance=0.1 before all 2000" in first.notes[0]
     assert first.standard_error.max() <= 0.1 * np.ptp(first.attribution)
     masks = int(first.notes[0].split()[0])
     assert masks % 64 == 0
@@ -209,7 +209,7 @@ def test_rise_stops_when_it_has_settled_and_says_so():
         == alone.explain(x[0], 1).attribution.tobytes()
     )
     assert "2000 masks" in tight.explain(x[0], 1).notes[0]
-    assert tight.explain(x[0], 1).notes[0].endswith(": not settled to until=0.02")
+    assert tight.explain(x[0], 1).notes[0].endswith(": not settled to tolerance=0.02")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
@@ -450,7 +450,7 @@ def test_an_end_half_way_says_how_far_it_came_and_leaves_the_model(method, error
     failing.passes[0] = 0
     with untouched(failing, x), pytest.raises(type(error)) as caught:
         tool.attribute(x, 1)
-    steps = getattr(tool, "iter_graph_nodes", None)
+    steps = getattr(tool, "n_steps", None)
     done = 2 if steps is None or method == "meaningfulperturbation" else 1  # two areas a step
     (note,) = caught.value.__notes__
     assert note.startswith(f"{method}, image 1 of 1: stopped after {done} of ")
@@ -549,14 +549,14 @@ def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, s
     counting = seen_before(Counting(model), x)
     made = method(counting, grid_size=2, n_samples=samples, tolerance=0.2, batch_size=7).explain(x[0], 1)
     drawn = int(made.notes[0].split()[0])
-    assert f"settled to until=0.2 before all {samples}" in made.notes[0]
+    assert f"settled to tolerance=0.2 before all {samples}" in made.notes[0]
     assert drawn % looked == 0
     assert counting.rows <= 1 + drawn * turns + 7
     assert made.standard_error.max() <= 0.2 * np.ptp(made.attribution)
     again = method(model, grid_size=2, n_samples=samples, tolerance=0.2, batch_size=64).explain(x[0], 1)
     assert made.attribution.tobytes() == again.attribution.tobytes()
     tight = method(model, grid_size=2, n_samples=16, tolerance=1e-6).explain(x[0], 1)
-    assert tight.notes[0].endswith(": not settled to until=1e-06")
+    assert tight.notes[0].endswith(": not settled to tolerance=1e-06")
 
 
 def test_the_jackknifes_error_of_hsic_is_about_the_spread_over_seeds():

@@ -127,7 +127,7 @@ def test_arrays_are_refused_with_what_to_do():
             read_scan(source)
     with pytest.raises(ImageError, match="Scan\\(values, name\\)"):
         GradCAM(net, "0", preprocess=ScanPreprocess()).explain(np.zeros((4, 5, 6), np.float32), 1)
-    with pytest.raises(PreprocessError, match="volume scan-0: pass preprocess=ScanPreprocess"):
+    with pytest.raises(PreprocessError, match="volume scan-0; pass preprocess=ScanPreprocess"):
         GradCAM(net, "0").explain(volume(), 1)
 
 

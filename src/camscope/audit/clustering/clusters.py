@@ -20,7 +20,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray
 from camscope.metrics.statistics import index_groups
-from camscope.optional import import_sklearn
+from camscope.optional import require
 from camscope.plurals import plural
 
 MIN_EIGENGAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
@@ -129,12 +129,16 @@ def cluster_maps(
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
     check_positive_integer(
-        n_neighbors=n_neighbors, grid_size=grid_size, n_resamples=n_resamples, n_references=n_references, most=max_maps
+        n_neighbors=n_neighbors,
+        grid_size=grid_size,
+        n_resamples=n_resamples,
+        n_references=n_references,
+        max_maps=max_maps,
     )
     ks = sorted(set(cluster_counts))
     if not ks or ks[0] < 2 or not blur_fraction >= 0:
         raise InputError(
-            f"k={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+            f"cluster_counts={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
         )
     grid = pool_maps(maps, grid_size, sign)
     points, there = smooth_and_normalize(grid, merge_left_right, blur_fraction)
@@ -250,7 +254,7 @@ def _choose_n_clusters(partitions: tuple[Partition, ...]) -> tuple[int, str]:
             f"separate (gap {one.eigengap:.2f}) and stable ({words}): {plural(one.n_clusters, 'cluster')}",
         )
     stable, separate = (
-        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("stable", "separate")
+        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("is_stable", "is_separate")
     )
     return (
         1,
@@ -276,7 +280,11 @@ def _select_feasible_counts(
 
 def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntArray:
     """(M,): the place in `subset_index` of the nearest of those, of the chosen their own."""
-    search = import_sklearn("neighbors").NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[subset_index])
+    search = (
+        require("sklearn.neighbors", extra="audit")
+        .NearestNeighbors(n_neighbors=1, algorithm="brute")
+        .fit(points[subset_index])
+    )
     made = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
     made[subset_index] = np.arange(len(subset_index))
     return made

@@ -6,15 +6,14 @@ Maps as points: pooled to a coarse grid, so that two that are near one another s
 
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.metrics.base import FloatArray
-from camscope.optional import import_sklearn
+from camscope.optional import require
 
 IntArray = npt.NDArray[np.int64]
 
@@ -64,10 +63,7 @@ def _build_neighbor_graph(distances: FloatArray, patient_index: IntArray, n_neig
 
 
 def _import_scipy_linalg() -> Any:
-    try:
-        return import_module("scipy.linalg")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "audit") from error
+    return require("scipy.linalg", extra="audit")
 
 
 SUBSAMPLE_FRACTION = 0.8  # of the patients, in each draw
@@ -117,7 +113,7 @@ class PointCloud:
         some = PointCloud(
             self.distances[np.ix_(rows, rows)], self.patient_index[rows], self.cluster_counts, self.n_neighbors
         )
-        index = import_sklearn("metrics").adjusted_rand_score
+        index = require("sklearn.metrics", extra="audit").adjusted_rand_score
         return [float(index(self.labels_by_count[k][rows], some.labels_by_count[k])) for k in self.cluster_counts]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ColumnLeakage
 from camscope.audit.core.subgroup_levels import split_by_level
@@ -27,7 +27,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import N_RESAMPLES, Estimate, index_groups
-from camscope.optional import import_sklearn
+from camscope.optional import require
 from camscope.plurals import plural
 
 IntArray = npt.NDArray[np.int64]
@@ -142,12 +142,14 @@ class _LinearProbe:
 
     def predict_log_odds(self, level_index: IntArray) -> FloatArray:
         """(N,) -> (N,K): log odds of each level, by a probe of other patients to which all levels weigh alike."""
-        split = import_sklearn("model_selection").StratifiedGroupKFold(
+        split = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
             self.n_folds, shuffle=True, random_state=self.seed
         )
         made = np.zeros((len(level_index), int(level_index.max()) + 1))
         for train, test in split.split(self.x, level_index, self.group):
-            probe = import_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=1000)
+            probe = require("sklearn.linear_model", extra="audit").LogisticRegression(
+                class_weight="balanced", max_iter=1000
+            )
             given = probe.fit(self.x[train], level_index[train]).decision_function(self.x[test])
             made[np.ix_(test, probe.classes_)] = _compute_one_vs_rest_log_odds(given)
         return made
@@ -217,19 +219,19 @@ def _summarize_level(name: Hashable, ranking: Ranking) -> LevelAuroc:
     return LevelAuroc(name, ranking.n_positives, patients, ranking.compute_area(compute_roc_area))
 
 
-def probe_columns(context: AuditContext, predictions: Predictions) -> Iterator[ColumnLeakage]:
+def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
     """A probe for each subgroup column, of rows that say something in it."""
     places = {row: n for n, row in enumerate(predictions.rows)}
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+    for column in cohort.config.data.subgroups:
+        said = cohort.get_subgroup_levels(column)
         rows = [row for row in predictions.rows if said[row] is not None]
         features = predictions.features[[places[row] for row in rows]]
         try:
             found = probe_leakage(
                 features,
                 [str(said[row]) for row in rows],
-                [context.patients[row] for row in rows],
-                seed=context.config.seed,
+                [cohort.patients[row] for row in rows],
+                seed=cohort.config.seed,
             )
             yield ColumnLeakage(
                 column=column,

@@ -6,15 +6,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from math import pi
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
+from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement, project_mask_to_input
+from camscope.optional import require
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
@@ -84,18 +84,12 @@ def fill_holes(mask: BoolArray) -> BoolArray:
 
 def import_scipy_ndimage() -> Any:
     """scipy.ndimage, or the error that says how to have it."""
-    try:
-        return import_module("scipy.ndimage")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "audit") from error
+    return require("scipy.ndimage", extra="audit")
 
 
 def import_skimage(submodule: str) -> Any:
     """A part of scikit-image, or the error that says how to have it."""
-    try:
-        return import_module(f"skimage.{submodule}")
-    except ImportError as error:
-        raise MissingExtraError("scikit-image", "audit") from error
+    return require(f"skimage.{submodule}", extra="audit")
 
 
 def project_region_to_input(

@@ -34,9 +34,7 @@ def build_candidates(
     places = list(layers) if layers is not None else find_stage_layers(model, x)
     made = []
     for name in DEFAULT_CANDIDATE_METHODS if methods is None else methods:
-        if name not in METHODS:
-            raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
-        kind = METHODS[name]
+        kind = METHODS.find(name)
         chosen = places if accepts_layer_choice(kind) and not accepts_several_layers(kind) else None
         for tool in create_at_layers(kind, model, chosen, dict(settings or {})):
             try:

@@ -14,7 +14,6 @@ Standing: a candidate in a race, and what is known of it so far; Sample: an imag
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import MissingExtraError, UndefinedError
+from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import ModelInput
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import Estimate, compute_min_p_value, estimate_mean
+from camscope.optional import require
 from camscope.plurals import plural
 from camscope.targets import TargetLike
 
@@ -69,7 +69,7 @@ class CandidateState:
     def title(self) -> str:
         """`gradcam · layer4`"""
         layer = getattr(self.explainer, "layer", None)
-        return " · ".join(filter(None, (self.explainer.title, layer if isinstance(layer, str) else None)))
+        return " · ".join(filter(None, (self.explainer.full_name, layer if isinstance(layer, str) else None)))
 
     @property
     def seconds_per_image(self) -> float:
@@ -255,7 +255,4 @@ def _compute_standardized_gap(gaps: FloatArray) -> float:
 
 
 def _import_scipy_special() -> Any:
-    try:
-        return import_module("scipy.special")
-    except ImportError as error:
-        raise MissingExtraError("scipy", "metrics") from error
+    return require("scipy.special", extra="metrics")

@@ -207,7 +207,7 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
             runs = PerturbedEvaluator(self, x, score)
         if score.one_sample_per_pass:
             raise ModelError(
-                f"{self.title} runs the input and its baseline in one batch, and in this model the "
+                f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
                 "samples of a batch see one "
                 f"another, as in a batch norm without running statistics; pass integratedgradients"
             )
@@ -294,7 +294,7 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
     See `DeepLIFTBase`.
     """
 
-    name, paper = "deeplift", "arXiv:1704.02685"
+    name, title, paper = "deeplift", "DeepLIFT", "arXiv:1704.02685"
     forward_passes: ClassVar[str] = "3"
     backward_passes: ClassVar[str] = "2"
 
@@ -306,7 +306,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     The background holds two at least; see `DeepLIFTBase`.
     """
 
-    name, paper = "deepliftshap", "arXiv:1705.07874"
+    name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"
     forward_passes: ClassVar[str] = "1 + 2 x len(background)"
     backward_passes: ClassVar[str] = "2 x len(background)"
 

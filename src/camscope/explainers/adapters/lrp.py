@@ -207,7 +207,7 @@ class LRP(AdapterExplainer, PixelExplainer):
     `output_relevance`, what the output begins with.
     """
 
-    name, paper = "lrp", "doi:10.1371/journal.pone.0130140"
+    name, title, paper = "lrp", "LRP", "doi:10.1371/journal.pone.0130140"
     forward_passes: ClassVar[str] = "2"
     alters_input: ClassVar[bool] = False
     backward_passes: ClassVar[str] = "1"
@@ -226,7 +226,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         with module_calls_recorded(score.model) as seen:
             runs = PerturbedEvaluator(self, x, score)
         made, notes, begun = [], [], []
-        with track_steps(self.title, len(x), self.progress) as advance:
+        with track_steps(self.full_name, len(x), self.progress) as advance:
             for sample in range(len(x)):
                 relevance, start, said = self._compute_relevance(runs, seen, sample)
                 check_finite("the relevance at the input", relevance, self.on_nonfinite)

@@ -194,7 +194,7 @@ class LIME(SurrogateExplainer):
     moves by less.
     """
 
-    name, paper = "lime", "arXiv:1602.04938"
+    name, title, paper = "lime", "LIME", "arXiv:1602.04938"
     forward_passes: ClassVar[str] = "1 + n_samples"
     kernel_width: float = 0.25
     alpha: float = 1.0
@@ -235,7 +235,7 @@ class KernelSHAP(SurrogateExplainer):
     the samples do not determine the cells, the least φ.
     """
 
-    name, paper = "kernelshap", "arXiv:1705.07874"
+    name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
     forward_passes: ClassVar[str] = "1 + n_samples"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:

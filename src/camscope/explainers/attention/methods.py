@@ -23,13 +23,13 @@ class Rollout(TokenAttentionExplainer):
     is asked for: the map is the same for all. `head_fusion`: "mean", or "max" or "min" of them.
     """
 
-    name, paper = "rollout", "arXiv:2005.00928"
+    name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
     class_specific: ClassVar[bool] = False
     head_fusion: HeadFusion = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("heads", self.head_fusion, "mean", "max", "min")
+        check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
@@ -52,7 +52,7 @@ class GradientRollout(TokenAttentionExplainer):
     against the residual connections I.
     """
 
-    name, paper = "gradrollout", "arXiv:2005.00928"
+    name, title, paper = "gradrollout", "Gradient Rollout", "arXiv:2005.00928"
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
@@ -69,15 +69,15 @@ class Chefer(TokenAttentionExplainer):
     same to all.
     """
 
-    name, paper = "chefer", "arXiv:2103.15679"
+    name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
-        found = torch.zeros_like(attention_trace.read_weights)
+        relevance = torch.zeros_like(attention_trace.read_weights)
         for g, P in zip(reversed(attention_trace.gradients), reversed(attention_trace.probabilities), strict=True):
-            found = found + _multiply_rows(attention_trace.read_weights + found, (g * P).relu().mean(1))
-        return found
+            relevance = relevance + _multiply_rows(attention_trace.read_weights + relevance, (g * P).relu().mean(1))
+        return relevance
 
 
 @register
@@ -89,7 +89,7 @@ class LeGrad(TokenAttentionExplainer):
     stretch the map from 0 to 1. `n_blocks`: so many last ones, default all.
     """
 
-    name, paper = "legrad", "arXiv:2404.03214"
+    name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
     forward_passes: ClassVar[str] = "1 + L partial forwards"
     backward_passes: ClassVar[str] = "L"
     needs_early_gradients: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class GradECLIP(TokenAttentionExplainer):
     are read, the mean over them is in the ReLU. The model keeps its heads; the authors' code joins them to one.
     """
 
-    name, paper = "gradeclip", "arXiv:2502.18816"
+    name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T): 0 for the tokens before the patches."""
@@ -126,10 +126,10 @@ class GradECLIP(TokenAttentionExplainer):
                 "chefer, which need no more"
             )
         parts = attention_trace.output_gradient, last.query, last.key, last.value
-        w, q, k, v = (one.detach().transpose(1, 2).flatten(2) for one in parts)
+        w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
         k, v = k[:, attention_trace.patch_slice], v[:, attention_trace.patch_slice]
-        alike = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
-        heat = _multiply_rows(attention_trace.read_weights, alike * (w @ v.transpose(1, 2))).relu()
+        similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
+        heat = _multiply_rows(attention_trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
         return torch.cat([heat.new_zeros(len(heat), attention_trace.layout.prefix), heat], 1)
 
 

@@ -39,7 +39,7 @@ class EigenCAM(LayerExplainer):
     has a mean of 0 and either sign. Signed activations have the sign of the module's rule.
     """
 
-    name, paper = "eigencam", "arXiv:2008.00299"
+    name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
@@ -58,7 +58,7 @@ class EigenGradCAM(LayerExplainer):
     its own: the idea is that of the `grad-cam` package, the decomposition Eigen-CAM's.
     """
 
-    name, paper, backward_passes = "eigengradcam", "arXiv:2008.00299", "1"
+    name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
     needs_gradient = True
 
     def combine(self, features: LayerFeatures) -> Tensor:
@@ -77,7 +77,7 @@ class KPCACAM(LayerExplainer):
     cells are all the same has no component: zeros. Each cell is compared with each, of 8192 at most.
     """
 
-    name, paper = "kpcacam", "arXiv:2410.00267"
+    name, title, paper = "kpcacam", "KPCA-CAM", "arXiv:2410.00267"
     class_specific: ClassVar[bool] = False
     kernel: str = "sigmoid"
     gamma: float | None = None
@@ -138,7 +138,7 @@ class FEM(LayerExplainer):
     many standard deviations.
     """
 
-    name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
+    name, title, paper = "fem", "FEM", "doi:10.1109/IPTA50016.2020.9286629"
     class_specific: ClassVar[bool] = False
     k_sigma: float = 2.0
 

@@ -24,7 +24,7 @@ from camscope.targets import Score, class_scores, full_precision
 class GradCAM(BaseCAM):
     """Each channel weighs its gradient's spatial mean: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1)."""
 
-    name, paper = "gradcam", "arXiv:1610.02391"
+    name, title, paper = "gradcam", "Grad-CAM", "arXiv:1610.02391"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
@@ -35,7 +35,7 @@ class GradCAM(BaseCAM):
 class HiResCAM(BaseCAM):
     """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
 
-    name, paper = "hirescam", "arXiv:2011.08891"
+    name, title, paper = "hirescam", "HiResCAM", "arXiv:2011.08891"
     relu = False
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class GradCAMPlusPlus(BaseQuotientCAM):
     may carry the map, and a slight change of the input may turn it over. A note says so.
     """
 
-    name, paper = "gradcam++", "arXiv:1710.11063"
+    name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N,K,cells) each: relu(g) / (2 + g ΣA)"""
@@ -71,7 +71,7 @@ class XGradCAM(BaseQuotientCAM):
     thirds of their digits.
     """
 
-    name, paper = "xgradcam", "arXiv:2008.02312"
+    name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N,K,1) each: Σ g A / Σ A"""
@@ -88,7 +88,7 @@ class XGradCAM(BaseQuotientCAM):
 class LayerCAM(BaseCAM):
     """Each cell weighs its own positive gradient: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8)."""
 
-    name, paper = "layercam", "doi:10.1109/TIP.2021.3089943"
+    name, title, paper = "layercam", "LayerCAM", "doi:10.1109/TIP.2021.3089943"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells)"""
@@ -103,7 +103,7 @@ class GradCAMElementWise(BaseCAM):
     negative. The paper uses it without giving it a name; this is the one under which it became known.
     """
 
-    name, paper = "gradcam-elementwise", "doi:10.1609/aaai.v35i3.16344"
+    name, title, paper = "gradcam-elementwise", "Grad-CAM element-wise", "doi:10.1609/aaai.v35i3.16344"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells)"""
@@ -120,7 +120,7 @@ class BagCAM(BaseCAM):
     a scale: where the evidence is small beside it, the map is that of Grad-CAM element-wise.
     """
 
-    name, paper = "bagcam", "arXiv:2207.07818"
+    name, title, paper = "bagcam", "BagCAM", "arXiv:2207.07818"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,cells)"""
@@ -144,7 +144,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
     """
 
-    name, paper = "smoothgradcam++", "arXiv:1908.01224"
+    name, title, paper = "smoothgradcam++", "Smooth Grad-CAM++", "arXiv:1908.01224"
     forward_passes: ClassVar[str] = "1 + n_samples"
     backward_passes: ClassVar[str] = "1 + n_samples"
     needs_gradient: ClassVar[bool] = True
@@ -189,7 +189,7 @@ class FinerCAM(BaseCAM):
     them is taken off; `n_references`: how many there are, or all that a model with fewer classes has.
     """
 
-    name, paper = "finercam", "arXiv:2501.11309"
+    name, title, paper = "finercam", "Finer-CAM", "arXiv:2501.11309"
     gamma: float = 0.6
     n_references: int = 3
 
@@ -200,11 +200,11 @@ class FinerCAM(BaseCAM):
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the class's logit less its closest classes' part."""
-        own = score.read_score(output, n_samples)
+        target_scores = score.read_score(output, n_samples)
         logits, classes = _require_class_logits(self.name, score, output)
-        distance = (logits - own[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
+        distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
         closest = distance.argsort(dim=1, stable=True)[:, : min(self.n_references, logits.shape[1] - 1)]
-        return own - self.gamma * logits.gather(1, closest).mean(1)
+        return target_scores - self.gamma * logits.gather(1, closest).mean(1)
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
@@ -220,7 +220,7 @@ class ShapleyCAM(BaseWeightedChannels):
     the map is Grad-CAM's; with "rest", with attention, GELU or a LayerNorm after the layer it is its own.
     """
 
-    name, paper = "shapleycam", "arXiv:2501.06261"
+    name, title, paper = "shapleycam", "ShapleyCAM", "arXiv:2501.06261"
     backward_passes: ClassVar[str] = "3"
     needs_gradient: ClassVar[bool] = True
     second_order: ClassVar[bool] = True
@@ -237,11 +237,11 @@ class ShapleyCAM(BaseWeightedChannels):
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the utility."""
-        own = score.read_score(output, n_samples)
+        target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
-            return own
+            return target_scores
         logits, _ = _require_class_logits(f"{self.name} with utility='rest'", score, output)
-        return 2 * own - logits.logsumexp(1)
+        return 2 * target_scores - logits.logsumexp(1)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""

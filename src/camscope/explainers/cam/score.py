@@ -73,17 +73,19 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
             find_nonconstant_channels(activation),
             self.create_masking(x),
         )
-        owners, channels = (chosen & live).nonzero().T
+        sample_rows, channels = (chosen & live).nonzero().T
         empty = (chosen & ~live).any(1).nonzero()[:, 0]
         scores = activation.new_full(chosen.shape, -torch.inf)
 
-        def shown(rows: Tensor) -> Tensor:
-            return scale_to_unit_range(enlarge_to_input(activation[owners[rows], channels[rows]], x))[:, None]
+        def build_masks(rows: Tensor) -> Tensor:
+            return scale_to_unit_range(enlarge_to_input(activation[sample_rows[rows], channels[rows]], x))[:, None]
 
         def nothing(rows: Tensor) -> Tensor:
             return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
-        scores[owners, channels] = self._compute_mean_scores(features, masking, owners, shown, self.n_variants_per_mask)
+        scores[sample_rows, channels] = self._compute_mean_scores(
+            features, masking, sample_rows, build_masks, self.n_variants_per_mask
+        )
         of_nothing = activation.new_zeros(len(scores))
         of_nothing[empty] = self._compute_mean_scores(features, masking, empty, nothing, self.n_variants_of_empty_mask)
         return torch.where(chosen & ~live, of_nothing[:, None], scores).softmax(1)[..., None]
@@ -102,8 +104,8 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         def versions(part: slice) -> tuple[Tensor, Tensor]:
             numbers = torch.arange(part.start, part.stop, device=x.device)
             rows = numbers // n_variants_per_mask
-            own = x if len(x) == 1 else x[sample_index[rows]]
-            return mask_rows(own, build_masks(rows).to(x.dtype), numbers % n_variants_per_mask), sample_index[rows]
+            inputs = x if len(x) == 1 else x[sample_index[rows]]
+            return mask_rows(inputs, build_masks(rows).to(x.dtype), numbers % n_variants_per_mask), sample_index[rows]
 
         scores = features.score_inputs(len(sample_index) * n_variants_per_mask, versions)
         return scores.to(features.activation.dtype).view(-1, n_variants_per_mask).mean(1)
@@ -117,7 +119,7 @@ class ScoreCAM(BaseScoreCAM):
     channels, and the figures of the paper fit either.
     """
 
-    name, paper = "scorecam", "arXiv:1910.01279"
+    name, title, paper = "scorecam", "Score-CAM", "arXiv:1910.01279"
     forward_passes: ClassVar[str] = "1 + K"
 
     def create_masking(self, x: Tensor) -> MaskingFunction:
@@ -134,7 +136,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     code divides by the range and squares. Every channel meets the same noises, so that channels differ by what they show.
     """
 
-    name, paper = "sscam", "arXiv:2006.14255"
+    name, title, paper = "sscam", "SS-CAM", "arXiv:2006.14255"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 35
     sigma: float = 0.5
@@ -174,7 +176,7 @@ class ISCAM(BaseScoreCAM):
     reaches inputs (N - 1)/2 times as bright as the image. Steps of nothing are nothing: the empty input runs once.
     """
 
-    name, paper = "iscam", "arXiv:2010.03023"
+    name, title, paper = "iscam", "IS-CAM", "arXiv:2010.03023"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
     n_samples: int = 10
 
@@ -215,7 +217,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     restores nothing and costs nothing.
     """
 
-    name, paper = "groupcam", "arXiv:2103.13859"
+    name, title, paper = "groupcam", "Group-CAM", "arXiv:2103.13859"
     forward_passes: ClassVar[str] = "2 + n_groups"
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
@@ -230,19 +232,19 @@ class GroupCAM(LayerExplainer, BatchedMixin):
         """(N,*s)"""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)
-        owners, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
+        sample_rows, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
         every = torch.arange(len(x), device=x.device)
 
         def restored(part: slice) -> tuple[Tensor, Tensor]:
-            rows = owners[part]
-            shown = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
-            return background[rows].lerp(x[rows], shown), rows
+            rows = sample_rows[part]
+            mask = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
+            return background[rows].lerp(x[rows], mask), rows
 
         before = features.compute_input_probabilities(len(x), lambda part: (background[part], every[part]))
         gains = masks.new_zeros(masks.shape[:2])
-        gains[owners, groups] = (features.compute_input_probabilities(len(owners), restored) - before[owners]).to(
-            masks.dtype
-        )
+        gains[sample_rows, groups] = (
+            features.compute_input_probabilities(len(sample_rows), restored) - before[sample_rows]
+        ).to(masks.dtype)
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 
     def _build_group_masks(self, features: LayerFeatures) -> Tensor:
@@ -273,7 +275,7 @@ class OptiCAM(LayerExplainer):
     does not matter. The mask hides with zero, the mean colour of most preprocessings; the authors' demo with black.
     """
 
-    name, paper = "opticam", "arXiv:2301.07002"
+    name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"
     forward_passes: ClassVar[str] = "1 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     runs_model: ClassVar[bool] = True
@@ -312,7 +314,7 @@ def compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits: 
             scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:
             return None
-        found: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
-        return found[0]
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
+        return gradients[0]
 
     return run_with_gradients(attempt)

@@ -73,7 +73,7 @@ class Comparison:
         for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
             first = firsts.setdefault(entry.target_index, n)
             facts = {key: getattr(one, key) for key in ("layer", "target", "label", "score", "probability", "status")}
-            price = {key: getattr(entry, key) for key in ("forwards", "backwards", "seconds")}
+            price = {key: getattr(entry, key) for key in ("forward_passes", "backward_passes", "seconds")}
             rows.append({"method": entry.method_label, **facts, **price, "correlation": float(matrix[first, n])})
         return rows
 
@@ -203,7 +203,7 @@ def compare(
         raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
     if layers is not None and not layers:
         raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
-    settings = {"preprocess": preprocess, "categories": class_names, "precision": precision}
+    settings = {"preprocess": preprocess, "class_names": class_names, "precision": precision}
     tools: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):

@@ -118,9 +118,9 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
     settings = [_describe_settings(tool) for tool in explainers]
     names = []
     for tool, own in zip(explainers, settings, strict=True):
-        others = [other for one, other in zip(explainers, settings, strict=True) if one.title == tool.title]
+        others = [other for one, other in zip(explainers, settings, strict=True) if one.full_name == tool.full_name]
         told = [f"{k}={v}" for k, v in own.items() if any(other.get(k) != v for other in others)]
-        names.append(" ".join([tool.title, *told]))
+        names.append(" ".join([tool.full_name, *told]))
     return names
 
 

@@ -1,6 +1,5 @@
 """Explainer: the template that every method fills in, and METHODS, the registry of them all."""
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError, MissingExtraError, TargetError
+from camscope.errors import InputError, TargetError
 from camscope.explainers.core.dispatch import bind_targets, build_explanations, explain_grid, run_methods
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput
 from camscope.explainers.core.keyword_arguments import (
@@ -27,47 +26,47 @@ from camscope.explainers.core.method import BaseMethod
 from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
+from camscope.registry import Registry
 from camscope.targets import Difference, TargetLike
 
-METHODS: dict[str, type["Explainer"]] = {}
-UNAVAILABLE_METHODS: dict[
-    str, tuple[str, str]
-] = {}  # methods that are not in METHODS, for want of a package of an extra
+METHODS: Registry[type["Explainer"]] = Registry("method")
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register(cls: ExplainerClass) -> ExplainerClass:
-    """Put a method into METHODS under its `path`: the CLI, the docs and the axiom tests find it there.
+    """Add a method to METHODS, where the command line, the documentation and the axiom tests find it by its `name`.
 
-    A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; its constructor takes it.
+    A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; the constructor takes it.
+    A class without a `title` is displayed under its own name.
     """
-    _make_dataclass(cls)
+    _prepare_class(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
     if missing or isabstract(cls):
         raise TypeError(f"{cls.__name__} cannot be registered: {', '.join(missing) or 'an abstract method'} is missing")
-    if METHODS.setdefault(cls.name, cls) is not cls:
-        raise ValueError(f"a method named {cls.name!r} is registered already: {METHODS[cls.name].__qualname__}")
+    METHODS.add(cls)
     return cls
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """`register`, where a package is installed; else whoever asks for the name is told of the extra that brings it."""
+    """Register a method if a package is installed; otherwise looking up its name raises a MissingExtraError."""
 
     def registered(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
-        UNAVAILABLE_METHODS[cls.name] = package, extra
-        _make_dataclass(cls)
+        _prepare_class(cls)
+        METHODS.add_unavailable(cls.name, cls.title, package, extra)
         return cls
 
     return registered
 
 
-def _make_dataclass(cls: type["Explainer"]) -> None:
-    """Make a dataclass of a method, whose constructor also knows other toolkits' names of its settings."""
+def _prepare_class(cls: type["Explainer"]) -> None:
+    """Make a method a dataclass whose constructor also accepts captum's names of its settings, and give it a title."""
+    if "title" not in vars(cls):
+        cls.title = cls.__name__
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
@@ -84,7 +83,7 @@ class Explainer(BaseMethod):
 
     What else the model takes goes with every call: positional arguments after the target; keywords that the model's
     `is_forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
-    `n_steps`, `n_samples` and `list_baselines`, as captum has them, are settings of that call alone. Any other keyword is an
+    `n_steps`, `n_samples` and `baselines`, as captum has them, are settings of that call alone. Any other keyword is an
     InputError.
     """
 
@@ -102,6 +101,17 @@ class Explainer(BaseMethod):
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
         return run_methods([tool], inputs, [target], extra)[0].maps[0].attribution
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        target: TargetLike = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the raw maps (N,*s) of an input tensor (N,C,*S): `cam(x, 3)` is `cam.attribute(x, 3)`."""
+        return self.attribute(inputs, target, *args, additional_forward_args=additional_forward_args, **kwargs)
 
     @final
     def explain(
@@ -142,7 +152,7 @@ class Explainer(BaseMethod):
         """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
 
         `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
-        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `list_baselines` go to the methods that have them.
+        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `baselines` go to the methods that have them.
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
@@ -247,14 +257,8 @@ def _select_baseline_rows(baseline: Any, rows: Sequence[int], inputs: Sequence[M
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
-    """The method of a name, or the class itself; InputError for a name that is none, MissingExtraError without its package."""
-    kind = method if isinstance(method, type) else METHODS.get(method)
-    if kind is None and method in UNAVAILABLE_METHODS:
-        raise MissingExtraError(*UNAVAILABLE_METHODS[method])
-    if kind is None:
-        near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
-        raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
-    return kind
+    """Return the method of a name, or the class itself; see `Registry.find` for the errors."""
+    return method if isinstance(method, type) else METHODS.find(method)
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.errors import CamscopeError, InputError, PreprocessError
+from camscope.errors import CamscopeError, InputError, PreprocessError, Remedy
 from camscope.explanation import PixelArray
 from camscope.geometry import Placement
 from camscope.pytree import describe_unsupported_tensor, map_leaves
@@ -146,12 +146,15 @@ def prepare_scan(
 
     if isinstance(preprocess, MonaiPreprocess):
         raise PreprocessError(
-            f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already: explain its path, or "
-            f"pass preprocess=ScanPreprocess(...)"
+            f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already",
+            fix="explain its path, or pass preprocess=ScanPreprocess(...)",
+            remedy=Remedy.SET_SCAN_PREPROCESS,
         )
     if preprocess is None and len(scan.shape) == 3:
         raise PreprocessError(
-            f"no preprocessing is known for the volume {scan.name}: pass preprocess=ScanPreprocess(...)"
+            f"no preprocessing is known for the volume {scan.name}",
+            fix="pass preprocess=ScanPreprocess(...)",
+            remedy=Remedy.SET_SCAN_PREPROCESS,
         )
     way = require_preprocess(preprocess, scan.name)
     visible, flags = (
@@ -185,8 +188,10 @@ def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -
     """The preprocessing, where there is one; `image_name`: of the image that cannot enter the model without."""
     if preprocess is None:
         raise PreprocessError(
-            f"no preprocessing is known for {image_name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
-            f'preset "imagenet" or any callable PIL image -> tensor; or pass a float tensor that is the model\'s input'
+            f"no preprocessing is known for {image_name}",
+            fix='pass preprocess=weights.transforms(), a camscope.Preprocess, the preset "imagenet" or any callable PIL image '
+            "-> tensor; or pass a float tensor that is the model's input",
+            remedy=Remedy.SET_PREPROCESS,
         )
     return preprocess
 

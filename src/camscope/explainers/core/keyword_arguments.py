@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
@@ -26,12 +25,12 @@ FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
     "internal_batch_size": BATCH_SIZE_HINT,
     "perturbations_per_eval": BATCH_SIZE_HINT,
     "reshape_transform": "reshape= of the constructor",
-    "return_convergence_delta": "explain(...).measures['completeness_gap']",
+    "return_convergence_delta": "explain(...).diagnostics['completeness_gap']",
     "show_progress": "progress= of the constructor",
     "stdevs": "sigma= of the constructor",
     "target_category": "target=",
     "target_layer": "layer= of the constructor",
-    "target_layers": "layer= of the constructor (Fused.over(...) for several layers)",
+    "target_layers": "layer= of the constructor (Fused.at_layers(...) for several layers)",
     "targets": "target=",
 }
 
@@ -62,7 +61,9 @@ def split_keywords(
 
 def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
     if keyword in CAPTUM_SETTING_NAMES:
-        return f"{keyword}= stands for {' or '.join(CAPTUM_SETTING_NAMES[keyword])}, a setting that {owner_name} does not have"
+        own_names = CAPTUM_SETTING_NAMES[keyword]
+        meaning = "is" if keyword in own_names else f"stands for {' or '.join(own_names)},"
+        return f"{keyword}= {meaning} a setting that {owner_name} does not have"
     if keyword in FOREIGN_KEYWORD_HINTS:
         return f"{keyword}= is not a keyword of camscope: use {FOREIGN_KEYWORD_HINTS[keyword]} instead"
     if keyword in setting_names:
@@ -117,10 +118,8 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
                 f"baselines is a tuple of {len(value)}, but one input is explained: pass its baseline alone"
             )
         value = value[0]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = torch.tensor(value, dtype=torch.float64, device="cpu")
-    one_level = isinstance(value, Tensor) and value.ndim == 0
-    return [value] if setting_name == "background" and one_level else value
+    is_scalar = isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+    return [value] if setting_name == "background" and is_scalar else value
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
@@ -54,7 +54,8 @@ class BaseMethod(ABC):
     input_key: str | None = None
     frames_first: bool | None = None
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # the key in METHODS: "gradcam++"
+    title: ClassVar[str]  # the name as the field writes it: "Grad-CAM++"
     paper: ClassVar[str]
     forward_passes: ClassVar[str] = "1"
     backward_passes: ClassVar[str] = "0"
@@ -91,7 +92,7 @@ class BaseMethod(ABC):
         return self
 
     @property
-    def title(self) -> str:
+    def full_name(self) -> str:
         """The method as a result names it."""
         return self.name
 
@@ -112,9 +113,12 @@ class BaseMethod(ABC):
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
-    ) -> Sequence[Sequence[AttributionMaps | DeferredMap]]:
-        """[method][score] of one company; a family that can share passes between methods does it here."""
-        return [tool.compute_maps(x, scores) for tool in explainers]
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
+        """Return the maps [method][score] of methods with one `share_key`; override it to share passes between methods.
+
+        An entry may be a function that computes a map with passes of its own, or the error of that method alone.
+        """
+        return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
         """An image as the model takes it, and where it lies."""

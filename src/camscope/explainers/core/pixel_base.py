@@ -43,7 +43,7 @@ class PixelExplainer(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("channels", self.channel_reduction, "sum", "abs", "max", "l2")
+        check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self, quantity: str = "values") -> str:
         """What adds up to something, as a sentence begins: the map, or what it was before `channel_reduction` made it."""
@@ -223,7 +223,7 @@ class PerturbedEvaluator:
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
         """A function that is told of so many steps of one sample's done; see `track_sample_steps`."""
-        what = f"{self.explainer.title}, image {sample + 1} of {len(self.x)}"
+        what = f"{self.explainer.full_name}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
 

@@ -1,6 +1,5 @@
 """Segments: the parts of an input that are hidden or gathered: cells of a grid, superpixels, or anyone's own labels."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.optional import require
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
 SLIC_COMPACTNESS = 10.0  # of SLIC: how much nearness counts beside colour
@@ -78,10 +78,7 @@ def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tenso
 
 def import_skimage(submodule: str) -> Any:
     """A module of scikit-image; MissingExtraError names the extra that brings it."""
-    try:
-        return importlib.import_module(f"skimage.{submodule}")
-    except ImportError as error:
-        raise MissingExtraError("scikit-image", "segments") from error
+    return require(f"skimage.{submodule}", extra="segments")
 
 
 def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:

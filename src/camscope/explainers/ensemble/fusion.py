@@ -33,19 +33,19 @@ class Fused(Wrapper):
     map without positive evidence is zero. LayerCAM by the maximum, fine and sure at once; its paper is reported to
     scale the maps of shallow stages first, to tanh(2 M / max M), which is left out:
 
-        Fused.of(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
+        Fused.at_layers(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
     """
 
     name = "fused"
 
     def __init__(self, explainers: Sequence[Explainer], fusion_mode: FusionMode = "max") -> None:
         if isinstance(explainers, Explainer) or not explainers:
-            raise InputError("nothing to fuse: pass a list of explainers, or Fused.of(explainer, layers)")
+            raise InputError("nothing to fuse: pass a list of explainers, or Fused.at_layers(explainer, layers)")
         if any(isinstance(one, str | nn.Module) for one in explainers):
             raise InputError(
-                "Fused takes a list of explainers; for one method at several layers, Fused.of(explainer, layers)"
+                "Fused takes a list of explainers; for one method at several layers, Fused.at_layers(explainer, layers)"
             )
-        check_one_of("how", fusion_mode, *FUSION_MODES)
+        check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
         super().__init__(*explainers)
         self.explainers, self.fusion_mode = tuple(explainers), fusion_mode
 
@@ -57,7 +57,7 @@ class Fused(Wrapper):
         if not isinstance(explainer, LayerExplainer):
             raise InputError(_explain_missing_layer(explainer))
         if isinstance(layers, str):
-            raise InputError(f"Fused.of takes a list of layers; for one, [{layers!r}]")
+            raise InputError(f"Fused.at_layers takes a list of layers; for one, [{layers!r}]")
         return cls([replace(explainer, layer=layer) for layer in layers], fusion_mode)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -77,14 +77,12 @@ class Fused(Wrapper):
 def _explain_missing_layer(value: object) -> str:
     """Why it cannot be put at several layers, and what can."""
     if not isinstance(value, Explainer):
-        return f"Fused.of takes an explainer and its layers, as Fused.of(GradCAM(model), layers); {value!r:.80} came instead"
+        return f"Fused.at_layers takes an explainer and its layers, as Fused.at_layers(GradCAM(model), layers); {value!r:.80} came instead"
     if not isinstance(value, Wrapper):
-        return f"{value!r} has no one layer to choose: Fused.of takes a method that has, as GradCAM(model)"
+        return f"{value!r} has no one layer to choose: Fused.at_layers takes a method that has, as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} is of several layers already"
-    return (
-        f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.of(explainer, layers))"
-    )
+    return f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.at_layers(explainer, layers))"
 
 
 def compute_all_maps(
@@ -132,7 +130,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     """
     if not explanations:
         raise InputError("nothing to fuse: pass one explanation per layer")
-    check_one_of("how", fusion_mode, *FUSION_MODES)
+    check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
     first = explanations[0]
     for one in explanations[1:]:
         _check_same_target(first, one)
@@ -144,7 +142,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     status = flagged[0].status if len(flagged) == len(explanations) else STATUS_OK
     notes = [*first.notes, FUSION_SCALING_NOTE, *(f"{one.layer}: {STATUS_MEANINGS[one.status]}" for one in flagged)]
     layers = " + ".join(str(one.layer) for one in explanations)
-    settings = {**first.parameters, "layer": layers, "how": fusion_mode}
+    settings = {**first.parameters, "layer": layers, "fusion_mode": fusion_mode}
     return replace(
         first, attribution=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings
     )
@@ -156,7 +154,7 @@ def _check_same_target(reference: Explanation, other: Explanation) -> None:
             raise InputError(f"cannot fuse: {fact} is {getattr(reference, fact)!r} and {getattr(other, fact)!r}")
     if not math.isclose(other.score, reference.score, rel_tol=1e-3, abs_tol=1e-6):
         raise InputError(f"cannot fuse: the score is {reference.score:.6g} and {other.score:.6g}: not the same input")
-    for picture in ("image", "seen"):
+    for picture in ("image", "model_input_image"):
         one, another = getattr(reference, picture), getattr(other, picture)
         if one is not None and another is not None and not np.array_equal(one, another):
             raise InputError("cannot fuse: the explanations are of different images")

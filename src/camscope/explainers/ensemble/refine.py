@@ -40,14 +40,14 @@ class RefineCAM(Explainer):
     method whose maps are multiplied; Grad-CAM++ is fragile at layers with both signs, see there: then `base="gradcam"`.
     """
 
-    name, paper = "refinecam", "arXiv:2605.14641"
+    name, title, paper = "refinecam", "RefineCAM", "arXiv:2605.14641"
     backward_passes: ClassVar[str] = "1"
     layers: str | Sequence[str] | None = field(default=None, kw_only=False)
     base_method: str = "gradcam++"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        method = METHODS.get(str(self.base_method))
+        method = METHODS.get(self.base_method)
         if method is None or not issubclass(method, LayerExplainer):
             looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
             near = difflib.get_close_matches(str(self.base_method), looking, n=3, cutoff=0.0)

@@ -91,9 +91,9 @@ class Wrapper(Explainer):
         )
 
     @property
-    def title(self) -> str:
+    def full_name(self) -> str:
         """`gradcam, denoised`."""
-        return f"{' + '.join(dict.fromkeys(one.title for one in self.inner))}, {self.name}"
+        return f"{' + '.join(dict.fromkeys(one.full_name for one in self.inner))}, {self.name}"
 
     @property
     def uses_gradients(self) -> bool:
@@ -196,7 +196,7 @@ class Denoised(Wrapper):
         if isinstance(inner, Wrapper):
             round_it = inner if isinstance(inner, Denoised) else inner._rewrap([Denoised(one) for one in inner.inner])
             return round_it.compute_maps(x, scores)
-        said = f"{inner.title} makes one map, which is its own first component: nothing was denoised"
+        said = f"{inner.full_name} makes one map, which is its own first component: nothing was denoised"
         return [replace(one, notes=(*one.notes, said)) for one in inner.compute_maps(x, scores)]
 
 

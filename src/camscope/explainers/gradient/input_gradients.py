@@ -53,16 +53,16 @@ class RectifiedGradientExplainer(InputGradientExplainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         met: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: met.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(met[-1], self.title)  # of the pass whose graph reached the input
-        return [self.compute_maps_from_gradient(x, *one, *notes) for one in zip(scores, signals, strict=True)]
+        notes = describe_relus(met[-1], self.full_name)  # of the pass whose graph reached the input
+        return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
     """What a result says of the ReLUs that were reached, and of what was not."""
     if not report.relus:
-        found = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
+        operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
         raise ModelError(
-            f"{title} changes the way back through ReLUs, and none can be reached in this model (what was found: {found}); "
+            f"{title} changes the way back through ReLUs, and none can be reached in this model (what was found: {operations}); "
             f"the map would be the plain gradient's: pass saliency, or a method that looks at a layer"
         )
     notes = [f"{report.relus.total()} ReLUs were reached: {_format_counts(report.relus)}"]
@@ -86,7 +86,7 @@ class GuidedBackprop(RectifiedGradientExplainer):
     Sharp, and nearly the same for every class: it shows what the network sees, not what it decides by.
     """
 
-    name, paper = "guidedbackprop", "arXiv:1412.6806"
+    name, title, paper = "guidedbackprop", "Guided Backprop", "arXiv:1412.6806"
     rule: ClassVar[ReluRule] = "guided"
 
 
@@ -97,7 +97,7 @@ class Deconvnet(RectifiedGradientExplainer):
     A max pooling hands it to the places of the maxima, as the paper's switches do. The limit of a ReLU6 does not count.
     """
 
-    name, paper = "deconvnet", "arXiv:1311.2901"
+    name, title, paper = "deconvnet", "DeconvNet", "arXiv:1311.2901"
     rule: ClassVar[ReluRule] = "deconvnet"
 
 
@@ -105,7 +105,7 @@ class Deconvnet(RectifiedGradientExplainer):
 class Saliency(InputGradientExplainer):
     """How much each pixel would change the score: max_c |∂f/∂x_c| (Simonyan et al. 2014, section 3.1)."""
 
-    name, paper = "saliency", "arXiv:1312.6034"
+    name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
     channel_reduction: ChannelReduction = "max"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Saliency(InputGradientExplainer):
 class InputXGradient(InputGradientExplainer):
     """The score as far as it is linear in the input: Σ_c x_c ∂f/∂x_c (Shrikumar et al. 2016)."""
 
-    name, paper = "inputxgradient", "arXiv:1605.01713"
+    name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         """X ∂f/∂x"""
@@ -128,7 +128,7 @@ class InputXGradient(InputGradientExplainer):
 class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     """Grad-CAM of a layer, linearly enlarged, times guided backpropagation, cell by cell (Selvaraju et al. 2017, section 3.2)."""
 
-    name, paper = "guidedgradcam", "arXiv:1610.02391"
+    name, title, paper = "guidedgradcam", "Guided Grad-CAM", "arXiv:1610.02391"
     forward_passes: ClassVar[str] = "2"
     backward_passes: ClassVar[str] = "2"
     rule: ClassVar[ReluRule] = "guided"
@@ -145,7 +145,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     def _multiply_cam_and_signal(
         self, x: Tensor, cam: AttributionMaps, signal: AttributionMaps, layer_notes: Sequence[str]
     ) -> AttributionMaps:
-        nothing = [one.zero_gradient for one in (cam, signal) if one.zero_gradient is not None]
+        nothing = [part.zero_gradient for part in (cam, signal) if part.zero_gradient is not None]
         return replace(
             cam,
             attribution=enlarge_to_input(cam.attribution, x)
@@ -182,10 +182,10 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         """See `reduce_channels`."""
         runs = PerturbedEvaluator(self, x, score)
         moments = [self._compute_moments(runs, sample) for sample in range(len(x))]
-        mean, variance = (torch.stack(one) for one in zip(*moments, strict=True))
-        found = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = (torch.stack(moment) for moment in zip(*moments, strict=True))
+        gradient = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
         reached = (mean != 0) | (variance != 0)
-        return AttributionMaps(self.reduce_channels(found), zero_gradient=~reached.flatten(1).any(1))
+        return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
     def _compute_moments(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
         """(C,*S) twice: mean and variance, by way of differences from the first, which cancel nothing."""
@@ -200,9 +200,9 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
             gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
             apart = gradients - (first or gradients)[0]  # the last that takes memory: from here on all of it is added
             first.extend(gradients[:1].clone() if not first else ())
-            for one in apart:
-                total.add_(one)
-                squares.addcmul_(one, one)
+            for gradient_row in apart:
+                total.add_(gradient_row)
+                squares.addcmul_(gradient_row, gradient_row)
 
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         shift = total / self.n_samples
@@ -216,7 +216,7 @@ class SmoothGrad(NoisyGradientExplainer):
     Their sizes are added over the channels, as the authors draw it; `channels="sum"` keeps the signs.
     """
 
-    name, paper = "smoothgrad", "arXiv:1706.03825"
+    name, title, paper = "smoothgrad", "SmoothGrad", "arXiv:1706.03825"
     channel_reduction: ChannelReduction = "abs"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class SmoothGrad(NoisyGradientExplainer):
 class SmoothGradSquared(NoisyGradientExplainer):
     """The mean of noisy copies' squared gradients: 1/n Σ_t (∂f(x + σ z_t)/∂x)² (Hooker et al. 2019)."""
 
-    name, paper = "smoothgradsquared", "arXiv:1806.10758"
+    name, title, paper = "smoothgradsquared", "SmoothGrad Squared", "arXiv:1806.10758"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         """1/n Σ g_t²"""
@@ -242,7 +242,7 @@ class VarGrad(NoisyGradientExplainer):
     0 wherever the score is linear: it says where the gradient changes, not how large it is.
     """
 
-    name, paper = "vargrad", "arXiv:1810.03307"
+    name, title, paper = "vargrad", "VarGrad", "arXiv:1810.03307"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         """1/n Σ (g_t - mean)²"""

@@ -39,7 +39,7 @@ class IntegratedGradients(BaselinePathExplainer):
     score's change is at most so large a share of the latter, or 2^14 would not be enough, which a note says.
     """
 
-    name, paper = "integratedgradients", "arXiv:1703.01365"
+    name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
     forward_passes: ClassVar[str] = "2 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 50
@@ -75,7 +75,7 @@ class GuidedIG(BaselinePathExplainer):
     where the score is a polynomial of degree two.
     """
 
-    name, paper = "guidedig", "arXiv:2106.09788"
+    name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
     forward_passes: ClassVar[str] = "3 + n_steps"
     backward_passes: ClassVar[str] = "1 + n_steps"
     n_steps: int = 100
@@ -109,13 +109,14 @@ class GuidedIG(BaselinePathExplainer):
         """(C,*S): where a step leads to, from the gradient at its beginning."""
         if step == self.n_steps:
             return full_precision(end)
-        share, way = step / self.n_steps, subtract_full_precision(start, end)
+        share, direction = step / self.n_steps, subtract_full_precision(start, end)
         low, high = (
-            start + way * min(max(one, 0.0), 1.0) for one in (share - self.max_distance, share + self.max_distance)
+            start + direction * min(max(bound, 0.0), 1.0)
+            for bound in (share - self.max_distance, share + self.max_distance)
         )
         point = torch.where((point - start).abs() < (low - start).abs(), low, point)
         left = (end - point).abs().sum(dtype=torch.float64)
-        needed = left - (1 - share) * way.abs().sum(dtype=torch.float64)
+        needed = left - (1 - share) * direction.abs().sum(dtype=torch.float64)
         shares = allocate_distance((high - point).abs().flatten(), gradient.flatten(), needed, self.fraction)
         return point + (high - point) * shares.view_as(point)
 
@@ -168,7 +169,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     `n_samples`: draws, spread evenly over the background and a, which leaves the expectation as it is.
     """
 
-    name, paper = "expectedgradients", "arXiv:1906.10670"
+    name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
     forward_passes: ClassVar[str] = "1 + n_references + n_samples"
     backward_passes: ClassVar[str] = "n_samples"
     n_samples: int = 50
@@ -202,7 +203,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         often = picks.bincount().to(evaluator.clean_scores) / self.n_samples
         change = evaluator.clean_scores[sample] - (often * self._score_baselines(evaluator, sample, baselines)).sum()
-        moved = not all(torch.equal(one, x) for one in baselines)
+        moved = not all(torch.equal(baseline, x) for baseline in baselines)
         return PathAttribution(
             (total / self.n_samples).to(full_precision(x).dtype), change, self.n_samples, moved, self.baseline_notes
         )
@@ -216,13 +217,13 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
 
     def _score_baselines(self, evaluator: PerturbedEvaluator, sample: int, baselines: Tensor) -> Tensor:
         """(M,): those of the baselines."""
-        found = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
+        scores = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
 
         def work(part: slice) -> None:
-            found[part] = evaluator.score_variants(sample, baselines[part])
+            scores[part] = evaluator.score_variants(sample, baselines[part])
 
         evaluator.process_chunks(sample, len(baselines), work)
-        return found
+        return scores
 
 
 @register
@@ -233,7 +234,7 @@ class GradientSHAP(ExpectedGradients):
     these are expected gradients; with it the map is complete on the average only as far as the score does not see it.
     """
 
-    name, paper = "gradientshap", "arXiv:1705.07874"
+    name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
     sigma: float = 0.1
 
     def __post_init__(self) -> None:
@@ -254,7 +255,7 @@ class BlurIG(PathExplainer):
     map is complete at any m where the score is a polynomial of degree two.
     """
 
-    name, paper = "blurig", "arXiv:2004.03383"
+    name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"
     forward_passes: ClassVar[str] = "2 + n_steps"
     backward_passes: ClassVar[str] = "n_steps"
     n_steps: int = 100

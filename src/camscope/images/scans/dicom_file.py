@@ -1,13 +1,13 @@
 """Load the header and pixel bytes of a DICOM file with pydicom; the file is not trusted."""
 
-import importlib
 import io
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from camscope.errors import ImageError, MissingExtraError
+from camscope.errors import ImageError
 from camscope.images.files.source_files import MAX_FILE_BYTES, open_source
+from camscope.optional import require
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -22,10 +22,7 @@ BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 def require_pydicom() -> None:
     """Import pydicom before its output is suppressed: the import sets pydicom's own log level."""
-    try:
-        importlib.import_module("pydicom")
-    except ImportError:
-        raise MissingExtraError("pydicom", "medical") from None
+    require("pydicom", extra="medical")
 
 
 def has_dicom_signature(head: bytes) -> bool:

@@ -1,6 +1,5 @@
 """Read NRRD, MetaImage and other formats of SimpleITK, where it is installed."""
 
-import importlib
 import re
 import zlib
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from camscope.errors import ImageError, MissingExtraError, describe_out_of_memory, is_out_of_memory
+from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import open_source, resolve_selector, split_selector
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
+from camscope.optional import require
 from camscope.plurals import plural
 
 ITK_SUFFIXES = (".nrrd", ".mha", ".mhd")
@@ -29,10 +29,7 @@ def read_itk(source: str | Path, *, volume: int | None = None, window: Any = Non
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
-    try:
-        sitk = importlib.import_module("SimpleITK")
-    except ImportError:
-        raise MissingExtraError("SimpleITK", "itk") from None
+    sitk = require("SimpleITK", extra="itk")
     with redact_errors(name):
         _check_header(path, name)
         scan = _read_itk_scan(sitk, path, resolve_selector(selector, volume, "volume", name), name)

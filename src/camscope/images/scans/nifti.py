@@ -4,7 +4,6 @@ Voxels are read here instead of by nibabel's array proxy, which allocates what a
 header declares 1 GiB costs 1 GiB (2 GiB if compressed) with the proxy, and 16 MiB here.
 """
 
-import importlib
 import math
 import zlib
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import ImageError, MissingExtraError
+from camscope.errors import ImageError
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import (
     GZIP_MAGIC,
@@ -27,6 +26,7 @@ from camscope.images.files.source_files import (
     split_selector,
 )
 from camscope.images.scans.scan import Scan, check_voxel_count, flag_non_finite
+from camscope.optional import require
 from camscope.plurals import plural
 
 Array = NDArray[Any]
@@ -46,10 +46,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
-    try:
-        importlib.import_module("nibabel")
-    except ImportError:
-        raise MissingExtraError("nibabel", "medical") from None
+    require("nibabel", extra="medical")
     with redact_errors(name):
         with open_source(path, name) as file, decompressed_stream(file) as stream:
             scan = _read_nifti_scan(

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import ImageError, PreprocessError
+from camscope.errors import ImageError, PreprocessError, Remedy
 from camscope.plurals import plural
 
 Array = NDArray[Any]
@@ -232,8 +232,9 @@ def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     """
     if len(scan.shape) != 2:
         raise ImageError(
-            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is for 2-D images: use "
-            f"explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a 3-D model"
+            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is for 2-D images",
+            fix="use explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a 3-D model",
+            remedy=Remedy.EXPLAIN_SLICES,
         )
     if scan.is_color:
         return np.ascontiguousarray(scan.values), scan

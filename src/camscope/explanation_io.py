@@ -1,0 +1,143 @@
+"""Explanation files: what an explanation holds as `.npz` and `.json`, and the check of what a file holds."""
+
+import io
+import json
+import math
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.data_readers import read_json, read_npz
+from camscope.errors import InputError
+from camscope.geometry import Placement
+
+ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # the other fields are text and numbers
+JSON_ARRAY_FIELDS = ARRAY_FIELDS[:2]  # without pixels
+MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
+
+
+def encode_json(explanation: Any) -> bytes:
+    """Encode an `Explanation` as JSON, with its maps and without pixels."""
+    arrays = {name: array.tolist() for name in JSON_ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
+    return json.dumps({**_to_metadata(explanation), **arrays}, indent=1).encode()
+
+
+def encode_npz(explanation: Any) -> bytes:
+    """Encode an `Explanation` as a compressed archive of NumPy arrays, with its maps and images."""
+    buffer = io.BytesIO()
+    arrays = {name: array for name in ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
+    np.savez_compressed(buffer, facts=np.array(json.dumps(_to_metadata(explanation))), **arrays)
+    return buffer.getvalue()
+
+
+def _to_metadata(explanation: Any) -> dict[str, Any]:
+    """Every field that is not an array, as JSON takes it."""
+    names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
+    return {
+        **{name: getattr(explanation, name) for name in names},
+        "top_classes": [vars(row) for row in explanation.top_classes],
+        "placement": explanation.placement.to_dict() if explanation.placement else None,
+        "affine": None if explanation.affine is None else explanation.affine.tolist(),
+        "diagnostics": dict(explanation.diagnostics),
+        "parameters": dict(explanation.parameters),
+        "versions": dict(explanation.versions),
+        "dtype": str(explanation.attribution.dtype),
+    }
+
+
+def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
+    """Read the fields of an explanation from a `.json` or `.npz` file; nothing is unpickled.
+
+    The fields are not checked, and `top_classes` is a list of dictionaries. `max_bytes` limits the arrays of a `.npz` file.
+    """
+    if Path(path).suffix.lower() == ".json":
+        metadata = read_json(path)
+        dtype = np.dtype(metadata["dtype"])
+        arrays = {name: _parse_floats(metadata.pop(name), dtype) for name in JSON_ARRAY_FIELDS if name in metadata}
+    else:
+        arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
+        metadata = json.loads(str(arrays.pop("facts")))
+    metadata.pop("dtype", None)
+    affine = metadata.get("affine")
+    return {
+        **metadata,
+        **arrays,
+        "placement": Placement.from_dict(metadata["placement"]) if metadata["placement"] else None,
+        "input_size": tuple(metadata["input_size"]),
+        "notes": tuple(metadata["notes"]),
+        "scan_steps": tuple(metadata.get("scan_steps", ())),
+        "affine": None if affine is None else np.asarray(affine, np.float64).reshape(4, 4),
+    }
+
+
+def _parse_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind != "f":  # a string of 2 GB, for example
+        raise TypeError(f"a map of {dtype}; expected floats")
+    return np.asarray(values, dtype)
+
+
+def check_fields(explanation: Any, statuses: Collection[str]) -> None:
+    """Check the fields of an `Explanation` that was read from a file; InputError names those that are wrong.
+
+    Sizes are limited, because arrays of these sizes are allocated when the map is drawn.
+    """
+    axes, place = explanation.attribution.ndim, explanation.placement
+    sizes = [explanation.input_size] if place is None else [explanation.input_size, place.input_size, place.image_size]
+    cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
+    rules = {
+        "attribution": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
+        "standard_error": explanation.standard_error is None
+        or (
+            explanation.standard_error.dtype.kind == "f"
+            and explanation.standard_error.shape == explanation.attribution.shape
+        ),
+        "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
+        "placement": place is None or place.input_size == explanation.input_size,
+        "image": explanation.image is None
+        or _has_image_shape(explanation.image, explanation.image.shape[:axes] if place is None else place.image_size),
+        "model_input_image": explanation.model_input_image is None
+        or _has_image_shape(explanation.model_input_image, explanation.input_size),
+        "affine": explanation.affine is None
+        or (explanation.affine.shape == (4, 4) and bool(np.isfinite(explanation.affine).all())),
+        "target": _is_int(explanation.target) or explanation.target is None,
+        "score": _is_number(explanation.score),
+        "probability": _is_number(explanation.probability) or explanation.probability is None,
+        "status": explanation.status == "ok" or explanation.status in statuses,
+        "layer": isinstance(explanation.layer, str | None),
+        "layout": isinstance(explanation.layout, str | None),
+        **{name: isinstance(getattr(explanation, name), str) for name in ("method", "label", "name", "model")},
+        **{name: all(isinstance(word, str) for word in getattr(explanation, name)) for name in ("notes", "scan_steps")},
+        "top_classes": all(
+            _is_int(row.index) and isinstance(row.label, str) and _is_number(row.score)
+            for row in explanation.top_classes
+        ),
+        "diagnostics": isinstance(explanation.diagnostics, Mapping)
+        and all(map(_is_number, explanation.diagnostics.values())),
+        "parameters": isinstance(explanation.parameters, Mapping),
+        "versions": isinstance(explanation.versions, Mapping),
+    }
+    if wrong := [name for name, holds in rules.items() if not holds]:
+        raise InputError(f"{', '.join(wrong)}: not what an explanation has there")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, tuple) and 0 < len(size) <= MAX_AXES and all(_is_int(side) and side > 0 for side in size)
+
+
+def _has_image_shape(pixels: NDArray[Any], size: tuple[int, ...]) -> bool:
+    """Whether it is (*size,3), or the shape of a signal or a gray volume."""
+    fits = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
+    return pixels.dtype == np.uint8 and pixels.size > 0 and fits

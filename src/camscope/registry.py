@@ -1,0 +1,132 @@
+"""Registries of methods and metrics: one rule for how a name is looked up, and the display name of each entry."""
+
+import difflib
+import re
+from collections.abc import Iterator, MutableMapping
+from typing import Protocol, TypeVar
+
+from camscope.errors import InputError, MissingExtraError
+
+N_NEAREST_NAMES = 3
+NAME_SEPARATORS = re.compile(r"( \+ |, )")  # in the name of a composed method: "gradcam + layercam, fused"
+
+
+class RegistryEntry(Protocol):
+    """An object or a class with a name to look it up by and a title to display."""
+
+    @property
+    def name(self) -> str:
+        """The key, as a user types it: `gradcam++`."""
+
+    @property
+    def title(self) -> str:
+        """The name as the field writes it: `Grad-CAM++`."""
+
+
+Entry = TypeVar("Entry", bound=RegistryEntry)
+
+
+def normalize_name(name: str) -> str:
+    """Return a name without case, hyphens, underscores and spaces, and with `++` spelled out.
+
+    >>> normalize_name("Grad-CAM++") == normalize_name("gradcam_plusplus")
+    True
+    """
+    return re.sub(r"[-_\s]", "", name.casefold().replace("++", "plusplus"))
+
+
+class Registry(MutableMapping[str, Entry]):
+    """Entries by name. Iteration gives the names; lookup accepts every spelling of a name or a title.
+
+    Args:
+        kind: What an entry is, for error messages: "method" or "metric".
+
+    >>> from camscope.explainers import METHODS
+    >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
+    True
+
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+        self._titles: dict[str, str] = {}  # by name, also of entries whose package is not installed
+        self._names: dict[str, str] = {}  # by normalized name or title
+        self._missing_packages: dict[str, tuple[str, str]] = {}  # package and extra by name
+
+    def add(self, entry: Entry) -> None:
+        """Register an entry; ValueError if a spelling of its name or title belongs to another entry."""
+        if self._entries.get(entry.name) is not entry:
+            self._reserve_spellings(entry.name, entry.title)
+            self._entries[entry.name] = entry
+
+    def add_unavailable(self, name: str, title: str, package: str, extra: str) -> None:
+        """Reserve the name of an entry whose package is not installed: `find` then names the extra to install."""
+        self._reserve_spellings(name, title)
+        self._missing_packages[name] = package, extra
+
+    def find(self, name: str) -> Entry:
+        """Return the entry of a name or title.
+
+        Raises:
+            InputError: No entry has such a name; the message lists the nearest names.
+            MissingExtraError: The entry needs a package that is not installed.
+
+        """
+        canonical = self._names.get(normalize_name(str(name)))
+        if canonical in self._missing_packages:
+            raise MissingExtraError(*self._missing_packages[canonical])
+        if canonical is None:
+            raise InputError(f"no {self.kind} {name!r}; nearest names: {', '.join(self.nearest_names(name))}")
+        return self._entries[canonical]
+
+    def nearest_names(self, name: str) -> list[str]:
+        """Return the names of the entries whose name or title is most like this one, the most similar first."""
+        matches = difflib.get_close_matches(normalize_name(str(name)), self._names, n=2 * N_NEAREST_NAMES, cutoff=0.0)
+        return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
+
+    def display_name(self, name: str) -> str:
+        """Return the title of a name; in the name of a composed method each part is replaced, an unknown part stays.
+
+        >>> from camscope.explainers import METHODS
+        >>> METHODS.display_name("gradcam + layercam, fused")
+        'Grad-CAM + LayerCAM, fused'
+        """
+        parts = NAME_SEPARATORS.split(name)
+        return "".join(self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts)
+
+    @property
+    def unavailable(self) -> tuple[str, ...]:
+        """The names of the entries whose package is not installed."""
+        return tuple(self._missing_packages)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self._names.get(normalize_name(str(name)), name)]
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        if name != entry.name:
+            raise ValueError(f"the {self.kind} {entry.name!r} cannot be registered under another name, {name!r}")
+        self.add(entry)
+
+    def __delitem__(self, name: str) -> None:
+        canonical = self._names.get(normalize_name(name), name)
+        del self._entries[canonical]
+        del self._titles[canonical]
+        self._names = {spelling: owner for spelling, owner in self._names.items() if owner != canonical}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"Registry({self.kind!r}, {list(self._entries)})"
+
+    def _reserve_spellings(self, name: str, title: str) -> None:
+        for text in (name, title):
+            owner = self._names.get(normalize_name(text))
+            if owner is not None:
+                raise ValueError(f"the {self.kind} {name!r} cannot be registered: {text!r} is a spelling of {owner!r}")
+        self._names |= {normalize_name(name): name, normalize_name(title): name}
+        self._titles[name] = title
