@@ -34,11 +34,11 @@ class CallablePreprocess:
     `transform` takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
 
     The placement is the affine map measured with probe images of the image's size: black, white, two ramps and their
-    negatives. It is None where the callable draws random numbers, bends the image or changes its values unevenly.
+    negatives. No placement (None) is found where the callable draws random numbers, bends the image or changes its values unevenly.
 
     A crop may also depend on the content of an image: its colors, its brightness or its edges. Each image is therefore
     checked: a faint pattern of squares is added to it, and the change has to appear where the placement says.
-    Otherwise the placement is None. Transforms of torchvision that ignore the content need no check.
+    Otherwise no placement is returned. Transforms of torchvision that ignore the content need no check.
     The measurement leaves the global random states unchanged.
     """
 

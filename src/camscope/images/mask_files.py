@@ -39,7 +39,7 @@ def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> 
 
 
 def read_mask_scan(file: str | Path | bytes) -> Scan:
-    """Read a mask stored as a medical image; a DICOM segmentation object raises SegmentationObjectError."""
+    """Read a mask stored as a medical image. A DICOM segmentation object raises SegmentationObjectError."""
     scan = read_scan(file)
     if scan.modality == SEGMENTATION:
         raise SegmentationObjectError(f"{scan.name}: {NO_SEGMENTATION}")
@@ -47,7 +47,7 @@ def read_mask_scan(file: str | Path | bytes) -> Scan:
 
 
 def _has_high_bit_depth(source: str | Path | bytes) -> bool:
-    """Return whether a file is a gray PNG or TIFF of more than 8 bits; `read_photo` reports unreadable files."""
+    """Return whether a file is a gray PNG or TIFF of more than 8 bits. `read_photo` reports unreadable files."""
     from PIL import Image
 
     try:

@@ -35,9 +35,9 @@ EXPECTED_IMAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image as a viewer shows it: `pixels` (H,W,3) uint8 RGB, upright, in memory of its own.
+    """An image as a viewer shows it: `pixels` (H,W,3) uint8 RGB, upright, in newly allocated memory.
 
-    `name` is for captions and messages; `flags` list what is odd about the file (see `find_file_flags`).
+    `name` is for captions and messages. `flags` list what is odd about the file (see `find_file_flags`).
     """
 
     pixels: Pixels
@@ -104,7 +104,7 @@ def _decode_bytes(data: bytes, max_pixels: int) -> Pixels:
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
-    """Decode a file's bytes at a reduced size where possible; return pixels (h,w,3) and the full size (H,W).
+    """Decode a file's bytes at a reduced size where possible and return pixels (h,w,3) and the full size (H,W).
 
     `required_size` maps the full size to the smallest size needed. A JPEG of at least twice that size is decoded at a
     half, a quarter or an eighth, which is faster. All other formats are decoded at full size.
@@ -134,7 +134,7 @@ def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return the flags of an open image; see `find_file_flags`."""
+    """Return the flags of an open image, see `find_file_flags`."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)

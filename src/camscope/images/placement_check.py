@@ -64,7 +64,7 @@ class SquarePattern:
         )
 
     def add_to_image(self, pixels: Pixels) -> Pixels:
-        """Add the squares to an image (H,W,3); the pattern repeats outside the input plane."""
+        """Add the squares to an image (H,W,3). The pattern repeats outside the input plane."""
         import cv2
 
         cells = self._locate_squares(pixels.shape[:2])

@@ -47,7 +47,7 @@ class Preprocess:
     Args:
         mean, std: One number per channel, for the scaled values.
         resize: Length of the shorter side, or (height, width).
-        crop: Side or (height, width) of the center crop; where it is larger than the image, `fill` surrounds the image.
+        crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
         interpolation: A filter of Pillow. All filters are antialiased.
         fit: How (height, width) of `resize` is met: "stretch" to exactly that size, or keep the proportions and "cover"
             it, or lie "inside" it.
@@ -192,7 +192,7 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return where the crop starts; negative where the crop is larger than the image."""
+        """Return where the crop starts, negative where the crop is larger than the image."""
         if self.rounding == "down":
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
@@ -246,13 +246,13 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     """Convert any supported description of a preprocessing to a callable from pixels to (tensor, placement).
 
     Args:
-        value: A Preprocess; a ScanPreprocess, which takes scans; MONAI transforms, which take paths; the name of a
-            preset; torchvision's `weights.transforms()`; a timm model or configuration; a Hugging Face image processor
+        value: A Preprocess. A ScanPreprocess, which takes scans; MONAI transforms, which take paths. The name of a
+            preset; torchvision's `weights.transforms()`. A timm model or configuration. A Hugging Face image processor
             or its configuration; or a callable from a PIL image to a float tensor (C,H,W) or (1,C,H,W).
 
     Returns:
-        A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured; it is
-        None where the callable is random or not affine.
+        A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured.
+        It is unknown (None) where the callable is random or not affine.
 
     Raises:
         PreprocessError: If the value describes no preprocessing.

@@ -1,6 +1,6 @@
 """Shared parts of the DICOM exports: reading the source's headers, consent to copy them, and common attributes.
 
-- The device that made an object is camscope with this model; other weights count as another device.
+- The device that made an object is camscope with this model. Other weights count as another device.
 - The position of a slice is copied unchanged from the elements of the source's header.
 """
 
@@ -144,7 +144,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
 
 @contextmanager
 def highdicom_errors_converted(object_name: str, name: str) -> Iterator[None]:
-    """Convert errors of highdicom to an OutputError; their text may quote a header."""
+    """Convert errors of highdicom to an OutputError. Their text may quote a header."""
     try:
         with suppress_library_output():
             yield
@@ -169,7 +169,7 @@ DEVICE_UID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "camscope.model.digest")
 
 
 def compute_device_uid(digest: str) -> str:
-    """Return the device UID that follows from a model's digest; other weights give another UID.
+    """Return the device UID that follows from a model's digest. Other weights give another UID.
 
     Args:
         digest: The digest of the model's weights.

@@ -11,7 +11,7 @@ from camscope.version import __version__
 
 
 def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
-    """Build the JSON sidecar from an allow-list; settings are included only if they are numbers or single words."""
+    """Build the JSON sidecar from an allow-list. Settings are included only if they are numbers or single words."""
     low, high = scan_map.value_range
     metadata = {
         "software": "camscope",

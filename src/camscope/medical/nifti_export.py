@@ -111,7 +111,7 @@ def _is_camscope_map(path: Path) -> bool:
 
 
 def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
-    """Return values as a volume; a 2-D NIfTI file with axes i and j gets its single slice as the last axis."""
+    """Return values as a volume. A 2-D NIfTI file with axes i and j gets its single slice as the last axis."""
     if values.ndim == 3:
         return values
     return values[..., None] if scan is not None and scan.format_codes is not None else values[None]
@@ -152,7 +152,7 @@ def _read_source_header(scan: Scan | None, scan_source: Any) -> Any:
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
-    """Set both affines; the quaternion only if it can represent the affine, which shear prevents."""
+    """Set both affines. The quaternion only if it can represent the affine, which shear prevents."""
     header.set_sform(affine, code)
     header.set_qform(affine, code)
     sides = np.linalg.norm(affine[:3, :3], axis=0)

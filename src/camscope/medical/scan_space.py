@@ -28,12 +28,12 @@ class ScanSpaceMap:
 
     @property
     def slices(self) -> NDArray[np.float32]:
-        """(D,H,W); a 2-D image is one slice."""
+        """(D,H,W). A 2-D image is one slice."""
         return self.values[None] if self.values.ndim == 2 else self.values
 
 
 def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
-    """Resample an explanation's map to the scan's resolution; raise GeometryError if it belongs to another scan."""
+    """Resample an explanation's map to the scan's resolution. Raises GeometryError if it belongs to another scan."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     if values.ndim not in (2, 3):
         raise GeometryError(

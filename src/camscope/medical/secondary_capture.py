@@ -59,7 +59,7 @@ def to_secondary_capture(
 
     Args:
         explanation: The explanation of the scan.
-        source: The DICOM file, folder or list of files that was explained, or its `Scan`; the object references it.
+        source: The DICOM file, folder or list of files that was explained, or its `Scan`. The object references it.
         path: The file to write, or the folder for a volume.
         profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
         scale: As in `Explanation.overlay`, shared by all slices.

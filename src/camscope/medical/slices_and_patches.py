@@ -59,7 +59,7 @@ def explain_slices(
 
     The maps form one map of the volume, whose values are in score units and comparable between slices. Gray values without
     a window are scaled between the minimum and maximum of the volume, not of each slice. A preprocessing with an
-    `orientation` reorients the volume first, and `axis` refers to the reoriented volume; its "zscore" and "range" are
+    `orientation` reorients the volume first, and `axis` refers to the reoriented volume. Its "zscore" and "range" are
     those of each slice.
 
     Args:
@@ -224,7 +224,7 @@ def explain_patches(
         explainer: The explainer.
         source: The image or volume.
         size: The size of each patch in the preprocessed input.
-        target: The target of all patches; not None.
+        target: The target of all patches, not None.
         overlap: The share of its length that a patch has in common with the next, from 0 to below 1.
         progress: Whether to show a progress bar.
 

@@ -1,4 +1,4 @@
-"""Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB; maps are (H,W) in 0..1, or -1..1 where signed."""
+"""Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB. Maps are (H,W) in 0..1, or -1..1 where signed."""
 
 from camscope.render.anatomical_axes import compute_cell_affine
 from camscope.render.animation import (

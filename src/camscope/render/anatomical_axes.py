@@ -42,7 +42,7 @@ class AnatomicalView:
         ] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> tuple[str, str, str, str]:
-        """Return the letters at the top, bottom, left and right edge; empty strings where unknown."""
+        """Return the letters at the top, bottom, left and right edge, or empty strings where unknown."""
         if axis_letters is None:
             return "", "", "", ""
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -78,7 +78,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return the affine (4,4) from array index to millimeters in RAS+ as float64; raise InputError if it is not one."""
+    """Return the affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not one."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(
@@ -106,7 +106,7 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
 
 
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:
-    """Return the letters at the low and high end of each array axis; for an oblique volume the nearest ones.
+    """Return the letters at the low and high end of each array axis, for an oblique volume the nearest ones.
 
     >>> get_axis_letters(np.diag([-1.0, 1, 2, 1]))
     (('R', 'L'), ('P', 'A'), ('I', 'S'))

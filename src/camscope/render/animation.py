@@ -60,7 +60,7 @@ def animate_volume(
     caption: str = "",
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode an endless animation through the slices of a volume (D,H,W) along an axis; one round lasts `seconds`.
+    """Encode an endless animation through the slices of a volume (D,H,W) along an axis. One round lasts `seconds`.
 
     It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One color
     scale, the color bar, the peak and the legend stay in a side panel. `axis` is as in `draw_slices`, `size` and `caption` as
@@ -104,7 +104,7 @@ def encode_animation(
     palette_colors: RGBImage | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode images (H,W,3) of one size as an endless `.gif` or `.webp`; one round lasts `seconds`.
+    """Encode images (H,W,3) of one size as an endless `.gif` or `.webp`. One round lasts `seconds`.
 
     All frames of a GIF share one palette of 256 colors without dithering, so that a value has the same color everywhere.
     `palette_colors` (…,3) are included in it. `n_frames` is the length of an iterator. `on_progress(done, count)` is called
@@ -155,7 +155,7 @@ def _report_progress(
 
 
 def _compute_durations(n_frames: int, seconds: float) -> list[int]:
-    """Return each frame's duration in ms, in steps of 10 ms as GIF stores it; together they last one round."""
+    """Return each frame's duration in ms, in steps of 10 ms as GIF stores it. Together they last one round."""
     if not 0 < seconds < np.inf:
         raise InputError(f"seconds={seconds}: expected a positive number of seconds")
     ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
@@ -191,7 +191,7 @@ def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "l
 
 
 def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
-    """Return the distinct colors (M,3) of frames that are not gray; black if there are none."""
+    """Return the distinct colors (M,3) of frames that are not gray, or black if all are gray."""
     present = np.zeros(1 << 24, np.bool_)
     for frame in frames:
         present[frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True

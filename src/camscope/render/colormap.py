@@ -19,7 +19,7 @@ LAB_BLUE, LAB_WHITE, LAB_RED = (38.0, 14.0, -52.0), (96.0, 0.0, 0.0), (38.0, 58.
 
 
 def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
-    """Convert a map (H,W) in 0..1 to colors (H,W,3) RGB; values outside are clipped.
+    """Convert a map (H,W) in 0..1 to colors (H,W,3) RGB. Values outside are clipped.
 
     Args:
         values: The map; -1..1 for "diverging", which is blue, white at 0, red.
@@ -59,7 +59,7 @@ def _load_color_table(colormap: str) -> RGBImage:
 
 
 def _build_diverging_table() -> RGBImage:
-    """Return the diverging colors (511,3), linear in CIE Lab; the odd number makes zero the exact middle."""
+    """Return the diverging colors (511,3), linear in CIE Lab. The odd number makes zero the exact middle."""
     import cv2
 
     lab: NDArray[np.float32] = np.stack(
@@ -80,7 +80,7 @@ Floats = NDArray[np.floating]
 
 
 def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
-    """Scale a map (H,W) to the range of a colormap; return it with the raw values at the ends of the color bar.
+    """Scale a map (H,W) to the range of a colormap and return it with the raw values at the ends of the color bar.
 
     "max" (the default) divides by the maximum and clips to 0..1. "robust" divides by the 99.5 % quantile of the
     magnitudes, "symmetric" by the largest magnitude. (lo, hi) maps that range to 0..1. The diverging colormap is
@@ -91,7 +91,7 @@ def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tupl
 
 
 def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
-    """Return the raw values at the ends of the color bar for a scale; see `to_display_range`."""
+    """Return the raw values at the ends of the color bar for a scale, see `to_display_range`."""
     scale, signed = scale or "max", colormap == DIVERGING
     low, high = compute_scale_range(values, "symmetric" if signed and scale == "max" else scale)
     return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
@@ -105,7 +105,7 @@ def normalize_between(values: Floats, low: float, high: float, colormap: str) ->
 
 
 def apply_scale(values: Floats, scale: Scale) -> Floats:
-    """Scale a map (H,W) to 0..1, or to -1..1 with "symmetric" and "robust"; see `to_display_range`."""
+    """Scale a map (H,W) to 0..1, or to -1..1 with "symmetric" and "robust", see `to_display_range`."""
     if scale in ("robust", "symmetric"):
         return to_display_range(values, scale, DIVERGING)[0]
     return to_display_range(values, scale, "")[0]
@@ -127,7 +127,7 @@ def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
 
 
 def divide_or_zero(values: Floats, span: float) -> Floats:
-    """Divide by a span; return zeros if the span is zero."""
+    """Divide by a span and return zeros if the span is zero."""
     return values / span if span > 0 else np.zeros_like(values)
 
 

@@ -24,10 +24,10 @@ def draw_channel_grid(
     scale: str = "each",
     colormap: str | None = None,
 ) -> RGBImage:
-    """Draw the first `max_channels` channels (K,h,w) as a grid of maps; each row is labeled with its first channel's number.
+    """Draw the first `max_channels` channels (K,h,w) as a grid of maps. Each row is labeled with its first channel's number.
 
     `columns` is chosen so that the grid is about square. `scale`: the top color is the strongest value of "each" channel or
-    one "shared" by all; 0 always has the same color. `colormap` defaults to viridis, or diverging where values are negative.
+    one "shared" by all. 0 always has the same color. `colormap` defaults to viridis, or diverging where values are negative.
     Raises InputError or NonFiniteError for invalid features.
     """
     maps = _check_features(features, max_channels, scale)
@@ -73,7 +73,7 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
 
 
 def _scale_channels(maps: NDArray[np.float64], scale: str, colormap: str) -> NDArray[np.float64]:
-    """Divide each map by its strongest value, or by the strongest of all; a zero map stays 0."""
+    """Divide each map by its strongest value, or by the strongest of all. A zero map stays 0."""
     sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
     strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
     values: NDArray[np.float64] = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)

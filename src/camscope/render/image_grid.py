@@ -201,7 +201,7 @@ def draw_contact_sheet(
     columns: int | None = None,
     height: int = 256,
 ) -> RGBImage:
-    """Draw rows of captioned images as one sheet (h,w,3); each row starts a new line and wraps if it is long.
+    """Draw rows of captioned images as one sheet (h,w,3). Each row starts a new line and wraps if it is long.
 
     A cell None stays empty. `title` is one line at the top. `legend` describes the bottom and the top color of all maps.
     `columns` is chosen so that the sheet fits a screen and few cells stay empty. `height` is that of each image.
@@ -221,7 +221,7 @@ def draw_contact_sheet(
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """Draw a horizontal colormap between the labels of its ends; `font_size` is in pixels."""
+    """Draw a horizontal colormap between the labels of its ends. `font_size` is in pixels."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
     bar = add_border(colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap), 1, FRAME_COLOR)

@@ -54,7 +54,7 @@ class LegendEntry:
 
 
 def choose_region_colors(count: int) -> tuple[Color, ...]:
-    """Return `count` distinguishable colors; raise InputError for more than twelve."""
+    """Return `count` distinguishable colors. Raises InputError for more than twelve."""
     if not 0 < count <= len(REGION_COLORS):
         raise InputError(f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, more are not distinguishable")
     return REGION_COLORS[:count]
@@ -71,7 +71,7 @@ def draw_regions(
 ) -> RGBImage:
     """Draw each pixel of an image (H,W,3) in the color of its region over the image in gray.
 
-    `color_index` (H,W) selects the color and `strength` (H,W) in 0..1 its opacity. `alpha` is the opacity of strength 1; the
+    `color_index` (H,W) selects the color and `strength` (H,W) in 0..1 its opacity. `alpha` is the opacity of strength 1. The
     opacity rises early, as in `overlay`, and strength 0 leaves gray. `covered` is as in `overlay`. Raises InputError,
     NonFiniteError or GeometryError if the arrays do not match.
     """
@@ -98,7 +98,7 @@ def draw_regions(
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """Draw legend entries below each other with swatches at the left; `font_size` is in pixels, long lines are truncated."""
+    """Draw legend entries below each other with swatches at the left. `font_size` is in pixels, long lines are truncated."""
     if not entries:
         raise InputError("the legend has no entries; expected at least one")
     blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []
@@ -145,7 +145,7 @@ OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204
 def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
     """Return (name, color, boolean mask) for one mask or a mapping of named masks of the given shape.
 
-    0 is outside; a single mask has the name "". Raises GeometryError for another shape, and InputError for more masks than
+    0 is outside. A single mask has the name "". Raises GeometryError for another shape, and InputError for more masks than
     colors, several labels in a mask, or NaN.
     """
     if masks is None:
@@ -162,7 +162,7 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
 
 
 def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Draw each mask's outline along its pixel edges on an image (H,W,3); masks are scaled to the image."""
+    """Draw each mask's outline along its pixel edges on an image (H,W,3). Masks are scaled to the image."""
     out = check_rgb_image(image).copy()
     for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
@@ -172,12 +172,12 @@ def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
 
 
 def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
-    """Return legend pieces on a dark background: a line in the mask's color and its name; unnamed masks are left out."""
+    """Return legend pieces on a dark background: a line in the mask's color and its name. Unnamed masks are left out."""
     return [_draw_outline_key(name, color, font_size, width) for name, color, _ in outlines if name]
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Add the legend of named outlines below an image; without names the image is returned unchanged."""
+    """Add the legend of named outlines below an image. Without names the image is returned unchanged."""
     height, width = image.shape[:2]
     size = min(28, max(11, min(height, width) // 28))
     rows: list[list[RGBImage]] = [[]]

@@ -18,7 +18,7 @@ SUBPIXEL_BITS = 4  # fractional bits of a point
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve: `values` (K,), where NaN is a gap; `low` and `high` (K,) are its spread, drawn pale in the same color."""
+    """A curve: `values` (K,), where NaN is a gap. `low` and `high` (K,) are its spread, drawn pale in the same color."""
 
     values: Values
     low: Values

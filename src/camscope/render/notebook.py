@@ -11,7 +11,7 @@ SHRINK_FACTOR = 0.75
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption, at most about 300 kB; `alt` and `caption` are HTML already.
+    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
 
     The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
     """

@@ -38,7 +38,7 @@ def overlay(
     Args:
         image: (H,W,3) uint8 RGB.
         values: (H,W) in 0..1, or in -1..1 with `colormap="diverging"`.
-        alpha: Opacity of the strongest value; 0 returns a copy of the image.
+        alpha: Opacity of the strongest value. 0 returns a copy of the image.
         colormap: One of COLORMAPS.
         alpha_by_value: Whether weaker values are more transparent, and zero leaves the image unchanged. Otherwise all
             values have the same opacity.
@@ -78,7 +78,7 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
 
 
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
-    """Draw what no map covers gray, dim and hatched behind a thin line; the covered part (H,W) of the image stays unchanged.
+    """Draw what no map covers gray, dim and hatched behind a thin line. The covered part (H,W) of the image stays unchanged.
 
     The line lies outside the covered part and hides nothing in it. Raises InputError or GeometryError as `overlay` does.
     """

@@ -31,7 +31,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_rgb_image(image: RGBImage) -> RGBImage:
-    """Return the image (H,W,3) unchanged; raise InputError if it is not one."""
+    """Return the image (H,W,3) unchanged. Raises InputError if it is not one."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
     if image.size == 0:
@@ -65,7 +65,7 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
 
 
 def check_fraction(name: str, value: float) -> float:
-    """Return a number in 0..1; raise InputError otherwise."""
+    """Return a number in 0..1. Raises InputError otherwise."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value
@@ -123,7 +123,7 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
 
 
 def build_data_uri(data: bytes, image_format: str) -> str:
-    """Return an encoded image as a `data:` URI for HTML; `image_format` is its MIME subtype, such as "png"."""
+    """Return an encoded image as a `data:` URI for HTML. `image_format` is its MIME subtype, such as "png"."""
     return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
 
 

@@ -33,7 +33,7 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """Return closed polygons (M,2) along the edges of pixels whose value is >= `level`; holes have polygons too.
+    """Return closed polygons (M,2) along the edges of pixels whose value is >= `level`. Holes have polygons too.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
     """

@@ -51,7 +51,7 @@ def draw_text(
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """Wrap the text to at most `max_lines` lines that fit; an ellipsis replaces what is left out."""
+    """Wrap the text to at most `max_lines` lines that fit. An ellipsis replaces what is left out."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         remaining = paragraph.strip()
@@ -68,7 +68,7 @@ def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[s
 
 
 def _take_line(text: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning that fits, cut between words where possible; at least one character."""
+    """Return the longest beginning that fits, cut between words where possible, at least one character."""
     shortest, longest = 1, len(text)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
@@ -79,7 +79,7 @@ def _take_line(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont"]:
-    """Return the text with a font that has its letters; letters no font has lose their accents or show as boxes."""
+    """Return the text with a font that has its letters. Letters no font has lose their accents or show as boxes."""
     text = "".join(_replace_invisible(letter) for letter in text)
     for candidate in (text, text.translate(ASCII_REPLACEMENTS)):
         if _can_draw_text(None, candidate):

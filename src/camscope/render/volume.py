@@ -27,16 +27,16 @@ class Volume:
     """A volume image (D,H,W) or (D,H,W,3) with a map (D,H,W) over it.
 
     Args:
-        image: uint8 is used unchanged; other numbers become grays from black to white over `window`.
+        image: uint8 is used unchanged. Other numbers become grays from black to white over `window`.
         values: The map, of any scale.
-        spacing: Millimeters per voxel along each axis; without it and `affine`, voxels are drawn as cubes.
+        spacing: Millimeters per voxel along each axis. Without it and `affine`, voxels are drawn as cubes.
         axis_letters: Letters at the low and high end of each axis, such as `(("I", "S"), ("A", "P"), ("R", "L"))`.
         affine: (4,4) from array index to millimeters in RAS+, which implies spacing and letters.
         covered: False where the map has no values.
         masks: One mask (D,H,W), or a mapping of named masks, drawn as outlines.
-        scale, colormap, alpha: As in `overlay`; all slices share one scale.
-        window: (low, high); default: the 0.5th and 99.5th percentile.
-        flag: A warning to display; None detects an empty or flat map, "" displays none.
+        scale, colormap, alpha: As in `overlay`. All slices share one scale.
+        window: (low, high). Default: the 0.5th and 99.5th percentile.
+        flag: A warning to display. None detects an empty or flat map, "" displays none.
 
     """
 
@@ -82,7 +82,7 @@ class Volume:
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """Millimeters per voxel; 1 where unknown."""
+        """Millimeters per voxel, or 1 where unknown."""
         affine_spacing = (
             anatomical_axes.compute_spacing(self.affine_matrix) if self.affine_matrix is not None else (1.0, 1.0, 1.0)
         )
@@ -108,7 +108,7 @@ class Volume:
         return anatomical_axes.choose_views(self.axis_end_letters)
 
     def get_view(self, axis: int | str | None) -> anatomical_axes.AnatomicalView:
-        """Return the view along an array axis or by name ("axial", "coronal", "sagittal"); None returns the first."""
+        """Return the view along an array axis or by name ("axial", "coronal", "sagittal"). None returns the first."""
         for view in self.views:
             if axis is None or axis in (view.name, view.normal_axis):
                 return view
@@ -126,7 +126,7 @@ class Volume:
 
     @cached_property
     def peak(self) -> VoxelIndex:
-        """The strongest voxel, the first of several; the middle of the volume if the map has none."""
+        """The strongest voxel, the first of several. The middle of the volume if the map has none."""
         covered_magnitudes = (
             self.magnitudes if self.covered is None else np.where(self.covered, self.magnitudes, -np.inf)
         )
@@ -169,7 +169,7 @@ class Volume:
         return np.asarray(np.rint(numbers.clip(0, 255)), np.uint8)
 
     def resolve_voxel(self, voxel_index: tuple[int, ...] | None) -> VoxelIndex:
-        """Return a checked voxel index; None returns the peak."""
+        """Return a checked voxel index. None returns the peak."""
         if voxel_index is None:
             return self.peak
         if len(voxel_index) != 3 or not all(
@@ -193,7 +193,7 @@ class Volume:
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
-        """Return pixels per millimeter for all drawings; `size` is that of the longest side in pixels."""
+        """Return pixels per millimeter for all drawings. `size` is that of the longest side in pixels."""
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)

@@ -57,12 +57,12 @@ def draw_planes(
 ) -> RGBImage:
     """Draw the three planes of a volume (D,H,W) through a voxel, by default the peak, with its description.
 
-    The planes are axial, coronal and sagittal as in radiology (patient's right at the left, front at the top or left) where
-    `axis_letters` or `affine` of the volume tell the axes apart, otherwise along axis 0, 1 and 2. Slices are numbered from 0.
+    With the volume's `axis_letters` or `affine`, the planes are axial, coronal and sagittal as in radiology: the patient's
+    right at the left, the front at the top or left. Otherwise they are along axis 0, 1 and 2. Slices are numbered from 0.
 
     Args:
         volume: The volume with its map.
-        voxel_index: (d, row, column); default: the peak.
+        voxel_index: (d, row, column). Default: the peak.
         size: Pixels of the volume's longest side.
         height: Rows of the whole drawing, instead of `size`.
         caption: Text to show.
@@ -143,8 +143,8 @@ def draw_slices(
 ) -> RGBImage:
     """Draw `n_slices` evenly spaced slices of a volume (D,H,W) along an axis, including the peak's, which is framed.
 
-    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known; default: the first or the axial one.
-    Slices are numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
+    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial one.
+    Slices are numbered from 0. `size`: pixels of a slice's longer side. `columns`: slices side by side.
     """
     if n_slices < 1:
         raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
@@ -235,7 +235,7 @@ def draw_projection(
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:
-    """Return the maximum of a map (D,H,W) along an axis; for a signed map the value of the largest magnitude."""
+    """Return the maximum of a map (D,H,W) along an axis, for a signed map the value of the largest magnitude."""
     if colormap != DIVERGING:
         return np.asarray(values.max(axis))
     high, low = values.max(axis), values.min(axis)

@@ -134,7 +134,7 @@ class _ThreadLocalPatterns(threading.local):
         self.patterns: tuple[str, ...] = ()
 
     def match(self, text: str) -> bool:
-        """Return whether this thread ignores the warning; called by `warnings`."""
+        """Return whether this thread ignores the warning, called by `warnings`."""
         return any(re.match(pattern, text) for pattern in self.patterns)
 
 

@@ -31,7 +31,7 @@ def split_selector(source: bytes) -> tuple[bytes, None]: ...
 @overload
 def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
 def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
-    """Split `file#3` into the file and 3, counted from 0; an existing file of that name is taken literally."""
+    """Split `file#3` into the file and 3, counted from 0. An existing file of that name is taken literally."""
     if isinstance(source, bytes):
         return source, None
     path = Path(source)
@@ -42,7 +42,7 @@ def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None
 
 
 def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
-    """Return the index given as `file#3` or as an argument such as `frame=3`; raise ImageError if both differ."""
+    """Return the index given as `file#3` or as an argument such as `frame=3`. Raises ImageError if both differ."""
     if selector is not None and argument is not None and selector != argument:
         raise ImageError(f"{name}: #{selector} and {argument_name}={argument} differ; pass one of them")
     return argument if selector is None else selector
@@ -102,7 +102,7 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
 
 
 def read_trailing_bytes(stream: BinaryIO) -> None:
-    """Read to the end of a gzip stream, so that its checksum is verified; give up after `MAX_TRAILING_BYTES`."""
+    """Read to the end of a gzip stream, so that its checksum is verified, but give up after `MAX_TRAILING_BYTES`."""
     remaining = MAX_TRAILING_BYTES
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
@@ -180,7 +180,7 @@ def _is_link(entry: "os.DirEntry[str]") -> bool:
 
 
 def _expand_pattern(pattern: str) -> Iterator[str]:
-    """Yield the paths of a pattern; under `**` each folder is searched once, where glob would follow link loops forever."""
+    """Yield the paths of a pattern. Under `**` each folder is searched once, where glob would follow link loops forever."""
     before, wild, after = _split_at_double_star(pattern)
     if not wild:
         yield from glob.iglob(pattern)  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -214,7 +214,7 @@ def _is_input_file(path: str) -> bool:
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Return whether a folder holds the overlays of a run: `overlays/<number>` beside a run.json."""
+    """Return whether a folder holds the overlays of a run: `overlays/<number>` next to a run.json."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above

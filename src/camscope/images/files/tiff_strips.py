@@ -1,6 +1,6 @@
 """Check the strips and tiles of a TIFF one by one: libtiff fills missing data with gray without an error.
 
-JPEG strips are decoded by Pillow, which rejects truncated data; deflate strips are checked by their checksum. The
+JPEG strips are decoded by Pillow, which rejects truncated data. Deflate strips are checked by their checksum. The
 other codecs report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style JPEG.
 """
 
@@ -22,7 +22,7 @@ JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG strea
 
 
 def check_tiff_strips(image: "Image", name: str) -> None:
-    """Raise ImageError if a strip or tile of an open TIFF's current page is damaged; other formats pass."""
+    """Raise ImageError if a strip or tile of an open TIFF's current page is damaged. Other formats pass."""
     tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
     if tags is None or file is None:
         return

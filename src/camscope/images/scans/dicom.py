@@ -28,7 +28,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
 
     `source.dcm#3` or `frame=3` selects one frame, counted from 0. Values are those after the modality LUT or rescale, such
     as HU, and MONOCHROME1 is inverted. A `window` (a `Window`, (center, width) or "40,400") maps them to 0..1. Frames with
-    positions are sorted by position; others keep the order of the file.
+    positions are sorted by position. Others keep the order of the file.
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
@@ -43,7 +43,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """Build the scan of a data set that is already loaded; see `read_dicom`. Call it inside `redact_errors`."""
+    """Build the scan of a data set that is already loaded, see `read_dicom`. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     if frame is not None and not 0 <= frame < layout.n_frames:
         raise ImageError(

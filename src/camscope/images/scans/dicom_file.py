@@ -1,4 +1,4 @@
-"""Load the header and pixel bytes of a DICOM file with pydicom; the file is not trusted."""
+"""Load the header and pixel bytes of a DICOM file with pydicom. The file is not trusted."""
 
 import io
 import zlib
@@ -33,7 +33,7 @@ def has_dicom_signature(head: bytes) -> bool:
 def load_dicom_dataset(
     source: Path | bytes, name: str, *, with_pixels: bool = True
 ) -> "tuple[Dataset, tuple[str, ...]]":
-    """Load the data set and flags about it; without `with_pixels`, long elements are left in the file.
+    """Load the data set and flags about it. Without `with_pixels`, long elements are left in the file.
 
     Call it inside `redact_errors`.
     """

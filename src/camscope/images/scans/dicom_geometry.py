@@ -43,7 +43,7 @@ class SlicePlane:
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
         """Return the affine (4,4) of array indices (d,row,column).
 
-        `slice_step` is the offset of one slice to the next in mm; default: the thickness along the normal, or 1 mm.
+        `slice_step` is the offset of one slice to the next in mm. Default: the thickness along the normal, or 1 mm.
         """
         matrix = np.eye(4)
         matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
@@ -63,7 +63,7 @@ class SlicePlane:
 
 
 def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """Read the plane of one frame and flags; None where the file does not say where the frame lies."""
+    """Read the plane of one frame and flags, or None where the file does not say where the frame lies."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)

@@ -1,7 +1,7 @@
 """Decode DICOM pixels.
 
 - The pixel layout that the header declares, checked before any pixel is read.
-- Frames decoded one by one; a missing codec is one error that names the package.
+- Frames decoded one by one. A missing codec is one error that names the package.
 - The size that a compressed stream declares, compared with the header before decoding.
 - Colors as (H,W,3) uint8 RGB from any color space and depth.
 """
@@ -63,7 +63,7 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Read and check the pixel layout of a data set; `n_requested_frames` limits the memory check to those frames."""
+    """Read and check the pixel layout of a data set. `n_requested_frames` limits the memory check to those frames."""
     pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
     if not pixel_keywords:
         kind = get_uid_name(dataset.get("SOPClassUID", "")) or get_uid_name(

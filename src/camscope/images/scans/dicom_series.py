@@ -71,7 +71,7 @@ class SliceHeader:
 
 
 def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder, without subfolders; a list is returned unchanged."""
+    """List the files of a folder, without subfolders. A list is returned unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -122,7 +122,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
 
 
 def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
-    """Group slices by series, shape and orientation; the largest group comes first."""
+    """Group slices by series, shape and orientation. The largest group comes first."""
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
         groups = groups_by_key.setdefault(header.group_key, [])
@@ -139,7 +139,7 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
 
 
 def select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """Return the selected group; without a selection there must be exactly one."""
+    """Return the selected group. Without a selection there must be exactly one."""
     listing = "; ".join(f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20]))
     listing += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if series is not None:
@@ -158,7 +158,7 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
-    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`; a single file is read alone.
+    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`. A single file is read alone.
 
     `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
     `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one

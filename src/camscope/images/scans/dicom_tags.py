@@ -1,4 +1,4 @@
-"""Read numbers and known code words from DICOM headers; free text is never read."""
+"""Read numbers and known code words from DICOM headers. Free text is never read."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """Read the finite numbers of an element; None if it is missing, empty, not numeric, or not `count` numbers."""
+    """Read the finite numbers of an element, or None if it is missing, empty, not numeric, or not `count` numbers."""
     try:
         value = dataset.get(keyword)
     except Exception:  # not numeric: the caller reports what it expected
@@ -116,7 +116,7 @@ def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
 
 
 def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
-    """Return the items of a sequence; an empty list if it is missing or not a sequence."""
+    """Return the items of a sequence. An empty list if it is missing or not a sequence."""
     import pydicom
 
     value = dataset.get(keyword)
@@ -154,7 +154,7 @@ def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Return whether text is part of the pixels; None if the file does not say and such images often contain it."""
+    """Return whether text is part of the pixels, or None if the file does not say and such images often contain it."""
     if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     sop_class_uid = str(dataset.get("SOPClassUID", ""))

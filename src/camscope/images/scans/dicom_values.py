@@ -38,7 +38,7 @@ VALUE_TRANSFORMATION_SEQUENCE, REAL_WORLD_SEQUENCE = "PixelValueTransformationSe
 
 @dataclass(frozen=True)
 class ModalityLUT:
-    """The meaning of stored numbers: slope * stored + intercept, or a table entry; inverted for MONOCHROME1.
+    """The meaning of stored numbers: slope * stored + intercept, or a table entry, inverted for MONOCHROME1.
 
     Inversion mirrors the stored number within the storable range, smallest + largest - stored, before the rescale. It is
     exact because it is done with whole numbers: an image with mirrored numbers and the other photometric interpretation
@@ -148,7 +148,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 
 
 def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Describe real-world value maps; they are not applied, as models are trained on the modality's values."""
+    """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
     maps = next(
         (items for group in functional_groups if (items := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
     )
@@ -203,7 +203,7 @@ class DecodedFrames:
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """Describe the operations in order; `item_name` is "frame" or "slice", where each has its own rescale."""
+        """Describe the operations in order. `item_name` is "frame" or "slice", where each has its own rescale."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Merge the steps of several frames; steps that differ are replaced by a note."""
+    """Merge the steps of several frames. Steps that differ are replaced by a note."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:

@@ -55,7 +55,9 @@ def _check_header(path: Path, name: str) -> None:
     if not is_local and (
         kind == ".mha" or not re.fullmatch(r"[\w.+-]+", data_file) or data_file.upper() == "LIST" or ".." in data_file
     ):
-        raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
+        raise ImageError(
+            f"{name}: its voxels are in another file that is not in the same folder; save both as one .mha"
+        )
     voxels = path if is_local else path.with_name(data_file)
     with open_source(voxels, name):  # rejects a pipe, on which ITK would block
         pass
@@ -144,7 +146,7 @@ def _select_volume(image: Any, volume_index: int | None, name: str) -> tuple[Any
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the affine (4,4) of NumPy indices (d,row,column) in RAS+; a 2-D image lies at 0 of the third axis."""
+    """Return the affine (4,4) of NumPy indices (d,row,column) in RAS+. A 2-D image lies at 0 of the third axis."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
     affine = np.eye(4)

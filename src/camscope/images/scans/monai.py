@@ -69,7 +69,7 @@ class MonaiPreprocess:
 def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
     """Return the placement of a tensor (C,*S) with metadata on its original image, and that image's affine.
 
-    Both are None where an affine matrix before or after the transforms is unknown.
+    Returns (None, None) where an affine matrix before or after the transforms is unknown.
     """
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:

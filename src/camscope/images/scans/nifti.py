@@ -41,7 +41,7 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
     """Read a NIfTI file as (I,J,K) float32, scaled by scl_slope and scl_inter, without reordering axes.
 
-    `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0; without a selection a 4-D file is
+    `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Without a selection a 4-D file is
     rejected. `affine` is the sform if its code is set, otherwise the qform, otherwise None. RGB24 is read as color.
     """
     path, selector = split_selector(source)
@@ -104,7 +104,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
 
 
 def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
-    """Parse nibabel's header from the start of the stream; return it and its length in bytes."""
+    """Parse nibabel's header from the start of the stream and return it and its length in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
@@ -157,7 +157,7 @@ def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tupl
 
 
 def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return slope * stored + intercept; as NIfTI defines, a slope of 0 or NaN means no scaling."""
+    """Return slope * stored + intercept. As NIfTI defines, a slope of 0 or NaN means no scaling."""
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if not math.isfinite(slope) or slope == 0:
         return stored, ()

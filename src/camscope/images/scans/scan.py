@@ -1,4 +1,4 @@
-"""Scan: a medical image as numbers with its position; display windows; conversion to display pixels.
+"""Scan: a medical image as numbers with its position, display windows, and conversion to display pixels.
 
 Windows follow DICOM PS3.3 C.11.2.1. They are computed here instead of by `pydicom.pixels`, as they also apply to
 NIfTI, ITK and raster scans, which need no DICOM data set and no pydicom. A test compares both.
@@ -27,11 +27,11 @@ MAX_VOXELS = 2**28  # of one scan: 1 GiB of float32, a thousand slices of 512 x 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scan:
-    """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`; in color (H,W,3) or (D,H,W,3) uint8.
+    """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`, or in color (H,W,3) or (D,H,W,3) uint8.
 
     Args:
         values: The values after modality LUT or rescale.
-        name: A name that may be displayed; never a file name.
+        name: A name that may be displayed, never a file name.
         affine: (4,4) from array index (d,row,column), integers at voxel centers, to millimeters in RAS+ as in NIfTI. For
             a 2-D image d is 0. None where the file has no position.
         is_color: Whether the values are colors.
@@ -39,9 +39,9 @@ class Scan:
         modality: "CT", "MR" and so on, or "".
         steps: What was done to the stored numbers, in order.
         flags: What is odd about the file.
-        sources: The files; never displayed.
-        frame_indices: Which frame of its file each slice is, counted from 0; never displayed.
-        has_burned_in_text: Whether text is part of the image; None where the file does not say and such images often
+        sources: The files, never displayed.
+        frame_indices: Which frame of its file each slice is, counted from 0, never displayed.
+        has_burned_in_text: Whether text is part of the image, or None where the file does not say and such images often
             contain text.
         pixel_spacing: Millimeters per pixel along each axis, for an image without a position.
         format_codes: Numeric codes that a writer of the same format needs, such as NIfTI's sform code.
@@ -84,7 +84,7 @@ class Scan:
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """Millimeters between voxels along each axis of (H,W) or (D,H,W); None if unknown."""
+        """Millimeters between voxels along each axis of (H,W) or (D,H,W), or None if unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
@@ -95,7 +95,7 @@ class Scan:
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
-        """Map the values within a window to 0..1; `window` is a `Window`, (center, width) or "40,400"."""
+        """Map the values within a window to 0..1. `window` is a `Window`, (center, width) or "40,400"."""
         window = Window.parse(window)
         if self.is_color:
             raise PreprocessError(f"{self.name}: a window needs gray values, and this scan is in color")
@@ -191,7 +191,7 @@ class Window:
 
 
 def apply_linear_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
-    """Return ((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, clipped; w = 1 is a step above c - 1/2."""
+    """Return ((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, clipped. w = 1 is a step above c - 1/2."""
     if width == 1:
         return np.where(values > center - 0.5, high, low).astype(_choose_float_dtype(values))
     return apply_linear_exact_window(values, center - 0.5, width - 1, low, high)
@@ -257,7 +257,7 @@ def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
 
 
 def rescale_to_display_range(scan: Scan) -> Scan:
-    """Map the display range, or where unknown the minimum and maximum, to 0..1; NaN becomes black."""
+    """Map the display range, or where unknown the minimum and maximum, to 0..1. NaN becomes black."""
     if scan.display_range is not None:
         low, high, steps = *scan.display_range, scan.steps
     else:

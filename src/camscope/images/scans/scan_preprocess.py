@@ -27,17 +27,17 @@ class ScanPreprocess:
     """Convert a scan to a tensor (C,*S) float32 and its placement on the scan's voxels. The steps run in this order.
 
     Args:
-        orientation: Three letters such as "RAS"; axes of a volume are reordered and flipped to lead there.
-        spacing: Millimeters per voxel along each axis, or one number for all; values are interpolated linearly.
-        window: `Window`, (center, width) or "40,400"; values are clipped to it and mapped to 0..1.
+        orientation: Three letters such as "RAS". Axes of a volume are reordered and flipped to lead there.
+        spacing: Millimeters per voxel along each axis, or one number for all. Values are interpolated linearly.
+        window: `Window`, (center, width) or "40,400". Values are clipped to it and mapped to 0..1.
         resize: Size along each axis, or one number for all.
-        crop: Size of the center crop; axes that are shorter are padded with `fill`.
+        crop: Size of the center crop. Axes that are shorter are padded with `fill`.
         fill: Padding value, in the values at that step.
         normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std), each
             a number or one per channel.
         channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
             or 1 for gray.
-        non_finite_fill: Replacement of NaN and infinity; None rejects them.
+        non_finite_fill: Replacement of NaN and infinity. None rejects them.
         interpolation: "linear", "nearest", or "area", the mean over the area of a larger voxel.
 
     The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
@@ -219,7 +219,7 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """Reorder and flip a volume's axes to lead to the `axis_codes` sides; return it with its placement on the scan."""
+    """Reorder and flip a volume's axes to lead to the `axis_codes` sides and return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         raise ImageError(
             f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is "

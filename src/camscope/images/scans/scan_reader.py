@@ -27,7 +27,7 @@ HEAD_BYTES = 4096
 def is_scan(source: object) -> bool:
     """Return whether a source is a medical image: by suffix, by its first bytes, or a folder with DICOM files.
 
-    PNG and TIFF count as photos; `read_scan` also reads them, where a preprocessing takes scans.
+    PNG and TIFF count as photos. `read_scan` also reads them, where a preprocessing takes scans.
     """
     if isinstance(source, bytes):
         return has_dicom_signature(source[:132]) or is_nifti(source[:HEAD_BYTES])
@@ -50,7 +50,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     Args:
         source: A path, a folder of one series, a list of its files, the bytes of a DICOM, NIfTI, PNG or TIFF file, or a
             Scan.
-        frame: The frame, volume, page or (of a folder) series to select, counted from 0; `file#2` does the same.
+        frame: The frame, volume, page or (of a folder) series to select, counted from 0. `file#2` does the same.
         window: Maps the values to 0..1: a `Window`, (center, width) or "40,400".
 
     Raises:
@@ -85,7 +85,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
 
 def is_safe_to_display(source: Path) -> bool:
-    """Return whether no text is known or likely in the image; only DICOM headers can tell, other formats count as safe."""
+    """Return whether no text is known or likely in the image. Only DICOM headers can tell, other formats count as safe."""
     if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK_SUFFIXES)):
         return True
     path, _ = split_selector(source)
@@ -123,7 +123,7 @@ def _read_scan_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a regular file; none of anything else."""
+    """Return the first bytes of a regular file, none of anything else."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)
