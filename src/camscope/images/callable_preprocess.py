@@ -34,7 +34,7 @@ class CallablePreprocess:
     `transform` takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
 
     The placement is the affine map measured with probe images of the image's size: black, white, two ramps and their
-    negatives. No placement (None) is found where the callable draws random numbers, bends the image or changes its values unevenly.
+    negatives. No placement (None) is found where the callable draws random numbers, bends the image or changes values unevenly.
 
     A crop may also depend on the content of an image: its colors, its brightness or its edges. Each image is therefore
     checked: a faint pattern of squares is added to it, and the change has to appear where the placement says.

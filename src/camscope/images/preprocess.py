@@ -246,9 +246,9 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     """Convert any supported description of a preprocessing to a callable from pixels to (tensor, placement).
 
     Args:
-        value: A Preprocess. A ScanPreprocess, which takes scans; MONAI transforms, which take paths. The name of a
-            preset; torchvision's `weights.transforms()`. A timm model or configuration. A Hugging Face image processor
-            or its configuration; or a callable from a PIL image to a float tensor (C,H,W) or (1,C,H,W).
+        value: A Preprocess, a ScanPreprocess (which takes scans), MONAI transforms (which take paths), the name of a
+            preset, torchvision's `weights.transforms()`, a timm model or configuration, or a Hugging Face image
+            processor or its configuration. Also any callable from a PIL image to a float tensor (C,H,W) or (1,C,H,W).
 
     Returns:
         A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured.
