@@ -86,7 +86,7 @@ class Score:
         self._input_key, self._frames_first = input_key, frames_first
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
         self.one_sample_per_pass = (
-            one_sample_per_pass  # the model's samples see one another: each row has a pass of its own
+            one_sample_per_pass  # the model's samples affect one another: each row has a pass of its own
         )
         self._input_size = tuple(
             input_size

@@ -313,7 +313,7 @@ def test_an_axis_that_the_input_lacks_is_refused():
 def test_a_size_that_the_model_refuses_is_named_with_the_models_own_words():
     model, x = CASES["flat"].make()
     tool = GradCAM(model, "features.4")
-    why = r"^Flat has no answer for an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
+    why = r"^Flat does not accept an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
     with untouched(model, x), pytest.raises(InputError, match=why) as caught:
         Augmented(tool, scales=(1.0, 0.5)).attribute(x, 1)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -670,5 +670,5 @@ def test_a_wrapper_goes_through_pickle_and_round_explainers_only():
     tool = Augmented(Contrast(GradCAM(model, "features"), 1, 0))
     assert torch.equal(pickle.loads(pickle.dumps(tool)).attribute(x), tool.attribute(x))
     for wrong in ("gradcam", GradCAM, model):
-        with pytest.raises(InputError, match="Denoised goes round an explainer, as GradCAM"):
+        with pytest.raises(InputError, match="Denoised wraps an explainer, as GradCAM"):
             Denoised(wrong)
