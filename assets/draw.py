@@ -6,8 +6,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from typer.testing import CliRunner
 
-from camscope import GradCAM, extract_features, load_model
+from camscope import GradCAM, load_model
 from camscope.cli import app
+from camscope.hooks import extract_features
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import PREPROCESSING, draw_radiograph
 from camscope.render import RGBImage, draw_channel_grid, draw_image_grid, encode_image

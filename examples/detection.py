@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import DRISE, Box, Explanation, GradCAM, LayerCAM
+from camscope import DRISE, Explanation, GradCAM, LayerCAM
 from camscope.errors import TargetError
 from camscope.phantom import draw_findings, load_phantom_model, to_model_input
 from camscope.render import Box as Rectangle
 from camscope.render import CaptionedImage, draw_boxes, draw_contact_sheet, encode_image
+from camscope.targets import Box
 
 NAMES = ("background", "nodule", "effusion", "pneumothorax")
 STEPS, BATCH, DRAWN = 1200, 8, 800

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope import GradCAM, HiResCAM, Region
+from camscope import GradCAM, HiResCAM
 from camscope.errors import TargetError
 from camscope.phantom import CATEGORIES, draw_findings, load_phantom_model, to_model_input
 from camscope.render import CaptionedImage, draw_contact_sheet, draw_contours, encode_image
+from camscope.targets import Region
 
 STEPS, BATCH, DRAWN = 400, 8, 600
 ENLARGED = 3  # times, before the outline is drawn, so that it is thin

@@ -12,7 +12,7 @@ BY_HAND = faithful.test_a_linear_model_by_hand
 deletion_by_hand = partial(BY_HAND, "deletion", {}, 3.75)
 insertion_by_hand = partial(BY_HAND, "insertion", {}, 6.25)
 probability_by_hand = partial(
-    BY_HAND, "necessity", {"share": 0.25, "of": "probability"}, faithful.sigmoid(10) - faithful.sigmoid(6)
+    BY_HAND, "necessity", {"share": 0.25, "output_kind": "probability"}, faithful.sigmoid(10) - faithful.sigmoid(6)
 )
 neighbours = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbours, (6, 7))
 

@@ -67,7 +67,7 @@ def test_own_errors_stay_and_words_that_may_name_a_patient_are_dropped():
         raise ImageError("its own")
     with pytest.raises(InputError, match=r"^file: its own$"), read_errors_converted("file", wrap_camscope_errors=True):
         raise ImageError("its own")
-    with pytest.raises(InputError) as error, read_errors_converted("file", quoting=False):
+    with pytest.raises(InputError) as error, read_errors_converted("file", quote_original=False):
         raise ValueError("Jane Doe")
     assert "Jane" not in str(error.value)
     with pytest.raises(KeyboardInterrupt), read_errors_converted("file"):
@@ -93,7 +93,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
     np.save(stream, np.zeros((3, 4), np.float32))
     with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive:
         header = stream.getvalue()[:128].replace(b"(3, 4), }", f"{shape}, }}".encode()).ljust(128)[:128]
-        archive.writestr("heat.npy", header + stream.getvalue()[128:])
+        archive.writestr("attribution.npy", header + stream.getvalue()[128:])
 
     def refused():
         with pytest.raises(CamscopeError), read_errors_converted("file"):
@@ -204,10 +204,10 @@ CHANGES = [
     lambda facts: facts["versions"].pop("torch"),
     lambda facts: facts.update(categories={}),
     lambda facts: facts.update(root=None),
-    lambda facts: facts["made_with"].update(chunk=0),
-    lambda facts: facts["made_with"]["manifest"].update(rows={"a": 1}),
-    lambda facts: facts["made_with"].update(model="net"),
-    lambda facts: facts["made_with"].update(methods=[]),
+    lambda facts: facts["run_config"].update(chunk=0),
+    lambda facts: facts["run_config"]["manifest"].update(rows={"a": 1}),
+    lambda facts: facts["run_config"].update(model="net"),
+    lambda facts: facts["run_config"].update(methods=[]),
 ]
 
 
@@ -220,7 +220,7 @@ def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, cha
         "chunk": 1,
     }  # fmt: skip
     facts = {
-        "made_with": made,
+        "run_config": made,
         "root": {"folder": "", "confined": False},
         "versions": {"camscope": "1", "torch": "2"},
         "categories": [],

@@ -156,7 +156,7 @@ def bar_ends(monkeypatch, one, **keywords):
 
     with monkeypatch.context() as patch:
         patch.setattr(render, "draw_color_bar", spy)
-        one.overlay(bar=True, **keywords)
+        one.overlay(colorbar=True, **keywords)
         figure([one], **{key: value for key, value in keywords.items() if key != "size"})
     return ends[0], ends[1]
 
@@ -239,7 +239,7 @@ def test_contours_and_boxes_enclose_what_reaches_the_level():
     (polygon,) = one.contours(0.5)
     np.testing.assert_array_equal(polygon.min(0), [rows.min(), columns.min()])
     np.testing.assert_array_equal(polygon.max(0), [rows.max() + 1, columns.max() + 1])
-    for keywords in ({"contour": 0.5}, {"contour": [0.3, 0.6]}, {"boxes": 0.5}):
+    for keywords in ({"contour": 0.5}, {"contour": [0.3, 0.6]}, {"box_threshold": 0.5}):
         drawn = one.overlay(**keywords)
         assert drawn.shape == (40, 50, 3)
         assert (drawn != one.overlay(contour=2.0)).any(), "nothing was drawn"
@@ -331,7 +331,17 @@ def assert_same(found, one, pictures):
 def test_saved_explanations_come_back(tmp_path, suffix, dtype):
     heat = np.random.default_rng(1).normal(size=(5, 7)).astype(dtype) / 3
     heat[0, 0], heat[0, 1] = np.nan, np.inf
-    for facts in ({}, {"placement": None, "image": None, "model_input_image": None, "target": None, "probability": None, "top_classes": ()}):
+    for facts in (
+        {},
+        {
+            "placement": None,
+            "image": None,
+            "model_input_image": None,
+            "target": None,
+            "probability": None,
+            "top_classes": (),
+        },
+    ):
         one = Explanation(heat, **{**{k: v for k, v in vars(explanation()).items() if k != "attribution"}, **facts})
         path = one.save(tmp_path / f"why{suffix}")
         assert path == tmp_path / f"why{suffix}"
@@ -382,7 +392,7 @@ def broken(*args, **kwargs):
     raise OSError("the disk is full")
 
 
-@pytest.mark.parametrize("at", ["camscope.render.encode", "os.fsync", "pathlib.Path.replace"])
+@pytest.mark.parametrize("at", ["camscope.render.encode_image", "os.fsync", "pathlib.Path.replace"])
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, at):
     path = tmp_path / "why.png"
     explanation().save(path)

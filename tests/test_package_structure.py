@@ -149,6 +149,15 @@ def test_public_names_are_sorted_constants_classes_functions():
     assert camscope.__all__ == sorted(camscope.__all__, key=rank)
 
 
+def test_targets_are_in_their_own_package():
+    from camscope import targets
+
+    assert not set(camscope.__all__) & set(targets.__all__)
+    assert targets.__all__ == sorted(targets.__all__)
+    assert all(hasattr(targets, name) for name in targets.__all__)
+    assert targets.Box(0, 0, 4, 4).corners == (0, 0, 4, 4)
+
+
 def test_type_checkers_see_the_same_names():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))

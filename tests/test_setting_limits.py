@@ -26,7 +26,8 @@ COUNTS = [
     (name, parameter.name)
     for name, method in METHODS.items()
     for parameter in inspect.signature(method).parameters.values()
-    if str(parameter.annotation) in ("<class 'int'>", "int | None") and parameter.name not in ("seed", "call", "margin")
+    if str(parameter.annotation) in ("<class 'int'>", "int | None")
+    and parameter.name not in ("seed", "call_index", "margin")
 ]
 
 
@@ -58,7 +59,7 @@ def test_numbers_have_bounds_and_errors_stay_short():
 def test_the_masks_of_rise_have_a_limit():
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
     with pytest.raises(
-        InputError, match=r"^cells=500, samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
+        InputError, match=r"^grid_size=500, n_samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
     ):
         METHODS["rise"](model, grid_size=500, n_samples=MAX_COUNT_SETTING).attribute(torch.rand(1, 3, 32, 32), target=1)
 
@@ -120,14 +121,14 @@ def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
     from camscope.models import load_model
 
     for threads in (0, -1, 10**9, 1.5):
-        with pytest.raises(InputError, match="threads="):
+        with pytest.raises(InputError, match="num_threads="):
             inspect_images(images, num_threads=threads)
-        with pytest.raises(InputError, match="threads="):
+        with pytest.raises(InputError, match="num_threads="):
             run_batch(GradCAM(load_model("phantom")), images, tmp_path / "no", num_threads=threads)
     run_batch(GradCAM(load_model("phantom")), images, tmp_path / "run")
-    with pytest.raises(InputError, match="threads="):
+    with pytest.raises(InputError, match="num_threads="):
         evaluate(tmp_path / "run", tmp_path / "values", num_threads=10**9)
     with pytest.raises(InputError, match="limit="):
         Query(limit=10**40)
-    with pytest.raises(CamscopeError, match=r"size=1000000000; expected 32 to 2,048 rows"):
+    with pytest.raises(CamscopeError, match=r"image_height=1000000000; expected 32 to 2,048 rows"):
         build_contact_sheet(BatchRun(tmp_path / "run"), Query(), image_height=10**9)

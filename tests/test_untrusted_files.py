@@ -30,7 +30,7 @@ pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parqu
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("duckdb")
 
-from camscope.batch import BatchRun, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.export import CellEscaper  # noqa: E402
 from camscope.batch.inspection.report import DatasetInspection  # noqa: E402
 from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
@@ -69,7 +69,7 @@ def images(tmp_path_factory):
 def run(images, tmp_path_factory):
     """Three images by one method, with their overlays."""
     folder = tmp_path_factory.mktemp("received") / "run"
-    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlays="png", overlay_height=16)
+    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlays=OverlayOptions("png", height=16))
     return folder
 
 
@@ -117,8 +117,8 @@ def in_time():
 @pytest.mark.parametrize("word", HOSTILE)
 def test_a_run_names_no_file_outside_the_folder_of_its_export(run, word, tmp_path):
     def several(facts):  # so that the settings and the target are part of the names
-        facts["made_with"]["methods"] = {f"{word} aaaa": {}, f"{word} bbbb": {}}
-        facts["made_with"]["targets"] = [word, "nodule"]
+        facts["run_config"]["methods"] = {f"{word} aaaa": {}, f"{word} bbbb": {}}
+        facts["run_config"]["targets"] = [word, "nodule"]
 
     made = received(run, tmp_path / "in" / "run", several, **dict.fromkeys(WORDS, word))
     (tmp_path / "victim").mkdir()
@@ -173,8 +173,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
                     images,
                     mine,
                     ["nodule"],
-                    overlays="png",
-                    overlay_height=16,
+                    overlays=OverlayOptions("png", height=16),
                     overwrite=overwrite,
                 )
     assert {path: path.read_bytes() for path in files_of(victim)} == before
@@ -209,7 +208,7 @@ def _writes(call):
     if name == "open" and isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "os":
         return any("O_WRONLY" in ast.dump(one) or "O_RDWR" in ast.dump(one) for one in call.args)
     modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    if name in ("FileIO", "_SiblingFile"):
+    if name in ("FileIO", "_TemporaryFile"):
         return True
     return name == "open" and any(re.fullmatch(r"[rwxab+]{1,3}", mode) and set(mode) & set("wxa+") for mode in modes)
 
@@ -291,7 +290,7 @@ def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     commands = (
         ("show", made, "-o", tmp_path / "page.html"),
         ("export", made, "-o", tmp_path / "png"),
-        ("measure", made, "-o", tmp_path / "values", "--metric", "sparseness"),
+        ("evaluate", made, "-o", tmp_path / "values", "--metrics", "sparseness"),
     )
     for words in commands:
         code, count, said = call(*words)
@@ -307,7 +306,7 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
 
     def change(facts):
         facts["root"] = {"folder": str(victim), "confined": True}
-        facts["made_with"]["manifest"]["dataset"] = "torchvision:FakeData"
+        facts["run_config"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
     monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
@@ -472,11 +471,11 @@ def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
     (house / "list.csv").write_text("path,mask\na.png,../outside/mask.png\n")
     run_batch(GradCAM(load_model("phantom")), house / "list.csv", tmp_path / "run", ["nodule"])
     words = [
-        "measure",
+        "evaluate",
         str(tmp_path / "run"),
         "--masks",
         "mask",
-        "--metric",
+        "--metrics",
         "enrichment",
         "-o",
         str(tmp_path / "values"),
@@ -732,7 +731,7 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
     with pytest.raises(InputError, match=f"1 row has no {name}"):
         BatchRun(made).table()
-    for command in ("show", "export", "measure", "compare"):
+    for command in ("show", "export", "evaluate", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])
         assert told.exit_code in (1, 2), command
@@ -740,7 +739,9 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     for again in (False, True):
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))
-            run_batch(explainer, images, made, ["nodule"], overlays="png", overlay_height=16, retry_failed=again)
+            run_batch(
+                explainer, images, made, ["nodule"], overlays=OverlayOptions("png", height=16), retry_failed=again
+            )
 
 
 # --- what is named as a file and is none
@@ -766,7 +767,7 @@ NAMED = [
     ("batch", "p.csv"),
     ("batch", "p.parquet"),
     ("inspect-images", "p.csv"),
-    ("measure", "{}", "--masks", "p.json"),
+    ("evaluate", "{}", "--masks", "p.json"),
     ("audit", "run", "p.toml"),
     ("audit", "init", "p.csv", "--model", "phantom"),
 ]

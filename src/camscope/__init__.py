@@ -1,11 +1,12 @@
-"""Where a vision model looked, as a number you can trust before it is a picture.
+"""Grad-CAM and saliency maps for PyTorch, with the numbers that say whether to trust them.
 
     from camscope import GradCAM
 
     explanation = GradCAM(model, "layer4").explain("cat.jpg", 281)
     explanation.save("cat_why.png")
 
-Everything is loaded when it is first used: `import camscope` costs next to nothing.
+Every name is loaded on first use, so `import camscope` is cheap. Targets other than a class index or name are in
+`camscope.targets`, tools for hooks in `camscope.hooks`, audits in `camscope.audit`.
 """
 
 from importlib import import_module
@@ -15,6 +16,7 @@ from camscope.version import __version__
 
 if TYPE_CHECKING:
     from camscope.batch import BatchRun, inspect_images, run_batch
+    from camscope.errors import CamscopeError, CamscopeWarning
     from camscope.explainers import (
         CAM,
         DRISE,
@@ -32,11 +34,9 @@ if TYPE_CHECKING:
         AblationCAM,
         Augmented,
         BagCAM,
-        BaseCAM,
         BlurIG,
         CenterGaussian,
         Chefer,
-        Comparison,
         Concepts,
         Contrast,
         Deconvnet,
@@ -90,12 +90,9 @@ if TYPE_CHECKING:
         ViTCX,
         XGradCAM,
         compare,
-        completeness,
         fuse,
     )
     from camscope.explanation import Explanation
-    from camscope.geometry import Placement
-    from camscope.hooks import Tap, clip_gradients, edit_layers, extract_features, inspect_layers, record_layers
     from camscope.images.preprocess import Preprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
     from camscope.images.scans.scan_reader import read_scan
@@ -109,18 +106,6 @@ if TYPE_CHECKING:
         to_secondary_capture,
     )
     from camscope.models import load_model
-    from camscope.targets import (
-        Box,
-        Class,
-        Classes,
-        Difference,
-        LogProbability,
-        OutputPart,
-        Region,
-        Similarity,
-        Target,
-        TextSimilarity,
-    )
 
 __all__ = [
     "CAM",
@@ -139,15 +124,12 @@ __all__ = [
     "AblationCAM",
     "Augmented",
     "BagCAM",
-    "BaseCAM",
     "BatchRun",
     "BlurIG",
-    "Box",
+    "CamscopeError",
+    "CamscopeWarning",
     "CenterGaussian",
     "Chefer",
-    "Class",
-    "Classes",
-    "Comparison",
     "Concepts",
     "Contrast",
     "Deconvnet",
@@ -155,7 +137,6 @@ __all__ = [
     "DeepLIFT",
     "DeepLIFTSHAP",
     "Denoised",
-    "Difference",
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
@@ -184,50 +165,36 @@ __all__ = [
     "LayerCAM",
     "Layout",
     "LeGrad",
-    "LogProbability",
     "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
-    "OutputPart",
-    "Placement",
     "Preprocess",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
-    "Region",
     "Rollout",
     "Saliency",
     "ScanPreprocess",
     "ScoreCAM",
     "SegmentAblation",
     "ShapleyCAM",
-    "Similarity",
     "SimpleFullGrad",
     "SmoothGrad",
     "SmoothGradCAMPlusPlus",
     "SmoothGradSquared",
     "Sobol",
-    "Tap",
-    "Target",
-    "TextSimilarity",
     "VarGrad",
     "ViTCX",
     "XGradCAM",
     "__version__",
-    "clip_gradients",
     "compare",
-    "completeness",
-    "edit_layers",
     "explain_patch",
     "explain_patches",
     "explain_slices",
-    "extract_features",
     "fuse",
     "inspect_images",
-    "inspect_layers",
     "load_model",
     "read_scan",
-    "record_layers",
     "run_batch",
     "to_nifti",
     "to_parametric_map",
@@ -236,8 +203,9 @@ __all__ = [
 
 _NAMES = {
     "camscope.batch": "BatchRun inspect_images run_batch",
+    "camscope.errors": "CamscopeError CamscopeWarning",
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM BaseCAM BlurIG CAM CenterGaussian Chefer Comparison Concepts Contrast "
+        "AblationCAM Augmented BagCAM BlurIG CAM CenterGaussian Chefer Concepts Contrast "
         "DRISE Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM "
         "EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM "
         "FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP "
@@ -245,18 +213,15 @@ _NAMES = {
         "IntegratedGradients KPCACAM KernelSHAP LIFTCAM LIME LRP LayerCAM LeGrad METHODS "
         "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
         "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus "
-        "SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI compare completeness fuse"
+        "SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI compare fuse"
     ),
     "camscope.explanation": "Explanation",
-    "camscope.geometry": "Placement",
-    "camscope.hooks": "Tap clip_gradients edit_layers extract_features inspect_layers record_layers",
     "camscope.images.preprocess": "Preprocess",
     "camscope.images.scans.scan_preprocess": "ScanPreprocess",
     "camscope.images.scans.scan_reader": "read_scan",
     "camscope.layers.layout": "Layout",
     "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
     "camscope.models": "load_model",
-    "camscope.targets": "Box Class Classes Difference LogProbability OutputPart Region Similarity Target TextSimilarity",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""`python -m camscope` is `camscope_version`."""
+"""`python -m camscope` runs the command line."""
 
 from camscope.cli import main
 

@@ -5,7 +5,7 @@ centre is i + 0.5 and a plane of n pixels reaches from 0 to n.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -175,6 +175,21 @@ class Placement:
         """With a new input plane, whose coordinates `linear` and `offset` take to the old one."""
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
         return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
+
+
+def project_mask_to_input(
+    mask: NDArray[np.bool_], input_size: Sequence[int], to_image: Callable[[FloatArray], NDArray[np.float64]]
+) -> NDArray[np.bool_]:
+    """Sample the mask of an image at the center of each pixel of the model's input.
+
+    `to_image` maps points of the input to the image. Input pixels outside the image are False.
+    """
+    centers = np.indices(tuple(input_size)).reshape(len(input_size), -1).T + 0.5
+    pixels = np.floor(to_image(centers)).astype(np.int64)
+    inside = ((pixels >= 0) & (pixels < mask.shape)).all(1)
+    sampled = np.zeros(len(pixels), np.bool_)
+    sampled[inside] = mask[tuple(pixels[inside].T)]
+    return sampled.reshape(tuple(input_size))
 
 
 def _check_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:

@@ -31,9 +31,9 @@ def batch(*words):
 
 
 def test_a_folder_and_the_same_command_again(images):
-    first = batch("images", "--method", "gradcam,layercam", "-o", "out")
+    first = batch("images", "--methods", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
-    again = batch("images", "--method", "gradcam,layercam", "-o", "out")
+    again = batch("images", "--methods", "gradcam,layercam", "-o", "out")
     assert (again.exit_code, again.stdout) == (0, "maps    3 images (3 processed before): out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
@@ -75,7 +75,7 @@ def test_an_interrupted_run_says_how_to_go_on(images, monkeypatch):
         ("images", "--workers", "2"),
         ("images", "--engine", "dask"),
         ("images", "--shard", "2/2"),
-        ("images", "--method", "gradcan"),
+        ("images", "--methods", "gradcan"),
         ("none",),
     ],
 )

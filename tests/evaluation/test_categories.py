@@ -152,7 +152,7 @@ def test_it_is_told_before_any_map_is_made(tmp_path):
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
     with pytest.raises(CategoryError, match="2 labels"):
         check_ground_truth(folder, build_manifest(tmp_path / "photos"))
-    done = CliRunner().invoke(app, ["measure", str(tmp_path / "photos"), "--masks", str(folder)])
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "photos"), "--masks", str(folder)])
     assert done.exit_code != 0
     assert "2 labels" in done.output + str(done.exception)
 
@@ -196,10 +196,10 @@ def config(**parts):
 
 
 def test_a_config_chooses_categories():
-    one = config(data={"evidence": {"file": "boxes/coco.json", "category": "WBC"}}).data.ground_truth
+    one = config(data={"ground_truth": {"file": "boxes/coco.json", "category": "WBC"}}).data.ground_truth
     assert (one.file, one.category) == ("boxes/coco.json", ("WBC",))
     several = config(
-        data={"evidence": {"a": {"column": "mask", "category": [1, 2]}, "b": "mask"}},
+        data={"ground_truth": {"a": {"column": "mask", "category": [1, 2]}, "b": "mask"}},
         regions={
             "organ": {"file": "coco.json", "category": "lungs"},
             "columns": {"wire": {"column": "w", "category": 3}},
@@ -210,17 +210,17 @@ def test_a_config_chooses_categories():
     assert several.regions.columns["wire"].category == ("3",)
     plain = several.to_redacted_dict()
     assert plain["regions"]["organ"] == {"file": "files", "column": None, "category": ["lungs"]}
-    assert plain["data"]["evidence"]["b"] == "mask"
+    assert plain["data"]["ground_truth"]["b"] == "mask"
     with pytest.raises(InputError, match="name either file"):
         config(regions={"organ": {"category": "lungs"}})
 
 
 def test_another_category_is_another_declaration():
     def digest(category):
-        return config(data={"evidence": {"file": "coco.json", "category": category}}).digest
+        return config(data={"ground_truth": {"file": "coco.json", "category": category}}).digest
 
     assert digest("WBC") != digest("RBC")
-    assert digest("WBC") == config(data={"evidence": {"file": "elsewhere/coco.json", "category": ["WBC"]}}).digest
+    assert digest("WBC") == config(data={"ground_truth": {"file": "elsewhere/coco.json", "category": ["WBC"]}}).digest
 
 
 # --- real data
@@ -268,7 +268,12 @@ def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
 
     def subject(evidence):
         plain = {
-            "data": {"manifest": str(tmp_path / "list.csv"), "root": str(DATA), "label": "label", "evidence": evidence},
+            "data": {
+                "manifest": str(tmp_path / "list.csv"),
+                "root": str(DATA),
+                "label": "label",
+                "ground_truth": evidence,
+            },
             "model": {"source": f"{DATA / 'models.py'}:blood_cells", "preprocess": "imagenet"},
             "explain": {"findings": ["0"], "methods": ["gradcam"]},
             "regions": {"organ": {"file": str(CELLS), "category": ["WBC", "RBC", "Platelets"]}},

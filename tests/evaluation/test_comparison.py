@@ -82,26 +82,30 @@ def by_hand(place, metric, method):
 
 
 def test_the_table_is_means_and_paired_differences_by_hand(place, found):
-    rows = {(row["metric"], row["name"]): row for row in found.table()}
+    rows = {(row["metric"], row["name"]): row for row in found.to_records()}
     values = {kind.name: by_hand(place, "enrichment", kind.name) for kind in METHODS}
     best = max(values, key=lambda name: values[name].mean())
-    metrics = sum(METRICS[one].higher_is_better is not None for one in found.lines)
+    metrics = sum(METRICS[one].higher_is_better is not None for one in found.summaries)
     pairs = metrics * 3  # of three methods, for gradcam and hirescam have the same maps
     for name, own in values.items():
         row = rows["enrichment", name]
         assert row["mean"] == pytest.approx(own.mean(), rel=1e-5)
-        assert (row["n"], row["undefined"], row["control"]) == (COUNT - 1, 1, False)
-        assert row["seconds"] > 0
+        assert (row["n_values"], row["n_undefined"], row["is_control"]) == (COUNT - 1, 1, False)
+        assert row["seconds_per_image"] > 0
         if name == best or {name, best} == {"gradcam", "hirescam"}:
-            assert row["to_best"] is None
+            assert row["difference_to_best"] is None
         else:
             gap, known = own - values[best], stats.ttest_rel(own, values[best])
-            assert row["to_best"] == pytest.approx(gap.mean(), rel=1e-4, abs=1e-6)
-            assert row["to_best_p"] == pytest.approx(min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2)
-            assert np.isnan(row["to_best_low"])  # seven images cannot be as certain as so many comparisons ask
+            assert row["difference_to_best"] == pytest.approx(gap.mean(), rel=1e-4, abs=1e-6)
+            assert row["difference_to_best_p_value"] == pytest.approx(
+                min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2
+            )
+            assert np.isnan(
+                row["difference_to_best_low"]
+            )  # seven images cannot be as certain as so many comparisons ask
     assert rows["enrichment", "uniform"]["mean"] == 1
-    assert rows["enrichment", "uniform"]["seconds"] is None
-    assert [metric for metric, _ in pairwise(dict.fromkeys(row["metric"] for row in found.table()))][:2] == [
+    assert rows["enrichment", "uniform"]["seconds_per_image"] is None
+    assert [metric for metric, _ in pairwise(dict.fromkeys(row["metric"] for row in found.to_records()))][:2] == [
         "enrichment",
         "pointing-game",
     ]
@@ -114,7 +118,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         for row in run.table().to_pylist()
         if row["attribution"] is not None
     }
-    pair = found.methods.index("layercam"), found.methods.index("saliency")
+    pair = found.method_names.index("layercam"), found.method_names.index("saliency")
     each = []
     for n in range(COUNT):
         if n == BROKEN:
@@ -124,18 +128,18 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         placed = Placement.identity(fine.shape).project(coarse.astype(np.float64))[0]
         one, other = (np.rint(255 * shown).ravel() for shown in (placed, fine.astype(np.float64)))
         each.append(stats.spearmanr(one, other).statistic)
-    assert found.correlations()[pair] == pytest.approx(np.mean(each), abs=1e-9)
-    np.testing.assert_array_equal(found.correlations(), found.correlations().T)
+    assert found.compute_correlation_matrix()[pair] == pytest.approx(np.mean(each), abs=1e-9)
+    np.testing.assert_array_equal(found.compute_correlation_matrix(), found.compute_correlation_matrix().T)
     one = found.agreement.of(*(found.agreement.keys[n] for n in reversed(pair)))
     assert one.low < one.mean < one.high
     assert one.n == COUNT - 1
 
 
 def test_maps_that_are_one_throughout_are_said_to_be(found):
-    names = [[found.names[key, False] for key in group] for group in found.agreement.groups]
+    names = [[found.names[key, False] for key in group] for group in found.agreement.equivalent_groups]
     assert names == [["gradcam", "hirescam"]]
-    assert found.correlations()[0, 1] > 0.999
-    assert found.sentences[0] == "gradcam and hirescam: the same maps here, as they are displayed"
+    assert found.compute_correlation_matrix()[0, 1] > 0.999
+    assert found.statements[0] == "gradcam and hirescam: the same maps here, as they are displayed"
 
 
 def test_one_image_of_difference_parts_two_methods():
@@ -185,7 +189,7 @@ def line(method, mean, p=None, over=None, metric="enrichment", groups=30, contro
 
 def said(lines):
     every = [one for own in lines.values() for one in own]
-    names = {((one.method, one.layer, one.parameters), one.control): one.method for one in every}
+    names = {((one.method, one.layer, one.parameters), one.is_control): one.method for one in every}
     return list(iter_statements(lines, MapAgreement([], {}, []), names))
 
 
@@ -309,9 +313,9 @@ def test_a_share_of_few_images_is_printed_without_an_interval_and_of_many_with_o
 
 
 def test_an_image_that_failed_is_an_undefined_row_of_its_methods_layer(found):
-    for own in found.lines.values():
+    for own in found.summaries.values():
         assert not [one for one in own if one.estimate is None]
-        assert {one.estimate.undefined for one in own if not one.control} == {1}
+        assert {one.estimate.n_undefined for one in own if not one.is_control} == {1}
 
 
 # --- the figure
@@ -412,8 +416,8 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     first = run(*words, "-o", "out", code=1)  # one image is broken
     assert "1 image without a map: this is not an image" in first.stderr
     said = [text[8:] for text in first.stdout.splitlines() if text.startswith("says")]
-    assert said == list(found.sentences)
-    best = found.lines["enrichment"][0]
+    assert said == list(found.statements)
+    best = found.summaries["enrichment"][0]
     assert any(str(best.estimate) in text and "first" in text for text in first.stdout.splitlines())
     assert Path("out/figure.png").read_bytes().startswith(b"\x89PNG")
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
@@ -421,7 +425,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     run(*words, "-o", "out", code=1)
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")} == parts
     assert "holds another run" in error(run(*words, "-o", "out", "--images", "4", code=1))
-    few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metric", "deletion,enrichment",
+    few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metrics", "deletion,enrichment",
               "--figure", "f.svg", code=1)  # fmt: skip
     assert "deletion, blur, less is better" in few.stdout
     assert "4 images" in few.stdout
@@ -436,7 +440,7 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
         Path("some").mkdir(exist_ok=True)
         Path("some", name).write_bytes((place / "images" / name).read_bytes())
     words = (
-        "measure",
+        "evaluate",
         "some",
         "--masks",
         place / "masks",
@@ -455,7 +459,7 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     run(*words)
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")} == parts
-    run("measure", "out/run", "--masks", place / "masks", "-o", "of-run")
+    run("evaluate", "out/run", "--masks", place / "masks", "-o", "of-run")
     assert EvaluationResult("of-run").table().num_rows == EvaluationResult("out").table().num_rows
 
 
@@ -472,11 +476,11 @@ def by_hand_of(place, made):
     ("words", "code", "saying"),
     [
         (["compare", "empty"], 2, "no image there"),
-        (["measure", "empty"], 2, "no image there"),
-        (["compare", "{images}", "--metric", "hit"], 2, "no metric 'hit'; there are"),
-        (["measure", "{images}", "--metric", "hit"], 2, "no metric 'hit'; there are"),
-        (["compare", "{images}", "--metric", "enrichment"], 2, "needs to know where the evidence is"),
-        (["compare", "{images}", "--metric", "spearman"], 2, "compares two maps"),
+        (["evaluate", "empty"], 2, "no image there"),
+        (["compare", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; there are"),
+        (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; there are"),
+        (["compare", "{images}", "--metrics", "enrichment"], 2, "needs to know where the evidence is"),
+        (["compare", "{images}", "--metrics", "spearman"], 2, "compares two maps"),
         (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere: no COCO file"),
         (["compare", "{images}", "--group", "ward"], 2, "no column 'ward'"),
         (["compare", "{images}", "--methods", "gradcma"], 2, "nearest names"),
@@ -485,13 +489,13 @@ def by_hand_of(place, made):
         (["compare", "{images}", "--figure", "f.gif"], 2, "expected a file of .png"),
         (["compare", "{images}/00.png", "--masks", "{masks}"], 2, "it is for many images"),
         (["compare", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--target", "nodule"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["measure", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
+        (["evaluate", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
+        (["evaluate", "{out}/run", "--target", "nodule"], 2, "is a run, whose maps are made"),
+        (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file of .png"),
+        (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["measure", "nowhere"], 2, "this is no run"),
-        (["measure", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
+        (["evaluate", "nowhere"], 2, "this is no run"),
+        (["evaluate", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
         (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],

@@ -22,7 +22,7 @@ from tests.untouched import untouched
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
 from camscope.evaluation.metric_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
@@ -59,7 +59,13 @@ def place(tmp_path_factory, net):
     for n in range(4):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
-    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk_size=2)
+    run_batch(
+        [GradCAM(net), LayerCAM(net, layer="layer3")],
+        root,
+        root / "run",
+        ["nodule", "effusion"],
+        options=BatchOptions(chunk_size=2),
+    )
     return root
 
 
@@ -74,7 +80,10 @@ def by_hand(net, x, heat, question, names, fill, **settings):
 
 
 def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
-    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"n_steps": 3, "region": 16}
+    names, settings = (
+        ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"],
+        {"n_steps": 3, "region_size": 16},
+    )
     seen = []
     with untouched(net):
         made = evaluate(
@@ -84,23 +93,23 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     rows = made.table().to_pylist()
     assert seen[-1] == (4, 4)
     assert [row["row"] for row in rows] == sorted(row["row"] for row in rows)
-    assert {row["fill"] for row in rows if row["metric"] == "average-drop"} == {None}
+    assert {row["imputation"] for row in rows if row["metric"] == "average-drop"} == {None}
     lost = [row for row in rows if row["value"] is None]
     assert {row["row"] for row in lost} == {1}
     assert {row["reason"][:8] for row in lost} == {"no map: "}
-    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "fill")): row["value"] for row in rows}
+    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows}
     assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
     for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
         x = tool.prepare_input(place / f"{n}.png").x
         heat = tool.explain(place / f"{n}.png", target).heatmap("input", scale=None)
         for fill in ("mean", "zero"):
             for name, value in zip(
-                names, by_hand(net, x, heat, target, names, fill, ties=[n], **settings), strict=True
+                names, by_hand(net, x, heat, target, names, fill, tie_seeds=[n], **settings), strict=True
             ):
                 key = (n, tool.name, target, name, fill if METRICS[name].uses_imputation else None)
                 assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
         centre = compute_center_gaussian(x[None].double())[0].numpy()
-        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", ties=[n], **settings)
+        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", tie_seeds=[n], **settings)
         assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
     for row in rows:
         assert row["control"] == (row["method"] in FLOORS)
@@ -115,11 +124,11 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
-    assert all(METRICS[name].input_kind in ("trial", "again") for name in DEFAULT_MODEL_METRICS)
+    assert all(METRICS[name].input_kind in ("perturbation_test", "perturbation_test_and_maps") for name in DEFAULT_MODEL_METRICS)
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings)
 
     def killed(done, total):
@@ -140,12 +149,12 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
 
 def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
     run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
     assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
     assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
     at_once = evaluate(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
-    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "fill")]
+    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "imputation")]
     one, other = (table.sort_by(order).drop_columns("value") for table in (at_once, whole.table()))
     assert one.equals(other)
 
@@ -167,7 +176,7 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
 
 def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
     run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32, "batch_size": 1}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32, "batch_size": 1}
     whole = evaluate(tmp_path / "run", tmp_path / "out", **settings).table()
 
     def gone(done, total):
@@ -177,20 +186,20 @@ def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place
 
 
 def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
-    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
-    del facts["made_with"]["parts"]
+    del facts["run_config"]["parts"]
     file.write_text(json.dumps(facts))
     with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
         evaluate(place / "run", tmp_path / "out", **settings)
     plain = evaluate(place / "run", tmp_path / "plain", metrics=["sparseness"])
-    assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
+    assert "parts" not in plain.facts["run_config"]  # without a model they are what they were
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
-    settings = {"metrics": ["deletion"], "model": net, "n_steps": 2, "region": 32}
+    settings = {"metrics": ["deletion"], "model": net, "n_steps": 2, "region_size": 32}
     whole = evaluate(place / "run", tmp_path / "out", **settings).table()
 
     def small(model, x, *rest, **settings):
@@ -200,7 +209,7 @@ def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch)
 
     monkeypatch.setattr(module, "scoring_scope", small)
     alone = evaluate(place / "run", tmp_path / "alone", **settings).table()
-    order = [(name, "ascending") for name in ("row", "method", "target", "fill")]
+    order = [(name, "ascending") for name in ("row", "method", "target", "imputation")]
     one, other = whole.sort_by(order), alone.sort_by(order)
     assert one.drop_columns("value").equals(other.drop_columns("value"))
     np.testing.assert_allclose(one["value"].to_numpy(), other["value"].to_numpy(), rtol=1e-4)
@@ -210,24 +219,24 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     other = load_model("phantom")
     with torch.no_grad():
         next(other.parameters())[0] += 1
-    digits = BatchRun(place / "run").run_info["made_with"]["model"]["digest"]
+    digits = BatchRun(place / "run").run_info["run_config"]["model"]["digest"]
     with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
         evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
         evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
-    with pytest.raises(InputError, match=r"fills=\('black',\): expected one or several of mean, blur"):
+    with pytest.raises(InputError, match=r"imputations=\('black',\): expected one or several of mean, blur"):
         evaluate(place / "run", tmp_path / "out", model=net, imputations=("black",))
     with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
         evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
         evaluate(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
-    with pytest.raises(InputError, match="tools and preprocess are a model's"):
+    with pytest.raises(InputError, match="explainers and preprocess are a model's"):
         evaluate(place / "run", tmp_path / "out", preprocess="imagenet")
     assert not (tmp_path / "out").exists()
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
-    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk_size=2)
+    run_batch(GradCAM(net), tmp_path, tmp_path / "run", options=BatchOptions(chunk_size=2))
     (tmp_path / "0.png").unlink()
     rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
@@ -266,7 +275,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
 
     tools = [
         METHODS["layercam"](net, layer="layer3"), METHODS["smoothgrad"](net, n_samples=3, batch_size=2),
-        METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channels="max"),
+        METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channel_reduction="max"),
     ]  # fmt: skip
     run_batch(tools, [str(place / "0.png")], tmp_path / "run")
     again = RunReplay.from_run(BatchRun(tmp_path / "run"), net)
@@ -275,7 +284,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     wrapped = Augmented(GradCAM(net))
     run_batch(wrapped, [str(place / "0.png")], tmp_path / "wrapped")
     few = {"metrics": ["random-logit"], "model": net}
-    with pytest.raises(InputError, match=r"cannot be made again .* pass measure\(…, tools=\[…\]\)"):
+    with pytest.raises(InputError, match=r"cannot be made again .* pass evaluate\(…, explainers=\[…\]\)"):
         evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
     rows = evaluate(tmp_path / "wrapped", tmp_path / "out", explainers=[wrapped], **few).table().to_pylist()
     assert rows[0]["method"] == wrapped.full_name
@@ -308,7 +317,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
     )
     for row in rows:
         assert row["value"] is not None or row["reason"], row
-    said = {(row["row"], row["method"], row["metric"], row["fill"]): row["value"] for row in rows}
+    said = {(row["row"], row["method"], row["metric"], row["imputation"]): row["value"] for row in rows}
     heat = run.explanation(run.table().to_pylist()[0]).heatmap(scale=None)
     mask = Corner().load_mask(None, size)
     assert said[0, "gradcam", "enrichment", None] == pytest.approx(METRICS["enrichment"](heat, mask))
@@ -319,7 +328,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
         assert all(row["value"] is None and "an input of 1 axis" in row["reason"] for row in asked)
     else:
         assert all(row["value"] is not None or row["reason"] for row in asked)
-    (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", steps=3)
+    (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", n_steps=3)
     assert said[0, "gradcam", "deletion", "blur"] == pytest.approx(value, rel=1e-4)
     assert {method for _, method, metric, _ in said if metric in ("enrichment", "insertion")} == FLOORS | {"gradcam"}
     with pytest.raises(ImageError, match=r"Run\(folder, dataset\)"):
@@ -340,8 +349,8 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
 
 def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
-    result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
+    words = ["evaluate", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
+    result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
         "deletion, mean, less is better: the area",
@@ -352,8 +361,8 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
-    without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
+    without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr
     assert not (tmp_path / "new").exists()

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from camscope import completeness
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
-from camscope.explainers import FullGrad, SimpleFullGrad
+from camscope.explainers import FullGrad, SimpleFullGrad, completeness
 from tests.nets import CASES, Flat, Pooled
 from tests.untouched import untouched
 

@@ -13,13 +13,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from camscope import Box, Classes, Difference, Layout, LogProbability, Region, TextSimilarity
-from camscope import OutputPart as Part
+from camscope import Layout
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
 from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
 from camscope.hooks.base import find_layer, find_layers
 from camscope.layers.layout import LayoutHints, infer_layout
+from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
+from camscope.targets import OutputPart as Part
 from tests.nets import CASES, Plain, Tokens, plain, truth
 from tests.tools import explainer
 from tests.untouched import untouched

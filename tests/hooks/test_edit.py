@@ -127,7 +127,7 @@ def test_what_the_function_is_given():
 
 def test_wrong_edits_are_refused_by_name():
     model, x = Several(), leaf(4.0)
-    with pytest.raises(InputError, match=r"what='outputs'; expected 'output', 'input', 'gradient'"):
+    with pytest.raises(InputError, match=r"kind='outputs'; expected 'output', 'input', 'gradient'"):
         edit_layers(model, {"sum": lambda v: v}, kind="outputs").__enter__()
     with pytest.raises(LayerError, match="nearest names"), edit_layers(model, {"som": lambda v: v}):
         pass
@@ -218,7 +218,7 @@ def test_clipped_gradients_are_the_gradients_clamped_one_by_one():
     torch.testing.assert_close(model.conv1.weight.grad, free["conv1.weight"])
     for wrong in (0, -1, float("nan")):
         with (
-            pytest.raises(InputError, match=f"limit={wrong}; expected a positive number"),
+            pytest.raises(InputError, match=f"max_abs={wrong}; expected a positive number"),
             clip_gradients(model, wrong),
         ):
             pass

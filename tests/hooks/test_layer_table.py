@@ -30,19 +30,19 @@ def inspection():
 
 def test_resnet50_is_as_its_paper_says(inspection):
     for name, (channels, size, stride) in RESNET50.items():
-        assert inspection[name].shape == (1, channels, size, size)
+        assert inspection[name].output_shape == (1, channels, size, size)
         assert inspection[name].stride == (stride, stride)
     assert inspection["conv1"] == LayerRow("conv1", "Conv2d", (1, 64, 112, 112), (2.0, 2.0), 9408, 9408, 1)
-    assert inspection["relu"].calls == 1
-    assert inspection["layer4.0.relu"].calls == 3
-    assert inspection["layer4"].own_parameters == 0
-    blocks = [row.parameters for row in inspection if row.name.startswith("layer4.") and row.name.count(".") == 1]
-    assert inspection["layer4"].parameters == sum(blocks)
-    assert inspection["fc"].parameters == 2048 * 1000 + 1000
+    assert inspection["relu"].n_calls == 1
+    assert inspection["layer4.0.relu"].n_calls == 3
+    assert inspection["layer4"].n_direct_parameters == 0
+    blocks = [row.n_parameters for row in inspection if row.name.startswith("layer4.") and row.name.count(".") == 1]
+    assert inspection["layer4"].n_parameters == sum(blocks)
+    assert inspection["fc"].n_parameters == 2048 * 1000 + 1000
     assert inspection["fc"].stride is None
     assert inspection["avgpool"].stride == (224, 224)
-    assert inspection.parameters == 25_557_032
-    assert sum(row.own_parameters for row in inspection) == 25_557_032
+    assert inspection.n_parameters == 25_557_032
+    assert sum(row.n_direct_parameters for row in inspection) == 25_557_032
     with pytest.raises(LayerError, match="no layer 'layer5' in ResNet"):
         inspection["layer5"]
 

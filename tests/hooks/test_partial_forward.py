@@ -171,7 +171,7 @@ class Twice(Stem):
 @pytest.mark.parametrize(("call", "real"), [(0, 2 + 3), (1, 2)])
 def test_a_layer_that_runs_twice_is_remembered_up_to_its_call(call, real):
     model, x = plain(Twice)
-    assert_replayed(model, x, call_index=call)
+    assert_replayed(model, x, call=call)
     assert runs(model.first) == 4 * 2 + real
 
 

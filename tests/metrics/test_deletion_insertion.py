@@ -25,7 +25,7 @@ from camscope.metrics.perturbation_test import sample_region_sets, sample_square
 from tests.tools import Counting, seen_before
 from tests.untouched import untouched
 
-ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "trial")
+ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "perturbation_test")
 ALL = [*ASKED, "adcc"]
 
 
@@ -44,7 +44,7 @@ class Linear(nn.Module):
 def ask(name, trial, **settings):
     """The metric; where it makes the map anew, that of x times its shares is the map times them."""
     if name == "adcc":
-        settings["again"] = lambda z: trial.maps.nan_to_num() * (z.sum(1) / trial.scores.x.sum(1))
+        settings["compute_maps"] = lambda z: trial.maps.nan_to_num() * (z.sum(1) / trial.scorer.x.sum(1))
     return METRICS[name](trial, **settings)
 
 
@@ -53,7 +53,7 @@ def said(name, weights, heat, x=None, *, fill="zero", n_steps=20, seed=0, target
     x = torch.ones(1, 1, len(weights), dtype=torch.float64) if x is None else torch.tensor(x).double().view(1, 1, -1)
     with scoring_scope(Linear(weights), x, target) as scores:
         return ask(
-            name, PerturbationTest(np.array([heat]), scores, imputation=fill, n_steps=steps, seed=seed), **settings
+            name, PerturbationTest(np.array([heat]), scores, imputation=fill, n_steps=n_steps, seed=seed), **settings
         )[0]
 
 
@@ -70,25 +70,29 @@ def sigmoid(value):
     ("name", "settings", "expected"),
     [
         ("deletion", {}, (10 / 2 + 6 + 3 + 1 + 0 / 2) / 4),
-        ("deletion", {"of": "probability"}, (sigmoid(10) / 2 + sigmoid(6) + sigmoid(3) + sigmoid(1) + 0.25) / 4),
+        (
+            "deletion",
+            {"output_kind": "probability"},
+            (sigmoid(10) / 2 + sigmoid(6) + sigmoid(3) + sigmoid(1) + 0.25) / 4,
+        ),
         ("insertion", {}, (10 / 2 + 9 + 7 + 4 + 0 / 2) / 4),
         ("lerf-morf-gap", {}, 2.5),
         ("aopc", {}, (0 + 4 + 7 + 9 + 10) / 5),
-        ("aopc", {"first": 2}, (0 + 4 + 7) / 3),
+        ("aopc", {"n_regions": 2}, (0 + 4 + 7) / 3),
         ("necessity", {"share": 0.5}, 7.0),
-        ("necessity", {"share": 0.25, "of": "probability"}, sigmoid(10) - sigmoid(6)),
+        ("necessity", {"share": 0.25, "output_kind": "probability"}, sigmoid(10) - sigmoid(6)),
         ("sufficiency", {"share": 0.25}, 10.0 - 4.0),
         ("average-drop", {}, 1 - (4 + 3 * 0.75 + 2 * 0.5 + 0.25) / 10),
         ("average-increase", {}, 0.0),
         ("completeness-gap", {}, 0.0),
-        ("infidelity", {"scaled": False}, 0.0),
+        ("infidelity", {"fit_scale": False}, 0.0),
         ("faithfulness-correlation", {"share": 0.5}, 1.0),
         ("sensitivity-n", {"shares": (0.25, 0.5)}, 1.0),
     ],
 )
 def test_a_linear_model_by_hand(name, settings, expected):
     if "correlation" not in name and name not in ("sensitivity-n", "infidelity"):
-        settings = {"of": "score", **settings}
+        settings = {"output_kind": "score", **settings}
     assert said(name, WEIGHTS, WEIGHTS, **settings) == pytest.approx(expected, abs=1e-12)
 
 
@@ -111,25 +115,27 @@ def test_adcc_by_hand():
 def test_infidelity_by_hand():
     masks = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0]]).bool()  # which cost 4 and 5; the map says 1 and 0 of them
     heat = [1.0, 0.0, 0.0, 0.0]
-    assert said("infidelity", WEIGHTS, heat, masks=masks, scaled=False) == pytest.approx((3**2 + 5**2) / 2)
+    assert said("infidelity", WEIGHTS, heat, masks=masks, fit_scale=False) == pytest.approx((3**2 + 5**2) / 2)
     assert said("infidelity", WEIGHTS, heat, masks=masks) == pytest.approx((0 + 5**2) / 2)
     assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS]) == pytest.approx(0, abs=1e-9)
-    assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS], scaled=False) > 1
+    assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS], fit_scale=False) > 1
     fill = torch.full((1, 4), -1.0)  # two steps below x: a gradient says half of what is lost
-    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, units="slopes", scaled=False) == pytest.approx(0, abs=1e-12)
-    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, scaled=False) > 1
+    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, unit="slopes", fit_scale=False) == pytest.approx(
+        0, abs=1e-12
+    )
+    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, fit_scale=False) > 1
     assert said("completeness-gap", WEIGHTS, WEIGHTS, fill=fill) == pytest.approx(10)
 
 
 def test_road_by_hand():
     # the second of (0, 9, 2) is removed, and becomes 1: f falls from 9 to 1
     assert said(
-        "necessity", [0, 1, 0], [0, 1, 0], [0, 9, 2], fill="inpainting", share=0.33, of="score"
+        "necessity", [0, 1, 0], [0, 1, 0], [0, 9, 2], fill="inpainting", share=0.33, output_kind="score"
     ) == pytest.approx(8)
     for name, expected in (("road-morf", 1.0), ("road-lerf", 9.0), ("road", 8.0)):
-        assert said(name, [0, 1, 0], [0, 1, 0], [0, 9, 2], shares=[0.33], noise=0, of="score") == pytest.approx(
-            expected
-        )
+        assert said(
+            name, [0, 1, 0], [0, 1, 0], [0, 9, 2], shares=[0.33], noise_std=0, output_kind="score"
+        ) == pytest.approx(expected)
 
 
 def test_correlations_are_those_of_the_same_sets_in_a_loop():
@@ -141,7 +147,7 @@ def test_correlations_are_those_of_the_same_sets_in_a_loop():
         assert (sets.sum(1) == count).all()
         lost = [weights @ x - weights @ np.where(one, x.mean(), x) for one in sets]
         found.append(np.corrcoef(lost, [heat[one].sum() for one in sets])[0, 1])
-    settings = {"fill": "mean", "seed": 5, "sets": 30}
+    settings = {"fill": "mean", "seed": 5, "n_sets": 30}
     assert said("faithfulness-correlation", weights, heat, x, share=0.5, **settings) == pytest.approx(found[1])
     assert said("sensitivity-n", weights, heat, x, shares=(0.25, 0.5), **settings) == pytest.approx(np.mean(found))
 
@@ -196,7 +202,7 @@ def test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere():
             for seed in range(60)
             for value in (0.0, 3.0)
         ]
-        areas = [METRICS["deletion"](one, of="score")[0] for one in trials]
+        areas = [METRICS["deletion"](one, output_kind="score")[0] for one in trials]
         assert areas[::2] == areas[1::2]  # one order, whatever the value
         assert np.mean(areas) == pytest.approx(1, abs=0.2)
         half = torch.arange(100) < 50
@@ -288,8 +294,8 @@ def test_metrics_share_their_passes():
         before = model.rows
         METRICS["sensitivity-n"](trial, shares=(0.2, 0.4), n_sets=10)
         METRICS["faithfulness-correlation"](trial, share=0.2, n_sets=10)
-        METRICS["infidelity"](trial, squares=10)
-        METRICS["infidelity"](trial, squares=10, scaled=False)
+        METRICS["infidelity"](trial, n_squares=10)
+        METRICS["infidelity"](trial, n_squares=10, fit_scale=False)
         assert model.rows == before + 3 * 30
         before = model.rows
         for name in ("road", "road-morf", "road-lerf"):
@@ -317,7 +323,7 @@ class Awkward(nn.Module):
 def test_model_and_input_are_as_before_and_nothing_depends_on_the_batch(name):
     torch.manual_seed(0)
     model, x = Awkward().train(), torch.randn(3, 2, 8, 8, requires_grad=True)
-    heat, few = torch.rand(3, 8, 8), {"sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
+    heat, few = torch.rand(3, 8, 8), {"n_sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
 
     def asked(rows, batch_size):
         with scoring_scope(model, x[rows], [0, 1, 2][rows], batch_size=batch_size) as scores:
@@ -340,7 +346,7 @@ def test_every_metric_and_fill_takes_any_number_of_axes(size, fill):
         trial = PerturbationTest(torch.rand(2, *size), scores, imputation=fill, n_steps=4)
         for name in ALL:
             metric = METRICS[name]
-            few = {"sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
+            few = {"n_sets": 12} if name in ("sensitivity-n", "faithfulness-correlation") else {}
             for value in ask(name, trial, **few).array:
                 assert value >= (-math.inf if metric.lower_bound is None else metric.lower_bound)
                 assert value <= (math.inf if metric.upper_bound is None else metric.upper_bound)
@@ -436,7 +442,7 @@ def test_an_answer_that_is_no_number_is_a_reason_of_its_image_alone():
 def test_no_share_of_an_answer_that_is_not_positive_and_no_room_above_one():
     assert "share" in MetricValues.from_tensor(torch.tensor([1.0]), {"no share": torch.tensor([True])}).reasons[0]
     with pytest.raises(UndefinedError, match="not positive"):
-        said("average-drop", [-1.0, 0.5], [1.0, 0.5], of="score")
+        said("average-drop", [-1.0, 0.5], [1.0, 0.5], output_kind="score")
     with pytest.raises(UndefinedError, match="no room"):
         said("average-gain", [900.0, 0.5], [1.0, 0.5])
 
@@ -448,15 +454,23 @@ def test_what_cannot_be_asked_is_refused():
         for call, error, words in [
             (lambda: PerturbationTest(x[:, 0, :3], scores), GeometryError, "at the input|to the input"),
             (lambda: PerturbationTest(x[:, 0], scores, imputation="black hole"), InputError, "expected 'mean', 'blur'"),
-            (lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)), InputError, "the fill is"),
+            (
+                lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)),
+                InputError,
+                "the imputation image is",
+            ),
             (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "n_steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
             (lambda: METRICS["road"](trial, shares=()), InputError, "name one"),
-            (lambda: METRICS["deletion"](trial, of="logit"), InputError, "of='logit'"),
-            (lambda: aopc(trial, n_regions=0), InputError, "first=0"),
+            (lambda: METRICS["deletion"](trial, output_kind="logit"), InputError, "output_kind='logit'"),
+            (lambda: aopc(trial, n_regions=0), InputError, "n_regions=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),
             (lambda: METRICS["sensitivity-n"](trial, n_sets=1), InputError, "2 or more"),
-            (lambda: METRICS["adcc"](trial, again=lambda z: z[:, 0, :2]), GeometryError, "again gave maps"),
+            (
+                lambda: METRICS["adcc"](trial, compute_maps=lambda z: z[:, 0, :2]),
+                GeometryError,
+                "compute_maps returned maps",
+            ),
         ]:
             with pytest.raises(error, match=words):
                 call()

@@ -48,8 +48,8 @@ def test_pixel_flipping_is_the_deletion_curve(given, monkeypatch):
     found = np.array(theirs(quantus.PixelFlipping(features_in_step=4, **QUIET), given, softmax=True))
     areas = theirs(quantus.PixelFlipping(features_in_step=4, return_auc_per_sample=True, **QUIET), given, softmax=True)
     with scoring_scope(model, x, classes) as scores:
-        own = removal_curve(trial(given, scores, steps=16))
-        area = METRICS["deletion"](trial(given, scores, steps=16)).array
+        own = removal_curve(trial(given, scores, n_steps=16))
+        area = METRICS["deletion"](trial(given, scores, n_steps=16)).array
     np.testing.assert_allclose(own[:, 1:], found, atol=1e-6)  # theirs leaves out the image itself
     first = (own[:, 0] + own[:, 1]).numpy() / 2
     np.testing.assert_allclose(area, (np.array(areas) + first) / 16, atol=1e-6)  # and has steps of 1, not of 1/n
@@ -60,7 +60,7 @@ def test_region_perturbation_is_what_aopc_is_the_mean_of(given):
     metric = quantus.RegionPerturbation(patch_size=2, regions_evaluation=9, order="morf", **QUIET)
     found = np.array(theirs(metric, given, softmax=False))
     with scoring_scope(model, x, classes) as scores:
-        own = METRICS["aopc"](trial(given, scores, region=2), first=9, of="score").array
+        own = METRICS["aopc"](trial(given, scores, region_size=2), n_regions=9, output_kind="score").array
     np.testing.assert_allclose(own, found.sum(1) / (9 + 1), atol=1e-6)  # theirs leaves out k = 0, where nothing is lost
 
 
@@ -102,7 +102,7 @@ def test_infidelity_of_the_same_sets(given):
         [blocks <= last for last in range(4)]
     )  # theirs removes one block after the other, and puts none back
     with scoring_scope(model, x, classes) as scores:
-        own = METRICS["infidelity"](trial(given, scores), masks=masks, scaled=False, units="slopes").array
+        own = METRICS["infidelity"](trial(given, scores), masks=masks, fit_scale=False, unit="slopes").array
     np.testing.assert_allclose(own, found, atol=1e-6)
 
 

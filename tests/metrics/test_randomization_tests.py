@@ -232,7 +232,7 @@ def test_four_images_are_no_null():
     few = told([[[0.1] * 4]], 0.3)
     with pytest.raises(UndefinedError, match=r"4 images are too few .* pass 5 or more"):
         _ = few.passes
-    assert few.title.startswith("m, cascading randomisation, no verdict (4 images")
+    assert few.title.startswith("m, cascading randomization, no verdict (4 images")
     assert few.figure().shape[2] == 3
 
 
@@ -248,13 +248,15 @@ def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
         both = {**many.similarities, "hog": np.full((1, 1, 5), other)}
         assert (
             replace(
-                many, values=both, null={**many.null_similarities, "hog": many.null_similarities["spearman"]}
+                many,
+                similarities=both,
+                null_similarities={**many.null_similarities, "hog": many.null_similarities["spearman"]},
             ).passes
             is passes
         )
     none = told([[[np.nan] * 5]], np.nan)
     assert none.passes is None
-    assert none.title.startswith("m, cascading randomisation, no verdict (5 images")
+    assert none.title.startswith("m, cascading randomization, no verdict (5 images")
     assert np.isnan(none.get_null_interval("spearman")).all()
     assert none.figure().shape[2] == 3
 
@@ -315,7 +317,7 @@ def test_any_number_of_axes(case):
     found = run_randomization_test(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])
     assert set(found.similarities) == {"ssim", "spearman"}  # these have no room for a picture's histograms
     assert found.figure().shape[2] == 3
-    assert f"<saliency, cascading randomisation: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
+    assert f"<saliency, cascading randomization: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
         found
     )
 
@@ -347,7 +349,7 @@ def test_another_class_by_hand():
     model.head.weight.data[1] = 0
     with pytest.raises(UndefinedError, match="the map of class 1 is zero everywhere"):
         random_logit(InputXGradient(model), x, 0)
-    with pytest.raises(TargetError, match="pass other="):
+    with pytest.raises(TargetError, match="pass other_target="):
         random_logit(InputXGradient(model), x, lambda output: output[:, 0])
     assert METRICS["random-logit"].input_kind == "explainer"
 

@@ -345,10 +345,10 @@ def test_refused():
     x, tool = smooth(9, 9), drawn(lambda x: x[:, 0], (1, 9, 9))
     for call, error, words in (
         (lambda: compare_under_transforms(tool, x, similarity="ssim"), InputError, "which need no whole picture"),
-        (lambda: compare_under_transforms(tool, x, transforms=[]), InputError, "changes is empty"),
+        (lambda: compare_under_transforms(tool, x, transforms=[]), InputError, "transforms is empty"),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift((1, 2, 3))]), InputError, "expected 2 numbers"),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift(0.5)]), InputError, "pixels=0.5"),
-        (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "deviation=-1.0"),
+        (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "relative_std=-1.0"),
         (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave the rotations out"),
         (lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(0)]), InputError, "width=0"),
         (
@@ -367,8 +367,8 @@ def test_refused():
         (lambda: Resampling(0.9).apply(torch.zeros(1, 1, 2, 3, 4, 5)), GeometryError, "an input of 4 axes"),
         (lambda: max_sensitivity(tool, x, radius=0), InputError, "radius=0"),
         (lambda: max_sensitivity(tool, x, n_samples=0), InputError, "n_samples=0"),
-        (lambda: determinism(tool, x, n_repeats=0), InputError, "repeats=0"),
-        (lambda: batch_invariance(tool, x, other_images=smooth(9, 8)), InputError, "others is"),
+        (lambda: determinism(tool, x, n_repeats=0), InputError, "n_repeats=0"),
+        (lambda: batch_invariance(tool, x, other_images=smooth(9, 8)), InputError, "other_images is"),
     ):
         with pytest.raises(error, match=words):
             call()

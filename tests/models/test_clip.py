@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from camscope import GradCAM, HiResCAM, Similarity, TextSimilarity, load_model
+from camscope import GradCAM, HiResCAM, load_model
 from camscope.errors import ModelError, WeightsError
 from camscope.model_card import get_card
+from camscope.targets import Similarity, TextSimilarity
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [

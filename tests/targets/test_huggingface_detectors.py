@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import Box, LayerCAM, Layout
+from camscope import LayerCAM, Layout
 from camscope.errors import LayerError, TargetError
-from camscope.targets import Score
+from camscope.targets import Box, Score
 from camscope.targets.box import find_detection_heads, infer_activation, parse_detections
 
 transformers = pytest.importorskip("transformers")

@@ -8,9 +8,10 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import DRISE, Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
+from camscope import DRISE, Augmented, GradCAM, HiResCAM, LayerCAM, RefineCAM
 from camscope.errors import TargetError
 from camscope.explainers.core.resampling import crop_padding
+from camscope.targets import Box, Region
 from tests.untouched import untouched
 
 pytestmark = [
@@ -129,7 +130,7 @@ def test_the_first_part_of_a_map_by_hand():
 def test_a_class_without_a_box_is_refused_whatever_the_number_of_detections(limit, target):
     model, x = detector(RetinaNet)
     model.detections_per_img = limit
-    with untouched(model.backbone, x), pytest.raises(TargetError, match=r"a detector's.*pass target=Box\(x0"):
+    with untouched(model.backbone, x), pytest.raises(TargetError, match=r"that of a detector.*pass target=Box\(x0"):
         LayerCAM(model, "backbone.2").explain(x[0], target)
 
 

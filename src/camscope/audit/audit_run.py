@@ -62,21 +62,22 @@ def run_audit(
     an OutputError, unless `overwrite`. `on_progress`: called with the stage, how much of it is done, and of how much;
     `on_estimate`: once, with the seconds that each stage will take, about.
     """
-    subject = AuditContext(Config.from_source(config), resolve_output_folder(output))
-    telling = on_progress or (lambda stage, done, total: None)
-    with folder_locked(subject.folder):
-        prepare_folder(subject, telling, overwrite=overwrite)
-        provenance.log_audit_start(subject, is_restart=overwrite)
-        made = run_stages(subject, telling, overwrite=False, on_estimate=on_estimate)
-        check_images_unchanged(subject, provenance.current_image_digests(subject))
-        summary = build_summary(subject, made)
-        output_tables.write_metrics(subject)
-        output_tables.write_failures(subject)
-        write_bytes(subject.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
-        write_report(subject, summary, provenance.collect_facts(subject))
-        log_stage_files(subject.folder, REPORT_STAGE)
-        provenance.write_provenance(subject)
-    return AuditRun(subject.folder)
+    context = AuditContext(Config.from_source(config), resolve_output_folder(output))
+    report_progress = on_progress or (lambda stage, done, total: None)
+    with folder_locked(context.folder):
+        identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
+        provenance.log_audit_start(context, is_restart=overwrite)
+        results = run_stages(context, report_progress, on_estimate)
+        map_image_digests = provenance.update_image_digests(context, image_digests)
+        check_images_unchanged(context.folder, image_digests, map_image_digests)
+        summary = build_summary(context, results, identity)
+        output_tables.write_metrics(context)
+        output_tables.write_failures(context)
+        write_bytes(context.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
+        write_report(context, summary, provenance.collect_facts(context, identity))
+        log_stage_files(context.folder, REPORT_STAGE)
+        provenance.write_provenance(context, identity)
+    return AuditRun(context.folder)
 
 
 class AuditRun:
@@ -104,7 +105,7 @@ class AuditRun:
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The answers, those that speak against the model first."""
-        order = ("against", "neither", "for")
+        order = ("contradicts", "neither", "supports")
         return tuple(
             sorted(
                 self.summary.verdicts, key=lambda one: (one.conclusion == "not testable", order.index(one.direction))
@@ -146,8 +147,11 @@ class AuditRun:
         """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""
         rows = [
             {
-                **{name: getattr(one, name) for name in ("question", "claim", "finding", "subject", "word", "speaks")},
-                **{name: getattr(one.effect, name) for name in ("value", "low", "high", "n", "baseline")},
+                **{
+                    name: getattr(one, name)
+                    for name in ("question", "claim", "finding", "qualifier", "conclusion", "direction")
+                },
+                **{name: getattr(one.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
                 "margin": one.margin,
                 "reason": one.reason,
             }
@@ -158,7 +162,9 @@ class AuditRun:
     def __repr__(self) -> str:
         words = [one.conclusion for one in self.summary.verdicts]
         counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = Counter(find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "against")
+        against = Counter(
+            find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "contradicts"
+        )
         said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {said}>"
 
@@ -188,8 +194,8 @@ def _format_effect_html(verdict: Verdict) -> str:
 
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """`report.html` and `gallery.json`; pictures are read again from the images."""
-    truths = {one.name: context.get_truth(one) for one in context.findings}
-    known = list_predicted_images(Predictions.read(context.folder), truths, context.ids)
+    truths = {one.name: context.cohort.get_truth(one) for one in context.findings}
+    known = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
     pictures = build_gallery(
         context.maps,
         summary,

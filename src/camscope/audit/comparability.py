@@ -15,27 +15,27 @@ from camscope.plurals import plural
 
 VALUE_SETTINGS = (
     "seed",
-    "fills",
+    "imputations",
     "data",
     "explain.findings",
     "regions",
-    "sizes",
+    "sample_sizes",
 )  # what images are drawn, what is done to them
 EXEMPT_SETTINGS = (
     "data.manifest",
     "data.root",
-    "data.beside",
-    "data.annotated",
+    "data.masks_root",
+    "data.annotation_protocol",
     "data.subgroups",
-    "sizes.gallery",
+    "sample_sizes.gallery",
 )  # and of these what changes no number that is compared
 MODEL_SPECIFIC_SETTINGS = (
     "explain.layer",
     "model.preprocess",
     "model.outputs",
 )  # which another kind of model needs to have otherwise
-VERDICT_SETTINGS = ("margins", "replicates", "skip")  # what changes words and intervals, and no value
-ABSENT_VERDICT = "not there"
+VERDICT_SETTINGS = ("margins", "n_resamples", "skip")  # what changes words and intervals, and no value
+ABSENT_VERDICT = "absent"
 ProvenanceRecord = Mapping[str, Any]
 
 

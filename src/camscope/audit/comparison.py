@@ -165,8 +165,8 @@ class AuditComparison:
     def to_json(self) -> str:
         """Sorted, without NaN."""
         plain = {
-            "schema_version": "camscope/audit-comparison/1",
-            "models": list(self.weights_digests),
+            "schema_version": "camscope/audit-comparison/2",
+            "weights_digests": list(self.weights_digests),
             "differences": [
                 {
                     "name": one.name,
@@ -174,11 +174,11 @@ class AuditComparison:
                     "first": one.first.model_dump(mode="json"),
                     "second": one.second.model_dump(mode="json"),
                     "difference": one.difference.model_dump(mode="json"),
-                    "significant": one.is_significant,
+                    "is_significant": one.is_significant,
                 }
                 for one in self.differences
             ],
-            "agreements": [
+            "cross_model_agreements": [
                 {
                     "method": one.method,
                     "finding": one.finding,
@@ -186,7 +186,7 @@ class AuditComparison:
                 }
                 for one in self.cross_model_agreements
             ],
-            "changes": [asdict(one) for one in self.verdict_changes],
+            "verdict_changes": [asdict(one) for one in self.verdict_changes],
             "notes": list(self.notes),
         }
         return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
@@ -359,7 +359,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, dict
     found: dict[str, dict[str, list[float]]] = {}
     for row in read_parquet(place).to_pylist():
         if row["finding"] == finding and spread > 0:
-            gap = (row["with_it"] - row["without"]) / spread
+            gap = (row["log_odds_with"] - row["log_odds_without"]) / spread
             name = f"{row['kind']} {row['region']}"
             found.setdefault(name, {}).setdefault(row["id"], []).append(gap)
     return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in found.items()}

@@ -45,24 +45,24 @@ def _train_demo_model(marker_probability: float, seed: int) -> ShortcutNet:
 def build_demo_config(manifest: Path, weights: Path, marker_probability: float) -> dict[str, Any]:
     """The tables of the config."""
     return {
-        "title": "Phantom radiographs, a token that "
+        "title": "Phantom radiographs, a marker that "
         + ("travels with the lesion" if marker_probability > UNBIASED_PROBABILITY else "says nothing"),
-        "question": "Is there a lesion in the lungs?",
+        "intended_use": "Is there a lesion in the lungs?",
         "data": {
             "manifest": str(manifest),
             "label": "label",
             "patient": "patient",
             "subgroups": ["site", "sex"],
-            "evidence": "mask",
+            "ground_truth": "mask",
         },
-        "model": {"source": "camscope.phantom.shortcut_study:shortcut_net", "weights": str(weights)},
+        "model": {"source": "camscope.phantom.shortcut_study:create_shortcut_model", "weights": str(weights)},
         "explain": {
             "findings": ["lesion"],
             "methods": ["gradcam", "integratedgradients"],
-            "settings": {"integratedgradients": {"steps": 16}},
+            "settings": {"integratedgradients": {"n_steps": 16}},
         },
-        "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"token": "region_token"}},
-        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 200, "gallery": 8},
-        "margins": {"prevalence": 0.1},  # which 29 patients can show
+        "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"marker": "region_marker"}},
+        "sample_sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 200, "gallery": 8},
+        "margins": {"reliance_prevalence": 0.1},  # which 29 patients can show
         "report": {"columns": ["site"]},
     }

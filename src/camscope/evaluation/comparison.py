@@ -4,7 +4,6 @@ import html
 import io
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement, get_agreement_folder
 from camscope.evaluation.metric_evaluation import DEFAULT_N_STEPS, evaluate, resolve_ground_truth
 from camscope.evaluation.metric_plots import FIGURE_FORMATS
-from camscope.evaluation.summary import check_column, check_some_ground_truth, summarize_values
+from camscope.evaluation.summary import MethodSummary, check_column, check_some_ground_truth, summarize_values
 from camscope.explainers import Explainer
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.safe_files import write_bytes
@@ -46,30 +45,30 @@ class ComparisonResult(MethodComparisonData):
     def to_records(self) -> list[dict[str, Any]]:
         """The numbers, a dict for each metric and method: mean, interval, and the paired differences.
 
-        `to_best`: to the best method, corrected for all pairs of methods and all metrics; `difference_to_control`: to the best control,
-        corrected for all methods and metrics; both so that more is better.
+        `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
+        the best control, is corrected for all methods and metrics. Both are signed so that more is better.
         """
-        rows = []
-        for metric, own in self.summaries.items():
-            for line in own:
-                key = line.method, line.layer, line.parameters
-                facts = {
-                    "metric": metric,
-                    "name": self.get_name(line),
-                    **dict(zip(METHOD_KEY_COLUMNS, key, strict=True)),
-                }
-                found = {} if line.estimate is None else asdict(line.estimate)
-                numbers = {name: found.get(name) for name in ("mean", "low", "high", "n", "groups", "undefined")}
-                gaps = {"to_best": line.difference_to_best, "over_control": line.difference_to_control}
-                told = {
-                    f"{name}{end}": gap and getattr(gap, part)
-                    for name, gap in gaps.items()
-                    for end, part in DIFFERENCE_COLUMNS
-                }
-                rows.append(
-                    {**facts, "control": line.is_control, **numbers, **told, "seconds": self.seconds_per_image.get(key)}
-                )
-        return rows
+        return [self._build_record(metric, summary) for metric, group in self.summaries.items() for summary in group]
+
+    def _build_record(self, metric: str, summary: MethodSummary) -> dict[str, Any]:
+        estimate = summary.estimate
+        differences = {
+            "difference_to_best": summary.difference_to_best,
+            "difference_to_control": summary.difference_to_control,
+        }
+        return {
+            "metric": metric,
+            "name": self.get_name(summary),
+            **dict(zip(METHOD_KEY_COLUMNS, summary.key, strict=True)),
+            "is_control": summary.is_control,
+            **{field: None if estimate is None else getattr(estimate, field) for field in ESTIMATE_COLUMNS},
+            **{
+                f"{name}{suffix}": difference and getattr(difference, field)
+                for name, difference in differences.items()
+                for suffix, field in DIFFERENCE_COLUMNS
+            },
+            "seconds_per_image": self.seconds_per_image.get(summary.key),
+        }
 
     def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
         """Intervals of every metric, what the maps have in common, and `n_examples` drawn by `seed`: a figure of matplotlib.
@@ -103,7 +102,8 @@ class ComparisonResult(MethodComparisonData):
         return render.build_figure_html(np.asarray(picture), words, f"{words}<ul>{said}</ul>")
 
 
-DIFFERENCE_COLUMNS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p", "p"))
+ESTIMATE_COLUMNS = ("mean", "low", "high", "n_values", "n_groups", "n_undefined")
+DIFFERENCE_COLUMNS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p_value", "p_value"))
 
 
 def compare_methods(
@@ -133,16 +133,22 @@ def compare_methods(
     made = run if isinstance(run, BatchRun) else BatchRun(run)
     known = resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root)
     halves = [None if on_progress is None else _report_half_progress(on_progress, n) for n in range(2)]
-    settings: dict[str, Any] = {"threads": num_threads, "overwrite": overwrite}
-    asking: dict[str, Any] = {
-        "model": model,
-        "preprocess": preprocess,
-        "tools": explainers,
-        "fills": imputations,
-        "steps": n_steps,
-    }
-    places: dict[str, Any] = {"categories": categories, "anywhere": allow_outside_root}
-    measures = evaluate(made, output, masks, metrics, on_progress=halves[0], **places, **asking, **settings)
+    measures = evaluate(
+        made,
+        output,
+        masks,
+        metrics,
+        model=model,
+        preprocess=preprocess,
+        explainers=explainers,
+        imputations=imputations,
+        n_steps=n_steps,
+        categories=categories,
+        allow_outside_root=allow_outside_root,
+        num_threads=num_threads,
+        overwrite=overwrite,
+        on_progress=halves[0],
+    )
     table = measures.table()
     order = list(DEFAULT_METRICS if metrics is None else metrics)
     check_column(table, group_column)
@@ -151,7 +157,12 @@ def compare_methods(
             table, summarize_values(table, group_column, metrics=order, correct_multiple_comparisons=False)
         )
     agreement = compute_agreement(
-        made, get_agreement_folder(output), _map_rows_to_groups(table, group_column), on_progress=halves[1], **settings
+        made,
+        get_agreement_folder(output),
+        _map_rows_to_groups(table, group_column),
+        num_threads=num_threads,
+        overwrite=overwrite,
+        on_progress=halves[1],
     )
     lines = summarize_values(table, group_column, metrics=order, equivalent_groups=agreement.equivalent_groups)
     chosen = dict(sorted(lines.items(), key=lambda item: order.index(item[1][0].metric)))
@@ -181,6 +192,6 @@ def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
     each: dict[MethodKey, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:
-            own = each.setdefault((row["method"], row["layer"], row["parameters"]), {})
+            own = each.setdefault((row["method"], row["layer"], row["parameters_digest"]), {})
             own[row["row"]] = own.get(row["row"], 0.0) + row["seconds"]
     return {key: float(np.median(list(own.values()))) for key, own in each.items()}

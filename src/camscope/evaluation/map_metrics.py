@@ -49,7 +49,7 @@ def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[Fl
     if explanation.placement is None:
         raise UndefinedError("where the map lies on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
-        raise UndefinedError("the map holds NaN or infinity")
+        raise UndefinedError("the map contains NaN or infinity")
     heat, covered = explanation.placement.project(explanation.attribution)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
     if mask is None:
@@ -91,8 +91,8 @@ def read_image_tensor(source: Any) -> Tensor:
 
 
 Row = dict[str, Any]
-RUN_COLUMNS = ("row", "id", "method", "layer", "parameters", "target", "label")
-VALUE_COLUMNS = {"control": "bool_", "metric": "string", "fill": "string", "value": "float64", "reason": "string"}
+RUN_COLUMNS = ("row", "id", "method", "layer", "parameters_digest", "target", "label")
+VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string", "value": "float64", "reason": "string"}
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
@@ -118,13 +118,13 @@ def build_value_row(
     imputation: str | None = None,
 ) -> Row:
     """What a metric says of the map of a row; or, `is_control`, of a map beside it that knows nothing."""
-    said = {"control": is_control, "metric": metric, "fill": imputation, "value": number, "reason": reason}
+    said = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
     return {**row, **said}
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
     """The row of a map that knows nothing, of the same image and question."""
-    return {**row, "method": control_name, "layer": None, "parameters": None}
+    return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MODEL_INPUT_KINDS = ("trial", "again", "explainer")  # what metrics need that ask the model
+MODEL_INPUT_KINDS = ("perturbation_test", "perturbation_test_and_maps", "explainer")  # of metrics that need the model
 DEFAULT_MODEL_METRICS = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
          "average-gain")  # fmt: skip
 RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each
@@ -81,7 +81,7 @@ def evaluate(
     )
     trials = None
     if model is None and (explainers or preprocess is not None):
-        raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")
+        raise InputError("explainers and preprocess are a model's: pass it as well (model=, or --model)")
     if model is not None:
         asking = [one for one in asked if one.input_kind in MODEL_INPUT_KINDS]
         again = RunReplay.from_run(made, model, preprocess)
@@ -106,7 +106,7 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
         raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
     found = [METRICS[name] for name in metric_names]
     for one in found:
-        if one.input_kind == "pair":
+        if one.input_kind == "map_pair":
             raise InputError(f"{one.name} compares two maps: camscope.metrics has it for Python")
         if one.input_kind in MODEL_INPUT_KINDS and not has_model:
             raise InputError(f"{one.name} asks the model: pass the one that the run is of (model=, or --model)")
@@ -121,7 +121,7 @@ class EvaluationResult:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         facts = RunStore(folder).run_info
-        made = {} if facts is None else facts["made_with"]
+        made = {} if facts is None else facts["run_config"]
         if facts is None or not isinstance(made, Mapping) or not isinstance(made.get("metrics"), list | Mapping):
             raise InputError(f"{folder}: no metrics of a run are here")
         self.facts: dict[str, Any] = facts
@@ -129,11 +129,11 @@ class EvaluationResult:
     @property
     def title(self) -> str:
         """Of which model and of how many images."""
-        run = self.facts["made_with"]["run"]
+        run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
-        """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns
+        """row, id, method, layer, parameters, target, label, control, metric, imputation, value, reason, and the manifest's columns
         but those that bear one of these names.
 
         `where`: DuckDB's SQL over them, as in `Run.query`.
@@ -185,7 +185,7 @@ def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -
 
     `max_images`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
-    each, size = _count_images(run, chunk), int(run.run_info["made_with"]["chunk"])
+    each, size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
     for n, first in enumerate(range(0, each, max_images or each)):
@@ -208,7 +208,7 @@ def _iter_metric_values(
 
 
 def _count_images(run: BatchRun, chunk: int) -> int:
-    manifest, size = run.run_info["made_with"]["manifest"], run.run_info["made_with"]["chunk"]
+    manifest, size = run.run_info["run_config"]["manifest"], run.run_info["run_config"]["chunk_size"]
     return int(min(size, manifest["rows"] - chunk * size))
 
 
@@ -248,7 +248,7 @@ def _build_model_evaluator(
         )
     check_positive_integer(n_steps=n_steps, batch_size=batch_size)
     check_positive_integer(None, region_size=region_size)
-    explained = any(one.input_kind != "trial" for one in metrics)
+    explained = any(one.input_kind != "perturbation_test" for one in metrics)
     made = replay.rebuild_explainers(explainers) if explained else {}
     return ModelMetricEvaluator(
         replay, metrics, made, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
@@ -264,7 +264,7 @@ def _describe_evaluation(
     named = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
     source = str(masks) if named else type(map_evaluator.ground_truth).__name__
     made = {
-        "run": map_evaluator.run.run_info["made_with"],
+        "run": map_evaluator.run.run_info["run_config"],
         "metrics": [one.name for one in metrics],
         "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
         "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
@@ -278,4 +278,4 @@ def _describe_evaluation(
         }
         made["parts"] = "by batch"  # once they were the run's, under the same numbers
     said = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
-    return {"made_with": made, "versions": map_evaluator.run.run_info["versions"], **said}
+    return {"run_config": made, "versions": map_evaluator.run.run_info["versions"], **said}

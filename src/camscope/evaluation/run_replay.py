@@ -22,7 +22,7 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
-PASS_EXPLAINERS_HINT = "in Python, pass measure(…, tools=[…]) the explainers that the run was made with"
+PASS_EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainers that the run was made with"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunReplay:
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
         """InputError for another model, PreprocessError for another preprocessing, than the run was made with."""
-        made, inner = run.run_info["made_with"], unwrap(model)
+        made, inner = run.run_info["run_config"], unwrap(model)
         there, here = made["model"]["digest"], compute_model_digest(inner)
         if here != there:
             card = get_card(inner)
@@ -45,12 +45,12 @@ class RunReplay:
                 f"({card.source if card else type(inner).__name__}): pass the same model with the same weights"
             )
         for words in made["targets"]:
-            if words is not None and not _is_class_target(words, run.run_info["categories"]):
+            if words is not None and not _is_class_target(words, run.run_info["class_names"]):
                 raise InputError(
-                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics has Trial for Python"
+                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics.PerturbationTest takes such maps in Python"
                 )
         run.require_images()
-        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["categories"] or None)
+        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
         if (words := format_without_address(reader.preprocess)) != made["preprocess"]:
             raise PreprocessError(
                 f"the run was made with preprocess {made['preprocess']}; here it is {words}: pass the same preprocess"
@@ -67,9 +67,9 @@ class RunReplay:
         except ImageError as error:
             raise UndefinedError(str(error)) from error
         require_unchanged(row, source)
-        made = self.run.run_info["made_with"]
+        made = self.run.run_info["run_config"]
         item = prepare_input(
-            source, self.input_explainer, InputOptions(reduced_decoding=made["reduced"], window=made.get("window"))
+            source, self.input_explainer, InputOptions(reduced_decoding=made["reduced_decoding"], window=made.get("window"))
         )
         size, place = tuple(item.x.shape[1:]), item.placement
         there = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
@@ -106,7 +106,7 @@ class RunReplay:
             if unwrap(tool.model) is not unwrap(self.model):
                 raise InputError(f"{tool!r} is of another model than the one given")
         return {
-            key: known.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["made_with"]["methods"]
+            key: known.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["run_config"]["methods"]
         }
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
@@ -129,13 +129,13 @@ class RunReplay:
         return tool
 
     def _get_method_settings(self, method_key: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.run.run_info["made_with"]["methods"].get(method_key, {})
+        found: Mapping[str, Any] = self.run.run_info["run_config"]["methods"].get(method_key, {})
         return found
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `score_function.json` names them."""
-    return f"{row['method']} {row['parameters']}"
+    """A row's method and its settings, as `run.json` names them."""
+    return f"{row['method']} {row['parameters_digest']}"
 
 
 def _is_class_target(text: str, class_names: Sequence[str]) -> bool:

@@ -112,15 +112,18 @@ def summarize_values(
 
     """
     check_column(table, group_column)
-    if "fill" not in table.column_names:  # as they were before any metric asked the model
-        table = table.append_column("fill", import_arrow().nulls(table.num_rows, import_arrow().string()))
+    if "imputation" not in table.column_names:  # as they were before any metric asked the model
+        table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
-    kept = table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
+    kept = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
     made: dict[str, list[MethodSummary]] = {}
     for pair in (
-        table.select(["metric", "fill"]).group_by(["metric", "fill"], use_threads=False).aggregate([]).to_pylist()
+        table.select(["metric", "imputation"])
+        .group_by(["metric", "imputation"], use_threads=False)
+        .aggregate([])
+        .to_pylist()
     ):
-        name, fill = pair["metric"], pair["fill"]  # the rows of one pair at a time, which are dicts for as long
+        name, fill = pair["metric"], pair["imputation"]  # the rows of one pair at a time, which are dicts for as long
         if metrics is not None and name not in metrics:
             continue
         own = kept.filter(_select_metric_rows(table, name, fill)).to_pylist()
@@ -177,7 +180,9 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    filled = compute.is_null(table["fill"]) if imputation is None else compute.equal(table["fill"], imputation)
+    filled = (
+        compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    )
     return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(filled, False))
 
 
@@ -191,7 +196,7 @@ def _summarize_metric(
 ) -> list[MethodSummary]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
-        key = (row["method"], row["layer"], row["parameters"], row["control"])
+        key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _assign_failed_images(values)
     lines = {

@@ -1,4 +1,4 @@
-"""Instruments that test the claim of a map, as pure functions. Floor 4."""
+"""Metrics of attribution maps as pure functions, and statistics of their values over images."""
 
 from camscope.metrics.base import METRICS, Metric, MetricValues
 from camscope.metrics.complexity import effective_area, entropy, sparseness

@@ -179,7 +179,7 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
     )
     if shown is None:
         raise InputError(
-            f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, an Imputation or a tensor (C,H,W)"
+            f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, a NoisyLinearImputation or a tensor (C,H,W)"
         )
     filled = shown
     # lerp is the one or the other to the bit where its weight is 0 or 1, and several times faster than where
@@ -205,6 +205,6 @@ def _expand_fill_image(imputation: ImputationLike, x: Tensor) -> Tensor | None:
         return None
     if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
         raise InputError(
-            f"the fill is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])}, or {tuple(x.shape)}"
+            f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])}, or {tuple(x.shape)}"
         )
     return imputation.to(x).expand_as(x)

@@ -83,7 +83,7 @@ class ModelScorer:
 
     def _compute_scores(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
         if not self.is_open:
-            raise InputError("the model is its own again: ask for scores inside the `with scoring(…)`")
+            raise InputError("the model is its own again: ask for scores inside the `with scoring_scope(…)`")
         output = self._target_score.forward(x, sample_index)
         score = self._target_score.read_score(output, len(x), sample_index)
         if self._gives_probabilities is None:

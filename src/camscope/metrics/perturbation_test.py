@@ -93,7 +93,7 @@ def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int
 RemovalOrder = Literal["strongest", "weakest"]  # which regions are removed first
 AttributionUnit = Literal["parts", "slopes"]  # of the answer that a map gives
 RemovalPoint = tuple[RemovalOrder, int]
-NONFINITE_MAP = "the map holds NaN or infinity"
+NONFINITE_MAP = "the map contains NaN or infinity"
 NONFINITE_SCORE = "the model's score is NaN or infinite, for the image or for a changed one"
 DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares, where nobody chose
 
@@ -153,7 +153,7 @@ class PerturbationTest:
             raise InputError(
                 f"{plural(len(self.tie_seeds), 'seed')} of ties for {plural(len(x), 'image')}: pass one for each, or None"
             )
-        check_integer(**{f"ties[{n}]": seed for n, seed in enumerate(self.tie_seeds or ())})
+        check_integer(**{f"tie_seeds[{n}]": seed for n, seed in enumerate(self.tie_seeds or ())})
         self._region_labels, self.n_regions = label_square_regions(x.shape[2:], self.region_size, x.device)
         self._imputer = build_imputer(self.imputation, x, self.seed)
 
@@ -209,7 +209,7 @@ class PerturbationTest:
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "parts", cache_key: Hashable = None
     ) -> ScoreDrops:
         """What is lost with each of so many sets removed; `cache_key`: under which it is remembered, None for not at all."""
-        check_one_of("units", unit, "parts", "slopes")
+        check_one_of("unit", unit, "parts", "slopes")
         found = self._drops_by_key.get((cache_key, unit)) or self._compute_drops(masks, n_sets, unit)
         if cache_key is not None:
             self._drops_by_key[cache_key, unit] = found
@@ -277,5 +277,5 @@ class PerturbationTest:
 
 def get_score_row(output_kind: OutputKind) -> int:
     """Where `ModelScorer` have it."""
-    check_one_of("of", output_kind, "score", "probability")
+    check_one_of("output_kind", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

@@ -1,8 +1,8 @@
-"""Randomised: the curve of a randomisation test beside its null, and what follows from it.
+"""Randomised: the curve of a randomization test beside its null, and what follows from it.
 
 Verdict: whether maps of a model without training are as little alike the trained one's as maps of different images
 are.
-The picture of a randomisation test: step by step what became of one map, over the curves of how alike all of them
+The picture of a randomization test: step by step what became of one map, over the curves of how alike all of them
 stayed.
 """
 
@@ -162,7 +162,7 @@ class RandomizationResult:
         passes = None if self.no_verdict_reason else self.passes
         said = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         images, seeds = plural(self.n_images, "image"), ", ".join(map(str, self.seeds))
-        words = f"{self.method}, {self.order} randomisation{said} ({images}, seeds {seeds}"
+        words = f"{self.method}, {self.order} randomization{said} ({images}, seeds {seeds}"
         return (
             f"{words}; {plural(self.n_undefined, 'comparison')} without a number)" if self.n_undefined else f"{words})"
         )

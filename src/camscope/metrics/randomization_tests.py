@@ -95,6 +95,7 @@ def run_randomization_test(
 
 @register_metric(
     "random-logit",
+    title="Random Logit",
     input_kind="explainer",
     formula="Spearman(map of the class, map of another one)",
     paper="Sixt et al. 2020, arXiv:1912.09818, where it is SSIM",
@@ -121,7 +122,7 @@ def random_logit(
         own = probe.score.class_index(0)
         if own is None or probe.n_classes is None or probe.n_classes < 2:
             raise TargetError(
-                "the question is not one of several classes: pass other=, the question to compare it with"
+                "the question is not one of several classes: pass other_target=, the question to compare it with"
             )
         step = int(
             torch.randint(

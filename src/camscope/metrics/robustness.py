@@ -29,6 +29,7 @@ MIN_SHARED_AREA = 0.25  # of the input's pixels: fewer in common are no comparis
 
 @register_metric(
     "max-sensitivity",
+    title="Max-Sensitivity",
     input_kind="explainer",
     formula="max of |map(x + d) - map(x)| / |map(x)| over draws of d, |d| at most radius in each value; Euclidean norms",
     paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo estimate from below",
@@ -51,6 +52,7 @@ def max_sensitivity(
 
 @register_metric(
     "average-sensitivity",
+    title="Average Sensitivity",
     input_kind="explainer",
     formula="the mean over the same draws",
     paper="Yeh et al. 2019, with the mean for the maximum",
@@ -119,7 +121,7 @@ def compare_batch_under_transforms(
     if similarity not in (known := ("spearman", "pearson", "jaccard")):
         raise InputError(f"similarity={similarity!r}: expected one of {', '.join(known)}, which need no whole picture")
     if not transforms:
-        raise InputError("changes is empty: name one at least, such as Shift(2)")
+        raise InputError("transforms is empty: name one at least, such as Shift(2)")
     x, count = probe.x, len(probe.x)
     changed, owners = torch.cat([change.apply(x) for change in transforms]), list(range(count))
     maps = probe.compute_maps(torch.cat([x, changed]), owners * (1 + len(transforms)))
@@ -174,6 +176,7 @@ def _compare_sample_maps(
 
 @register_metric(
     "stability",
+    title="Stability",
     input_kind="explainer",
     formula="mean over shifts of 1 and 4 pixels, turns of 1 and 3 degrees and noise of Spearman(map, map carried back), "
     "where the class's probability moved by less than 0.05",
@@ -205,6 +208,7 @@ def stability(
 
 @register_metric(
     "acquisition-stability",
+    title="Acquisition stability",
     input_kind="explainer",
     formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of each side and back, and "
     "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability moved by less than 0.05",
@@ -247,6 +251,7 @@ def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
 
 @register_metric(
     "determinism",
+    title="Determinism",
     input_kind="explainer",
     formula="largest difference between maps of the same input, asked again / largest size of the map",
     paper="a repetition",
@@ -264,6 +269,7 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 
 @register_metric(
     "batch-invariance",
+    title="Batch invariance",
     input_kind="explainer",
     formula="largest difference between the map made alone and in a batch / largest size of the map",
     paper="a repetition, in company",
@@ -279,7 +285,7 @@ def batch_invariance(
     company = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if company.shape[1:] != x.shape[1:] or not len(company):
         raise InputError(
-            f"others is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
+            f"other_images is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
         )
     alone = to_finite_array(probe.compute_maps(x, [0])[0])
     half = len(company) // 2

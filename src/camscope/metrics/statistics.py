@@ -131,7 +131,9 @@ def estimate_mean(
         low, high = compute_bootstrap_interval(
             drawn, sample.n_groups, confidence_level, count_effective_groups(sample.group_sizes)
         )
-    return sample.build_estimate(low, high, method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL)
+    return sample.build_estimate(
+        low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
+    )
 
 
 def estimate_difference(
@@ -175,7 +177,7 @@ def estimate_difference(
     low, high, p = (
         compute_t_interval(mean, error, sample.n_groups, sample.dof) if sample.has_enough_groups else (nan, nan, None)
     )
-    return sample.build_estimate(low, high, p=p, method=STUDENT_T_INTERVAL, freedom=sample.dof)
+    return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
 
 def compute_t_interval(

@@ -102,7 +102,7 @@ def draw_dataset(
         raise InputError(f"n is {n_images}; expected at least one image")
     if not 0 <= marker_correlation <= 1 or (marker_correlation and marker_class is None):
         raise InputError(
-            f"token_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
+            f"marker_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
         )
     _check_draw_arguments(seed, None, size)
     random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
@@ -232,7 +232,7 @@ def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.
 
     Raises InputError for a finding that is named twice, TargetError for one that does not exist.
 
-    >>> image, masks = draw_several(4, ["nodule", "effusion"])
+    >>> image, masks = draw_findings(4, ["nodule", "effusion"])
     >>> image.shape, sorted(masks)
     ((128, 128), ['effusion', 'nodule'])
     """

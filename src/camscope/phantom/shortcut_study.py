@@ -7,7 +7,7 @@ the seed alone, so that two studies of one seed differ in their tokens.
 
 Nets that learn a study in seconds, and with it the shortcut that it offers: how far an audit finds it is then known.
 
-From the command line: `--model camscope.phantom.shortcut_study:shortcut_net --weights net.safetensors`.
+From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
 """
 
 import csv
@@ -37,7 +37,7 @@ STUDY_CLASSES: Final = ("clear", "lesion")
 STUDY_SIDE_PIXELS: Final = 64
 MIN_LESION_BRIGHTNESS: Final = 0.02  # of the grey scale: a lesion ends where it adds less, so that its mask has an edge
 MARKER_SHAPE: Final = np.array([[c == "#" for c in row] for row in ("#...", "#...", "#...", "#...", "####")])
-MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_token": "token_masks", "region_lungs": "lung_masks"}
+MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_marker": "marker_masks", "region_lungs": "lung_masks"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,9 +277,9 @@ MEAN, STD = 0.4, 0.25
 BATCH_SIZE: Final = 32
 LEARNING_RATE: Final = 2e-2
 
-PREPROCESSING: Final = {"shortcut_net": ((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), (MEAN,), (STD,))}
-CATEGORIES: Final = {"shortcut_net": list(STUDY_CLASSES), "shortcut_volume_net": list(STUDY_CLASSES)}
-TARGET_LAYER: Final = {"shortcut_net": "layer3", "shortcut_volume_net": "layer3"}
+PREPROCESSING: Final = {"create_shortcut_model": ((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), (MEAN,), (STD,))}
+CATEGORIES: Final = {"create_shortcut_model": list(STUDY_CLASSES), "create_shortcut_volume_model": list(STUDY_CLASSES)}
+TARGET_LAYER: Final = {"create_shortcut_model": "layer3", "create_shortcut_volume_model": "layer3"}
 
 
 class ShortcutNet(nn.Module):

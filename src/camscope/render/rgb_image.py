@@ -1,5 +1,6 @@
 """What every picture here needs: arrays that are what they say, one way to resize, and bytes for a file."""
 
+import base64
 import io
 from typing import Any, TypeAlias
 
@@ -119,6 +120,11 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
     except (OSError, ValueError) as error:
         raise ImageError(f"{_describe_array(image)} cannot be written as {name}: {error}") from error
     return stream.getvalue()
+
+
+def build_data_uri(data: bytes, image_format: str) -> str:
+    """Return an encoded image as a `data:` URI for HTML; `image_format` is its MIME subtype, such as "png"."""
+    return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
 
 
 def _describe_array(value: object) -> str:

@@ -16,7 +16,7 @@ from camscope import Explainer, GradCAM, Saliency, load_model
 from camscope.cli import app, base
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
 from camscope.phantom import CATEGORIES, draw_radiograph
 
 pytest.importorskip("pyarrow")
@@ -42,7 +42,7 @@ from camscope.evaluation.selection.racing import (
     estimate_losing_probabilities,
     rank_candidates,
 )
-from camscope.evaluation.selection.samples import format_exclusions, load_samples, project_mask_to_input
+from camscope.evaluation.selection.samples import format_exclusions, load_samples
 from camscope.evaluation.selection.select import (
     MethodSelection,
     _build_selection,
@@ -186,9 +186,9 @@ def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spre
     best = [[{one.title for one in each.best} for each in every] for every in (whole, races)]
     if not spread:
         assert sum(map(bool, best[1])) / 40 < 0.15, "one or two win though all are alike"
-        assert sum(len(each.alike) < candidates for each in races) / 40 < 0.3, "somebody is out"
+        assert sum(len(each.survivors) < candidates for each in races) / 40 < 0.3, "somebody is out"
     assert sum(one == other for one, other in zip(*best, strict=True)) / 40 > 0.8
-    assert np.mean([each.explained / each.exhaustive for each in races]) < 0.35
+    assert np.mean([each.n_maps / each.n_maps_without_drops for each in races]) < 0.35
 
 
 def test_few_images_tell_nobody_from_anybody(model):
@@ -292,13 +292,13 @@ def test_a_mask_is_brought_to_the_models_input():
     mask = np.zeros((4, 8), bool)
     mask[:2, 2:4] = True
     place = Placement.identity((4, 8)).resized((2, 4)).cropped((0, 1), (2, 4))
-    assert np.argwhere(project_mask_to_input(mask, place)).tolist() == [[0, 0]]
+    assert np.argwhere(project_mask_to_input(mask, place.input_size, place.to_image)).tolist() == [[0, 0]]
 
 
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_phantoms(tmp_path / "set", 16, 700)
-    words = ["choose", "set/list.csv", "--masks", "mask", "--method", "gradcam,saliency", "--layer", "layer4"]
+    words = ["choose", "set/list.csv", "--masks", "mask", "--methods", "gradcam,saliency", "--layers", "layer4"]
     result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
     assert "choice  " in result.stdout
@@ -311,13 +311,13 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
     assert batch.exit_code == 0, batch.output
     for command, *named in (
-        ["explain", "--method", "layercam"],
-        ["explain", "--method", "gradcam"],
-        ["explain", "--layer", "layer4"],
-        ["batch", "--method", "gradcam"],
+        ["explain", "--methods", "layercam"],
+        ["explain", "--methods", "gradcam"],
+        ["explain", "--layers", "layer4"],
+        ["batch", "--methods", "gradcam"],
     ):
         both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
-        assert (both.exit_code, "leave --method and --layer out" in both.stderr) == (2, True), named
+        assert (both.exit_code, "leave --methods and --layers out" in both.stderr) == (2, True), named
     plain = 'method = "gradcam"\nmodel = "f"\n'
     for text in (
         "layer = 3",
@@ -345,9 +345,9 @@ def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model
 
     def judge(racing, some):
         for worth, one in enumerate(racing):
-            one.values[FAITHFULNESS_METRIC] += [0.5] * len(some)
-            one.values[LOCALIZATION_METRIC] += [np.nan if each.mask is None else 1.0 + worth for each in some]
-            one.images += len(some)
+            one.metric_values[FAITHFULNESS_METRIC] += [0.5] * len(some)
+            one.metric_values[LOCALIZATION_METRIC] += [np.nan if each.mask is None else 1.0 + worth for each in some]
+            one.n_images += len(some)
 
     tools = build_candidates(model, pool[0].item.x[None], ["gradcam", "layercam"], ["layer4"])
     made = select_method(tools, known, evaluate_block=judge)

@@ -641,7 +641,7 @@ for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").create_sibling(
     except ImportError as error:
         print(error)
 from camscope.cli import main
-sys.argv = ["camscope", "explain", "none.png", "--method", "lrp"]
+sys.argv = ["camscope", "explain", "none.png", "--methods", "lrp"]
 main()
 """
 

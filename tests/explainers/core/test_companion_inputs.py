@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import GradCAM, Preprocess, ScoreCAM, Similarity, compare
+from camscope import GradCAM, Preprocess, ScoreCAM, compare
+from camscope.targets import Similarity
 
 torch.manual_seed(0)
 CONV = nn.Conv2d(3, 4, 3, padding=1).double()

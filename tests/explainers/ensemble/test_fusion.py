@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import Contrast, Difference, Preprocess
+from camscope import Contrast, Preprocess
 from camscope.errors import InputError, LayerError
 from camscope.explainers import (
     METHODS,
@@ -23,6 +23,7 @@ from camscope.explainers import (
 from camscope.explainers.ensemble.refine import find_stages
 from camscope.explanation import Explanation
 from camscope.layers.selection import find_spatial_layers
+from camscope.targets import Difference
 from tests.by_hand import A, G
 from tests.nets import CASES, Flat, Tokens
 from tests.tools import Counting, seen_before

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box, OutputPart, Region, Target
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
@@ -26,7 +25,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.core.dispatch import explain_grid
 from camscope.explainers.core.resampling import resize_input
-from camscope.targets import Difference, Score
+from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain
 from tests.tools import Counting, seen_before
 from tests.untouched import untouched

@@ -178,7 +178,7 @@ def test_contrast_is_the_class_less_its_dual_with_opposite_weights():
 
 
 def test_a_difference_is_the_difference_of_the_maps():
-    from camscope import Difference
+    from camscope.targets import Difference
 
     model, x = built()
     tool = ExcitationBackprop(model, "pool")

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box
 from camscope.errors import InputError, MissingExtraError
 from camscope.explainers import (
     DRISE,
@@ -28,6 +27,7 @@ from camscope.explainers.perturbation.global_sensitivity import compute_hsic, co
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
 from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids
 from camscope.explanation import Explanation
+from camscope.targets import Box
 from tests.nets import CASES
 from tests.tools import FEW, Counting, explainer, seen_before
 from tests.untouched import untouched

@@ -306,7 +306,7 @@ def pictures_of(place, allowed):
     """What `explain_images`, a run's overlays and its page show of a scan: the pixels of each."""
     words = ["--allow-pixels"] if allowed else []
     scan, net = place / "a.dcm", f"{place.parent / 'model.py'}:sums"
-    asked = [scan, "-m", net, "--method", "saliency", "--target", 0, *words]
+    asked = [scan, "-m", net, "--methods", "saliency", "--target", 0, *words]
     for command in (
         ["explain", *asked, "-o", place / "why.png"],
         ["batch", *asked, "--overlays", "png", "-o", place / "out"],

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from camscope.audit.clustering.clusters import ClusteringResult as Found
 from camscope.audit.clustering.clusters import Partition, cluster_maps
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.subgroup_levels import split_by_level
@@ -34,9 +35,9 @@ def analyze_clusters(
     context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
 ) -> ClusterAnalysis:
     """Of a method's maps. Where no number of clusters is claimed the two are shown that would be first."""
-    truths = context.get_truth(finding)
+    truths = context.cohort.get_truth(finding)
     heats = load_attributions(
-        context, explainer.title, finding, [one.row for one in samples.samples if truths[one.row]]
+        context, explainer.full_name, finding, [one.row for one in samples.samples if truths[one.row]]
     )
     shapes = {heat.shape for heat in heats.values()}
     rows = sorted(heats)
@@ -45,13 +46,13 @@ def analyze_clusters(
             raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
         found = cluster_maps(
             np.stack([heats[row] for row in rows]),
-            [context.patient_numbers[row] for row in rows],
+            [context.cohort.patient_numbers[row] for row in rows],
             seed=context.config.seed,
         )
     except UndefinedError as error:
         return ClusterAnalysis(
             finding=finding.name,
-            method=explainer.title,
+            method=explainer.full_name,
             n_clusters=1,
             n_maps=len(rows),
             n_excluded=0,
@@ -59,7 +60,7 @@ def analyze_clusters(
         )
     return ClusterAnalysis(
         finding=finding.name,
-        method=explainer.title,
+        method=explainer.full_name,
         n_clusters=found.n_clusters,
         n_maps=found.n_maps,
         n_excluded=len(found.zero_rows),
@@ -103,7 +104,7 @@ def _build_map_clusters(
         yield MapCluster(
             number=one.number,
             n_images=one.n_maps,
-            prototypes=tuple(context.ids[rows[i]] for i in one.medoid_rows),
+            prototypes=tuple(context.cohort.ids[rows[i]] for i in one.medoid_rows),
             attribution_mass=mass,
             missed_share=round_significant(missed),
             associated_columns=tuple(_describe_enriched_levels(context, partition, rows, one.number)),
@@ -122,7 +123,7 @@ def _compute_mean_masses(
             heat = np.asarray(Placement.identity(tuple(one.x.shape[1:])).project(attributions[row])[0], np.float64)
             values.append(compute_mass_share(heat, one.regions[name]) if name in one.regions else np.nan)
         means = compute_cluster_means(
-            partition.labels, values, [context.patient_numbers[row] for row in rows], seed=context.config.seed
+            partition.labels, values, [context.cohort.patient_numbers[row] for row in rows], seed=context.config.seed
         )
         yield name, {n: made for n, own in means.items() if own and (made := round_significant(own.mean)) is not None}
 
@@ -132,10 +133,10 @@ def _describe_enriched_levels(
 ) -> Iterator[str]:
     """`site B: 80 % here, 41 % elsewhere`, of columns that may be told."""
     for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+        said = context.cohort.get_subgroup_levels(column)
         try:
             found = compute_level_enrichment(
-                partition.labels, [said[row] for row in rows], [context.patient_numbers[row] for row in rows]
+                partition.labels, [said[row] for row in rows], [context.cohort.patient_numbers[row] for row in rows]
             )
         except UndefinedError:
             continue

@@ -129,12 +129,16 @@ def cluster_maps(
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
     check_positive_integer(
-        n_neighbors=n_neighbors, grid_size=grid_size, n_resamples=n_resamples, n_references=n_references, most=max_maps
+        n_neighbors=n_neighbors,
+        grid_size=grid_size,
+        n_resamples=n_resamples,
+        n_references=n_references,
+        max_maps=max_maps,
     )
     ks = sorted(set(cluster_counts))
     if not ks or ks[0] < 2 or not blur_fraction >= 0:
         raise InputError(
-            f"k={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+            f"cluster_counts={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
         )
     grid = pool_maps(maps, grid_size, sign)
     points, there = smooth_and_normalize(grid, merge_left_right, blur_fraction)
@@ -250,7 +254,7 @@ def _choose_n_clusters(partitions: tuple[Partition, ...]) -> tuple[int, str]:
             f"separate (gap {one.eigengap:.2f}) and stable ({words}): {plural(one.n_clusters, 'cluster')}",
         )
     stable, separate = (
-        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("stable", "separate")
+        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("is_stable", "is_separate")
     )
     return (
         1,

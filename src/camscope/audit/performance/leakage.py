@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ColumnLeakage
 from camscope.audit.core.subgroup_levels import split_by_level
@@ -219,19 +219,19 @@ def _summarize_level(name: Hashable, ranking: Ranking) -> LevelAuroc:
     return LevelAuroc(name, ranking.n_positives, patients, ranking.compute_area(compute_roc_area))
 
 
-def probe_columns(context: AuditContext, predictions: Predictions) -> Iterator[ColumnLeakage]:
+def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
     """A probe for each subgroup column, of rows that say something in it."""
     places = {row: n for n, row in enumerate(predictions.rows)}
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+    for column in cohort.config.data.subgroups:
+        said = cohort.get_subgroup_levels(column)
         rows = [row for row in predictions.rows if said[row] is not None]
         features = predictions.features[[places[row] for row in rows]]
         try:
             found = probe_leakage(
                 features,
                 [str(said[row]) for row in rows],
-                [context.patients[row] for row in rows],
-                seed=context.config.seed,
+                [cohort.patients[row] for row in rows],
+                seed=cohort.config.seed,
             )
             yield ColumnLeakage(
                 column=column,

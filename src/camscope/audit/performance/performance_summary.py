@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.schema import EstimateSummary, ReliabilityPoint, SubgroupPerformance
 from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
@@ -24,7 +24,7 @@ def compute_performance(
     truth: BoolArray, log_odds: Floats, patients: Sequence[Any], *, n_resamples: int, seed: int
 ) -> tuple[dict[str, EstimateSummary], Calibration]:
     """(N,) bool, (N,) log odds -> AUROC, average precision, Brier score, calibration error, slope and intercept."""
-    how: Any = {"replicates": n_resamples, "seed": seed}
+    how: Any = {"n_resamples": n_resamples, "seed": seed}
     share = float(truth.mean())
     judged = compute_calibration(truth, 1 / (1 + np.exp(-log_odds)), patients, log_odds=log_odds, **how)
     made = {
@@ -43,20 +43,22 @@ def compute_performance(
 
 
 def compute_subgroup_performance(
-    context: AuditContext, rows: Sequence[int], truth: BoolArray, log_odds: Floats
+    cohort: Cohort, rows: Sequence[int], truth: BoolArray, log_odds: Floats
 ) -> Iterator[SubgroupPerformance]:
     """The same of every level of every subgroup with enough patients; of the others it is said that they are too few."""
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+    for column in cohort.config.data.subgroups:
+        said = cohort.get_subgroup_levels(column)
         for level, own in split_by_level([said[row] for row in rows]).items():
-            patients = [context.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
+            patients = [cohort.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
             positives, negatives = int(truth[own].sum()), int((~truth[own]).sum())
             made = SubgroupPerformance(column=column, level=str(level), n_positives=positives, n_negatives=negatives)
             if len(set(patients)) < MIN_PATIENTS_PER_SUBGROUP or not positives or not negatives:
                 yield made.model_copy(update={"reason": "too few patients, or images of one class only"})
             else:
                 yield made.model_copy(
-                    update=compute_performance(truth[own], log_odds[own], patients, **context.bootstrap_options)[0]
+                    update=compute_performance(truth[own], log_odds[own], patients, **cohort.config.bootstrap_options)[
+                        0
+                    ]
                 )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.schema import SubgroupDifference
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
 from camscope.audit.core.summary_values import summarize_estimate
@@ -331,7 +331,7 @@ def _compute_resample_correlation(first: FloatArray, second: FloatArray) -> floa
 
 
 def compare_subgroups(
-    context: AuditContext,
+    cohort: Cohort,
     finding: Finding,
     values: Mapping[int, float],
     margin: float,
@@ -340,11 +340,11 @@ def compare_subgroups(
 ) -> Iterator[SubgroupDifference]:
     """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
     rows, about = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+    for column in cohort.config.data.subgroups:
+        said = cohort.get_subgroup_levels(column)
         try:
             found = _compute_contrasts(
-                context, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth
+                cohort, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth
             )
         except UndefinedError as error:
             found = ()
@@ -354,18 +354,18 @@ def compare_subgroups(
 
 
 def _compute_contrasts(
-    context: AuditContext,
+    cohort: Cohort,
     rows: Sequence[int],
     values: Sequence[float],
     levels: Sequence[str | None],
     margin: float,
     truth: Mapping[int, bool] | None,
 ) -> tuple[Contrast, ...]:
-    groups = [context.patients[row] for row in rows]
+    groups = [cohort.patients[row] for row in rows]
     if truth is None:
-        return compare_level_means(values, levels, groups, margin=margin, **context.bootstrap_options)
+        return compare_level_means(values, levels, groups, margin=margin, **cohort.config.bootstrap_options)
     known = np.array([truth[row] for row in rows], np.bool_)
-    return compare_level_aurocs(known, values, levels, groups, margin=margin, **context.bootstrap_options)
+    return compare_level_aurocs(known, values, levels, groups, margin=margin, **cohort.config.bootstrap_options)
 
 
 def _build_difference(column: str, contrast: Contrast, common_fields: Mapping[str, Any]) -> SubgroupDifference:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
@@ -35,8 +34,6 @@ UNCONFINED_LOCATIONS = PathResolver(confined=False)  # files that the config nam
 NO_DIGEST = "none"  # where there is nothing that could have a digest
 PROGRESS_INTERVAL = 32  # images after which it is told how many are done
 FILES_PER_CHUNK = 1024  # files that are read before their digests are taken in
-_MASK_DIGESTS: WeakKeyDictionary[AuditContext, str] = WeakKeyDictionary()  # a start asks several times
-_IMAGE_DIGESTS: WeakKeyDictionary[AuditContext, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
@@ -85,21 +82,21 @@ def digest_images(
 ) -> dict[str, str | None]:
     """Of each audited row its name and the sha256 of its image, as `maps/` has it; None where there is nothing to read.
 
-    Each is read once a start. `on_progress`: how many are done, of how many.
+    `on_progress`: how many are done, of how many.
     """
-    if context not in _IMAGE_DIGESTS:
-        found: dict[str, str | None] = {}
-        for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.rows):
-            found[context.ids[row]] = digits
-            if on_progress is not None and (len(found) % PROGRESS_INTERVAL == 0 or len(found) == len(context.rows)):
-                on_progress(len(found), len(context.rows))
-        _IMAGE_DIGESTS[context] = found
-    return _IMAGE_DIGESTS[context]
+    digests: dict[str, str | None] = {}
+    for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.cohort.rows):
+        digests[context.cohort.ids[row]] = digits
+        if on_progress is not None and (
+            len(digests) % PROGRESS_INTERVAL == 0 or len(digests) == len(context.cohort.rows)
+        ):
+            on_progress(len(digests), len(context.cohort.rows))
+    return digests
 
 
 def _digest_image(context: AuditContext, row: int) -> str | None:
     try:
-        return hash_source(context.get_image_source(row))
+        return hash_source(context.cohort.get_image_source(row))
     except MissingExtraError:
         raise
     except Exception:  # a store, a network and a dataset may raise anything; failures.csv says what
@@ -121,12 +118,6 @@ def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str,
 
 def digest_masks(context: AuditContext) -> str:
     """Of every mask that the config names, of the audited rows, 64 hex digits; "none" where it names none."""
-    if context not in _MASK_DIGESTS:
-        _MASK_DIGESTS[context] = _compute_masks_digest(context)
-    return _MASK_DIGESTS[context]
-
-
-def _compute_masks_digest(context: AuditContext) -> str:
     data, regions = context.config.data, context.config.regions
     several: Mapping[str, str | MaskSource | None] = (
         data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
@@ -150,19 +141,19 @@ def _iter_mask_files(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
     """The masks that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
-    known = context.open_ground_truth(mask_config)
+    known = context.cohort.open_ground_truth(mask_config)
     if isinstance(known, AnnotationColumn):
-        for row, value in context.get_column(known.name).items():
+        for row, value in context.cohort.get_column(known.name).items():
             if is_mask_path(value):
                 yield str(row), (known.locations, value)
     elif isinstance(known, MaskFolder):
         named = FilenameIndex(((file, file) for file in known.files), ignore_suffix=True)
-        for row, path in context.get_column("path").items():
+        for row, path in context.cohort.get_column("path").items():
             with suppress(UndefinedError):  # of several of its name none is asked
                 if file := named.find(path):
                     yield str(row), (UNCONFINED_LOCATIONS, file)
     elif isinstance(known, CocoAnnotations):
-        coco = context.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")
+        coco = context.cohort.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")
         yield "annotations", (UNCONFINED_LOCATIONS, str(coco))
         for _, _, annotated in known.annotated_images:
             for one in annotated:

@@ -27,12 +27,11 @@ from camscope.audit.provenance.digests import (
     NO_DIGEST,
     digest_content,
     digest_file,
-    digest_images,
     digest_masks,
     digest_model_source,
     digest_optional_file,
 )
-from camscope.batch.runner import hash_manifest
+from camscope.batch.manifest import hash_manifest
 from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.metrics import METRICS
 from camscope.model_card import compute_model_digest
@@ -74,7 +73,7 @@ FIELDS_NOT_ON_PAGE = (
 START_EVENT = "begun"  # the event of the log with which an audit begins
 REQUIRED_FIELDS = (
     "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing", "self_test",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_results", "commit", "preprocessing", "self_test",
 )  # fmt: skip
 
 
@@ -84,7 +83,7 @@ def compute_identity(context: AuditContext) -> dict[str, str]:
         "camscope": __version__,
         "code": digest_code(),
         "config": context.config.digest,
-        "data": hash_manifest(context.manifest),
+        "data": hash_manifest(context.cohort.manifest),
         "model": compute_model_digest(context.model),
         "source": digest_model_source(context.config.model.source),
         "masks": digest_masks(context),
@@ -158,7 +157,7 @@ def list_config_digests(folder: Path) -> list[str]:
 def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool]:
     """How many different configs there were in a folder, and whether this one is the first of them."""
     known = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
-    return {"declarations": len(known), "declared_before_looking": known[0] == config_digest}
+    return {"declarations": len(known), "declared_before_results": known[0] == config_digest}
 
 
 def _latest_audit_events(log_events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,10 +166,10 @@ def _latest_audit_events(log_events: list[dict[str, Any]]) -> list[dict[str, Any
     return log_events[last:]
 
 
-def write_provenance(context: AuditContext) -> dict[str, Any]:
+def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """`provenance.json`: after all other outputs, whose digests it holds."""
     said = _latest_audit_events(read_events(context.folder))
-    made = collect_facts(context) | {
+    made = collect_facts(context, identity) | {
         "started": said[0]["time"] if said else None,
         "ended": said[-1]["time"] if said else None,
         "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
@@ -190,27 +189,27 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def collect_facts(context: AuditContext) -> dict[str, Any]:
+def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """What an audit is made of, the same for every start of it on one machine."""
-    config, known = context.config, compute_identity(context)
+    config = context.config
     return {
         "schema_version": "camscope/audit-provenance/1",
         "camscope": __version__,
-        "code": known["code"],
+        "code": identity["code"],
         "commit": describe_commit(),
         "config": _redact_config(context),
-        "config_digest": known["config"],
-        **count_declarations(context.folder, known["config"]),
+        "config_digest": identity["config"],
+        **count_declarations(context.folder, identity["config"]),
         "data": {
-            "digest": known["data"],
-            "rows": len(context.rows),
+            "digest": identity["data"],
+            "rows": len(context.cohort.rows),
             "manifest": digest_optional_file(config.data.manifest),
         },
-        "masks": known["masks"],
+        "masks": identity["masks"],
         "model": {
-            "digest": known["model"],
+            "digest": identity["model"],
             "weights": digest_optional_file(config.model.weights),
-            "code": known["source"],
+            "code": identity["source"],
             "parameters": sum(one.numel() for one in context.model.parameters()),
             "numbers": sorted({str(one.dtype).removeprefix("torch.") for one in context.model.parameters()}),
             "loaded": "strictly: no key was missing, and none too many" if config.model.weights else "by its source",
@@ -230,7 +229,7 @@ def collect_facts(context: AuditContext) -> dict[str, Any]:
             "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         },
-        "command": " ".join(["camscope", *sys.argv[1:2]]) if not context.hides_file_names else "camscope audit",
+        "command": " ".join(["camscope", *sys.argv[1:2]]) if not context.cohort.hides_file_names else "camscope audit",
     }
 
 
@@ -246,10 +245,10 @@ def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
-def current_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """The images of which the maps were made; where one could not be read then, what its file holds."""
+def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the digests of the images as the maps were computed from them; `image_digests` of those without a map."""
     return {
-        **digest_images(context),
+        **image_digests,
         **{name: digits for name, digits in read_map_image_digests(context).items() if digits is not None},
     }
 
@@ -307,7 +306,7 @@ def _is_whole(table: Path) -> bool:
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
     """The config; in the profile "research" without names of files, and of the model's source the bare function."""
-    if not context.hides_file_names:
+    if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
     plain = context.config.to_redacted_dict()
     plain["model"]["source"] = redact_file_names(plain["model"]["source"])

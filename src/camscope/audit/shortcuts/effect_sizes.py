@@ -116,7 +116,7 @@ def estimate_insertion_effect(
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
     kinds = [kind for kind in (donors, controls) if kind is not None]
     own = range(len(effects)) if groups is None else groups
-    roles = {"receivers": own, "donors": donors, "third patients": controls}
+    roles = {"receivers": own, "donors": donors, "controls": controls}
     counts = {name: len(set(some)) for name, some in roles.items() if some is not None}
 
     def estimate(values: NDArray[np.float64]) -> Estimate:

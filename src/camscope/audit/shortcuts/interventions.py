@@ -1,7 +1,7 @@
 """Interventions: regions removed, inserted or kept alone, and the table of the answers.
 
 - trying: the model asked about images in which a region is removed, inserted or all that is left.
-- trials: what the model answered about each changed image, as `run_interventions.parquet`.
+- trials: what the model answered about each changed image, as `interventions.parquet`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import EstimateSummary, InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
@@ -74,9 +75,9 @@ def read_interventions(folder: Path) -> "pa.Table":
 
 def _build_interventions_schema() -> "pa.Schema":
     pa = import_arrow()
-    words = dict.fromkeys(("id", "finding", "region", "kind", "fill"), pa.string())
-    numbers = dict.fromkeys(("without", "with_it"), pa.float64())
-    return pa.schema({"row": pa.int64(), **words, **numbers, "donor": pa.int64(), "other": pa.int64()})
+    words = dict.fromkeys(("id", "finding", "region", "kind", "imputation"), pa.string())
+    numbers = dict.fromkeys(("log_odds_without", "log_odds_with"), pa.float64())
+    return pa.schema({"row": pa.int64(), **words, **numbers, "donor_row": pa.int64(), "control_row": pa.int64()})
 
 
 NO_EFFECT_BASELINE = 0.0, "no effect"  # what knows nothing
@@ -97,7 +98,7 @@ class InterventionRunner:
     records: list[InterventionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        known = self.context.get_truth(self.finding)
+        known = self.context.cohort.get_truth(self.finding)
         self.truth_by_row = {one.row: known[one.row] for one in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:
@@ -119,7 +120,7 @@ class InterventionRunner:
             there = [one for one in self.samples.select_with_region(name) if self.truth_by_row[one.row] is not None]
             for fill in self.context.config.imputations:
                 if name == ORGAN_REGION:
-                    yield self._compute_masked_auroc(name, there, fill, "blank")
+                    yield self._compute_masked_auroc(name, there, fill, "mask")
                 if name != FINDING_REGION:
                     yield self._compute_masked_auroc(name, there, fill, "keep only")
 
@@ -139,7 +140,7 @@ class InterventionRunner:
                 changed,
                 self.log_odds_std,
                 self._get_patients(samples),
-                **self.context.bootstrap_options,
+                **self.context.config.bootstrap_options,
             )
         )
         return InterventionEffect(
@@ -174,7 +175,7 @@ class InterventionRunner:
                 self._get_patients(receivers),
                 donors=self._get_patients(donors),
                 controls=self._get_patients(others),
-                **self.context.bootstrap_options,
+                **self.context.config.bootstrap_options,
             )
         )
         return InterventionEffect(
@@ -195,15 +196,17 @@ class InterventionRunner:
             yield receiver, donor, other
 
     def _compute_masked_auroc(
-        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["blank", "keep only"]
+        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["mask", "keep only"]
     ) -> MaskedAuroc:
-        change = remove_region if kind == "blank" else keep_region
+        change = remove_region if kind == "mask" else keep_region
         answers = self._compute_edited_log_odds(samples, lambda x, masks: change(x, masks, imputation), region_name)
         truth, groups = np.array([bool(self.truth_by_row[one.row]) for one in samples]), self._get_patients(samples)
         try:
             if not samples:
                 raise UndefinedError("no image has it")
-            found = summarize_estimate(auroc(truth, answers, groups, **self.context.bootstrap_options), 0.5, "chance")
+            found = summarize_estimate(
+                auroc(truth, answers, groups, **self.context.config.bootstrap_options), 0.5, "chance"
+            )
         except UndefinedError as error:
             found = summarize_estimate(None, 0.5, "chance", str(error))
         return MaskedAuroc(region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, auroc=found)
@@ -233,7 +236,7 @@ class InterventionRunner:
         return summarize_estimate(found.estimate, *NO_EFFECT_BASELINE, found.undefined_reason or found.too_few_reason)
 
     def _get_patients(self, samples: Sequence[RegionSample]) -> list[Any]:
-        return [self.context.patients[one.row] for one in samples]
+        return [self.context.cohort.patients[one.row] for one in samples]
 
     def _compute_pasted_log_odds(
         self, receivers: Sequence[RegionSample], masks: Sequence[Any], donors: Sequence[RegionSample]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import AttributionMass, EstimateSummary, RegionOverlap, Summary
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.shortcuts.region_base import equivalent_diameter
@@ -50,12 +51,12 @@ def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
     """Of every region, for the maps of a method."""
-    heats = load_attributions(context, explainer.title, finding, [one.row for one in samples.samples])
+    heats = load_attributions(context, explainer.full_name, finding, [one.row for one in samples.samples])
     on_input = {row: _project_to_input(heat, samples.samples[0].x.shape[1:]) for row, heat in heats.items()}
     random = np.random.default_rng((context.config.seed, 5))
     order = random.permutation(sorted(on_input)).tolist()
     return [
-        _summarize_region_mass(context, samples, name, on_input, order, explainer.title, finding, stride)
+        _summarize_region_mass(context, samples, name, on_input, order, explainer.full_name, finding, stride)
         for name in samples.region_names
     ]
 
@@ -71,7 +72,7 @@ def _summarize_region_mass(
     stride: float,
 ) -> AttributionMass:
     there = [one for one in samples.select_with_region(region_name) if one.row in attributions]
-    groups = [context.patients[one.row] for one in there]
+    groups = [context.cohort.patients[one.row] for one in there]
     own = np.array([compute_mass_share(attributions[one.row], one.regions[region_name]) for one in there])
     area = np.array([one.regions[region_name].mean() for one in there])
     null = np.array([_compute_shuffled_share(context, one, region_name, attributions, shuffled_rows) for one in there])
@@ -139,7 +140,7 @@ def _compute_shuffled_share(
     others = [
         row
         for row in [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
-        if context.patients[row] != context.patients[sample.row]
+        if context.cohort.patients[row] != context.cohort.patients[sample.row]
     ]
     found = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in others[:MAX_OTHER_MAPS]]
     return _compute_nanmean(np.array(found))
@@ -168,7 +169,7 @@ def _summarize_values(
             raise UndefinedError("no image has it")
         if np.isnan(values).all():
             raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        found = estimate_mean(values, groups, bounds=bounds, **context.bootstrap_options)
+        found = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
         return summarize_estimate(found, baseline, baseline_name)
     except UndefinedError as error:
         return summarize_estimate(None, baseline, baseline_name, str(error))

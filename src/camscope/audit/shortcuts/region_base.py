@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError, UndefinedError
-from camscope.evaluation.selection.samples import project_mask_to_input as middles
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
 from camscope.optional import require
 
 BoolArray = NDArray[np.bool_]
@@ -83,11 +82,6 @@ def fill_holes(mask: BoolArray) -> BoolArray:
     return np.stack([fill(one) for one in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 
 
-def compute_otsu_threshold(values: NDArray[Any]) -> float:
-    """The threshold that parts the values best in two (Otsu 1979)."""
-    return float(import_skimage("filters").threshold_otsu(values))
-
-
 def import_scipy_ndimage() -> Any:
     """scipy.ndimage, or the error that says how to have it."""
     return require("scipy.ndimage", extra="audit")
@@ -113,7 +107,7 @@ def project_region_to_input(
         return given.copy()
     if given.shape != placement.image_size:
         raise GeometryError(f"a mask {given.shape} of an image {placement.image_size}: expected one size")
-    found = middles(given, placement)
+    found = project_mask_to_input(given, placement.input_size, placement.to_image)
     if include_touched:
         reached = np.floor(placement.to_input(np.argwhere(given) + 0.5)).astype(np.int64)
         reached = reached[((reached >= 0) & (reached < found.shape)).all(1)]

@@ -20,7 +20,6 @@ from camscope.audit.shortcuts.region_base import (
     FloatArray,
     Region,
     RegionDetector,
-    compute_otsu_threshold,
     fill_holes,
     get_spatial_shape,
     import_scipy_ndimage,
@@ -30,6 +29,7 @@ from camscope.audit.shortcuts.region_base import (
     to_gray_values,
 )
 from camscope.errors import InputError, UndefinedError
+from camscope.metrics.localization import compute_otsu_threshold
 
 APERTURE_BRIGHTNESS_FRACTION: Final = (
     0.1  # of the way from the darkest to the brightest percentile: the field's own shadows are lighter

@@ -89,9 +89,9 @@ def list_requested_regions(context: AuditContext) -> list[str]:
 
 def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
     """The regions whose masks somebody made, but the findings' own."""
-    known = {name: context.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
+    known = {name: context.cohort.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
     if context.config.regions.organ is not None:
-        known[ORGAN_REGION] = context.open_ground_truth(context.config.regions.organ)
+        known[ORGAN_REGION] = context.cohort.open_ground_truth(context.config.regions.organ)
     return known
 
 
@@ -147,7 +147,7 @@ def _iter_region_masks(
 
     def pixels() -> Any:
         if not seen:
-            seen[0] = _to_channels_last(read_image_tensor(context.get_image_source(loaded_image.row["row"])))
+            seen[0] = _to_channels_last(read_image_tensor(context.cohort.get_image_source(loaded_image.row["row"])))
         return seen[0]
 
     for name in [*region_masks, *(name for name in list_requested_regions(context) if name not in region_masks)]:
@@ -183,15 +183,17 @@ def _compute_region_mask(
     except CategoryError:
         raise  # of the choice of a category, not of this image
     except CamscopeError as error:
-        why = "it cannot be read, or is of another size than its image" if context.hides_file_names else str(error)
+        why = (
+            "it cannot be read, or is of another size than its image" if context.cohort.hides_file_names else str(error)
+        )
     samples.missing_reasons.setdefault(region_name, Counter())[why] += 1
     return None
 
 
 def _read_manifest_row(context: AuditContext, loaded_image: LoadedImage) -> dict[str, Any]:
     """As the manifest has it."""
-    place = context.manifest_positions[loaded_image.row["row"]]
-    return context.manifest.rows(place, place + 1)[0]
+    place = context.cohort.manifest_positions[loaded_image.row["row"]]
+    return context.cohort.manifest.rows(place, place + 1)[0]
 
 
 def _get_placement(loaded_image: LoadedImage) -> Placement | None:

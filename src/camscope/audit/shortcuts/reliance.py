@@ -83,7 +83,7 @@ def judge_reliance(
     )
     if speaking := _find_direction_by_kind(ways, margin):
         way, side = next(iter(speaking.items()))
-        return "supported", f"{way} speaks {side} the finding; {_describe_other_kind(ways, way, margin, absent)}"
+        return "supported", f"{way} {side} the finding; {_describe_other_kind(ways, way, margin, absent)}"
     known = [e for effects in ways.values() for e in effects]
     if not known:
         aside = f"; {absent['removal']}" if _select_measured(uncounted_removals) else ""
@@ -142,8 +142,8 @@ def judge_finding_reliance(
     word, reason = judge_reliance(insertions, removals, margin, prevalence, uncounted_removals=uncounted_removals)
     if len(sides) == 2:
         return "not testable", f"insertion and removal contradict one another: {reason}"
-    if sides == {"against"}:
-        return "not supported", f"these pixels speak against it: {reason}"
+    if sides == {"contradicts"}:
+        return "not supported", f"these pixels contradict it: {reason}"
     return word, reason
 
 
@@ -207,7 +207,7 @@ def _is_within_margin(intervention: SupportsEffect, margin: float) -> bool:
 def _find_common_direction(effects: Sequence[SupportsEffect], margin: float) -> str:
     """For or against the finding, where all of them say so; else nothing."""
     sides = {_compute_interval_sign(effect, margin) for effect in effects}
-    return {1: "for", -1: "against"}.get(sides.pop(), "") if len(sides) == 1 else ""
+    return {1: "supports", -1: "contradicts"}.get(sides.pop(), "") if len(sides) == 1 else ""
 
 
 def _select_measured(interventions: Sequence[SupportsEffect]) -> list[SupportsEffect]:
@@ -241,7 +241,7 @@ def _describe_other_kind(
     if not effects:
         return uncounted_reasons[other]
     if side := _find_common_direction(effects, margin):
-        return f"{other} speaks {side} it"
+        return f"{other} {side} it"
     return (
         f"{other} does not show it" if all(_is_within_margin(e, margin) for e in effects) else f"{other} leaves it open"
     )

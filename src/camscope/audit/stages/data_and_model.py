@@ -22,6 +22,7 @@ from camscope.audit.core.schema import (
     LevelCount,
     ResolveResult,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.region_samples import open_region_masks
@@ -38,12 +39,12 @@ from camscope.plurals import inflect, plural
 MAX_IDS_PER_ISSUE = 20  # ids that a finding names
 
 
-def check_data(context: AuditContext) -> DataCheckResult:
+def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
     data = context.config.data
-    columns = context.full_manifest.table.column_names
+    columns = context.cohort.full_manifest.table.column_names
     made = inspect_images(
-        _renumber_rows(context.full_manifest),
+        _renumber_rows(context.cohort.full_manifest),
         patient_column=data.patient,
         split_column=data.split,
         target_column=data.label,
@@ -63,13 +64,13 @@ def check_data(context: AuditContext) -> DataCheckResult:
             ids=tuple(made.row_ids(one.rows, MAX_IDS_PER_ISSUE)),
         )
         for one in made.issues
-        if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
+        if one.code != "reserved-columns"  # of a run's own tables, which an audit's manifest is not
     ]
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
         annotation_sources=tuple(_list_annotation_sources(context)),
         flow=tuple(_describe_row_flow(context)),
-        n_patients=len(set(context.patients.values())),
+        n_patients=len(set(context.cohort.patients.values())),
         has_patient_column=data.patient is not None,
         issues=tuple(found),
         metadata_value_counts=made.value_counts,
@@ -93,7 +94,7 @@ def _find_ground_truth_column(context: AuditContext) -> str | None:
     named = context.config.data.ground_truth
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     first = first.column if isinstance(first, MaskSource) else first
-    return first if first in context.full_manifest.table.column_names else None
+    return first if first in context.cohort.full_manifest.table.column_names else None
 
 
 def _renumber_rows(manifest: Manifest) -> Manifest:
@@ -107,7 +108,7 @@ def _renumber_rows(manifest: Manifest) -> Manifest:
 
 
 def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
-    data, whole = context.config.data, context.full_manifest.table
+    data, whole = context.config.data, context.cohort.full_manifest.table
     paths = whole["path"].to_pylist()
     made = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
     if data.split is not None:
@@ -121,22 +122,24 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
         made.append(
             FlowStep(name=f"{inflect(lost, 'row')} without a path", n_rows=lost, reason="left out", is_exclusion=True)
         )
-    reason = "drawn by the seed" if len(context.rows) < len(paths) - lost else ""
+    reason = "drawn by the seed" if len(context.cohort.rows) < len(paths) - lost else ""
     return [
         *made,
-        FlowStep(name=f"{inflect(len(context.rows), 'row')} audited", n_rows=len(context.rows), reason=reason),
+        FlowStep(
+            name=f"{inflect(len(context.cohort.rows), 'row')} audited", n_rows=len(context.cohort.rows), reason=reason
+        ),
     ]
 
 
 def _count_levels(context: AuditContext) -> list[LevelCount]:
-    truths = {one.name: context.get_truth(one) for one in context.findings}
+    truths = {one.name: context.cohort.get_truth(one) for one in context.findings}
     made = []
     for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+        said = context.cohort.get_subgroup_levels(column)
         for level in sort_levels({one for one in said.values() if one is not None}):
             rows = [row for row, one in said.items() if one == level]
             positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
-            patients = len({context.patients[row] for row in rows})
+            patients = len({context.cohort.patients[row] for row in rows})
             made.append(
                 LevelCount(
                     column=column, level=level, n_rows=len(rows), n_patients=patients, positives_by_finding=positives
@@ -148,7 +151,7 @@ def _count_levels(context: AuditContext) -> list[LevelCount]:
 MAX_TRIAL_IMAGES = 32  # images, to find one that can be explained
 
 
-def resolve_model(context: AuditContext) -> ResolveResult:
+def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
     """What is asked of what; an error here is one that every image would have."""
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
@@ -158,7 +161,7 @@ def resolve_model(context: AuditContext) -> ResolveResult:
         for tool, row in zip(context.explainers, rows[: len(context.explainers)], strict=True)
     ]
     return ResolveResult(
-        model=redact_file_names(said) if context.hides_file_names else said,
+        model=redact_file_names(said) if context.cohort.hides_file_names else said,
         weights_digest=compute_model_digest(model),
         n_parameters=sum(one.numel() for one in model.parameters()),
         n_classes=len(context.class_names),
@@ -174,7 +177,7 @@ def resolve_model(context: AuditContext) -> ResolveResult:
 def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
     """The maps of the first image that has them all."""
     reasons = []
-    for one in context.load_images(context.rows[:MAX_TRIAL_IMAGES]):
+    for one in context.load_images(context.cohort.rows[:MAX_TRIAL_IMAGES]):
         rows = [] if one.item is None else context.worker.compute_rows(context.worker.collate([one]))
         failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [one.error or ""]
         if not failed:

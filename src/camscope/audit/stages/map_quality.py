@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import (
     EstimateSummary,
     MetricsResult,
@@ -29,6 +30,7 @@ from camscope.audit.core.schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import (
     add_patient_column,
     collect_formulas,
@@ -39,7 +41,7 @@ from camscope.audit.core.summary_values import (
     summarize_finding_metrics,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchRun, Manifest, run_batch
+from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.manifest import import_arrow
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
@@ -57,9 +59,11 @@ FAITHFULNESS_METRICS = (
 )  # fmt: skip
 
 
-def evaluate_faithfulness(context: AuditContext) -> MetricsResult:
+def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
-    return evaluate_samples(context, "faithfulness", context.config.sample_sizes.faithfulness, 1, FAITHFULNESS_METRICS)
+    return evaluate_samples(
+        context, results, "faithfulness", context.config.sample_sizes.faithfulness, 1, FAITHFULNESS_METRICS
+    )
 
 
 ROBUSTNESS_METRICS = (
@@ -77,26 +81,36 @@ CHANGES_BY_METRIC: Mapping[str, Sequence[InputTransform]] = {
 ROBUSTNESS_SALT = 2
 
 
-def evaluate_robustness(context: AuditContext) -> MetricsResult:
+def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
     made = evaluate_samples(
-        context, "robustness", context.config.sample_sizes.robustness, ROBUSTNESS_SALT, ROBUSTNESS_METRICS
+        context, results, "robustness", context.config.sample_sizes.robustness, ROBUSTNESS_SALT, ROBUSTNESS_METRICS
     )
-    return made.model_copy(update={"held": tuple(_summarize_stable_predictions(context))}) if made.tested else made
+    return (
+        made.model_copy(update={"stable_predictions": tuple(_summarize_stable_predictions(context, results))})
+        if made.tested
+        else made
+    )
 
 
-def _summarize_stable_predictions(context: AuditContext) -> Iterator[StablePredictionShare]:
+def _summarize_stable_predictions(context: AuditContext, results: StageResults) -> Iterator[StablePredictionShare]:
     """How often the answer itself held under the changes of each stability."""
     for finding in context.findings:
-        rows = context.sample_rows(
-            context.config.sample_sizes.robustness, ROBUSTNESS_SALT, finding, only_positives=True
+        rows = context.cohort.sample_rows(
+            results.predictions.rows,
+            context.config.sample_sizes.robustness,
+            ROBUSTNESS_SALT,
+            finding,
+            only_positives=True,
         )
-        patients = [context.patients[row] for row in rows]
+        patients = [context.cohort.patients[row] for row in rows]
         for name, (shares, why) in _compute_stable_prediction_shares(context, finding, rows).items() if rows else ():
             share = (
                 summarize_estimate(None, reason=why)
                 if why
-                else summarize_estimate(estimate_mean(shares, patients, bounds=(0.0, 1.0), **context.bootstrap_options))
+                else summarize_estimate(
+                    estimate_mean(shares, patients, bounds=(0.0, 1.0), **context.config.bootstrap_options)
+                )
             )
             yield StablePredictionShare(metric=name, finding=finding.name, share=share)
 
@@ -121,19 +135,22 @@ RANDOMIZATION_SEEDS = (0, 1, 2)
 MIN_SANITY_IMAGES = 5  # images, for what maps of different images have in common
 
 
-def evaluate_sanity(context: AuditContext) -> SanityResult:
+def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
     """Cascading randomisation of the parameters, output first, for each finding's images."""
     tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in context.explainers]
     tools.append((METHODS["edges"](context.model), True))
     made, images, done = [], set[int](), 0
     for finding in context.findings:
         x, rows = _load_most_common_size(
-            context, context.sample_rows(context.config.sample_sizes.sanity, 3, finding, only_positives=True)
+            context,
+            context.cohort.sample_rows(
+                results.predictions.rows, context.config.sample_sizes.sanity, 3, finding, only_positives=True
+            ),
         )
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        patients = [context.patient_numbers[row] for row in rows]
+        patients = [context.cohort.patient_numbers[row] for row in rows]
         for tool, control in tools:
             context.on_progress(done := done + 1, len(tools) * len(context.findings))
             made.append(_run_randomization_test(context, tool, x, patients, finding, control))
@@ -175,7 +192,7 @@ def _run_randomization_test(
         part_names=found.part_names,
         seeds=found.seeds,
         similarities=tuple(
-            _build_similarity(found, name, patients, context.bootstrap_options) for name in found.similarities
+            _build_similarity(found, name, patients, context.config.bootstrap_options) for name in found.similarities
         ),
         passes=None if found.no_verdict_reason else found.passes,
         reason=found.no_verdict_reason or _find_undecided_reason(found),
@@ -223,13 +240,13 @@ IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each tak
 
 
 def evaluate_samples(
-    context: AuditContext, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
+    context: AuditContext, results: StageResults, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
 ) -> MetricsResult:
     """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `stage_name`, finding by finding."""
     found: list[MetricSummary] = []
     images = set[int]()
     for finding in context.findings:
-        rows = context.sample_rows(n_samples, salt, finding, only_positives=True)
+        rows = context.cohort.sample_rows(results.predictions.rows, n_samples, salt, finding, only_positives=True)
         images.update(rows)
         place = build_output_path(context.folder, stage_name, str(finding.class_index))
         found += _evaluate_finding(context, place, finding, rows, metrics) if rows else []
@@ -242,15 +259,17 @@ def _evaluate_finding(
     context: AuditContext, folder: Path, finding: Finding, rows: list[int], metrics: tuple[str, ...]
 ) -> list[MetricSummary]:
     config = context.config
-    shown, whole = _select_rows(context, context.output_manifest, rows), _select_rows(context, context.manifest, rows)
+    shown, whole = (
+        _select_rows(context, context.cohort.output_manifest, rows),
+        _select_rows(context, context.cohort.manifest, rows),
+    )
     run_batch(
         context.explainers,
         shown,
         folder / "maps",
         [finding.class_index],
+        options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
         batch_size=config.batch_size,
-        chunk_size=IMAGES_PER_CHUNK,
-        window=config.data.window,
     )
     made = evaluate(
         BatchRun(folder / "maps", whole),
@@ -263,11 +282,11 @@ def _evaluate_finding(
         batch_size=config.perturbed_batch_size,
         on_progress=context.on_progress,
     )
-    return summarize_finding_metrics(context, made, finding)
+    return summarize_finding_metrics(context.cohort, made, finding)
 
 
 def _select_rows(context: AuditContext, manifest: Manifest, rows: list[int]) -> Manifest:
-    places = import_arrow().array([context.manifest_positions[row] for row in rows], import_arrow().int64())
+    places = import_arrow().array([context.cohort.manifest_positions[row] for row in rows], import_arrow().int64())
     return replace(manifest, table=manifest.table.take(places))
 
 
@@ -277,10 +296,10 @@ LOCALIZATION_METRICS = (
 )  # fmt: skip
 
 
-def evaluate_localization(context: AuditContext) -> MetricsResult:
+def evaluate_localization(context: AuditContext, results: StageResults) -> MetricsResult:
     """Of images with a finding and with its place, finding by finding; into `localise/`."""
     if not context.ground_truth:
-        why = "no masks, boxes or points say where findings are: name evidence in [data]"
+        why = "no masks, boxes or points say where findings are: name ground_truth in [data]"
         return MetricsResult(tested=False, reason=why)
     known = [one for one in context.findings if one.name in context.ground_truth]
     made = [(finding, _evaluate_finding_localization(context, finding)) for finding in known]
@@ -288,7 +307,7 @@ def evaluate_localization(context: AuditContext) -> MetricsResult:
     if not any(line.value.n_values for line in found if line.metric == "enrichment" and not line.control):
         return MetricsResult(tested=False, reason=f"no map has a value: {_summarize_reasons(context, made)}")
     images = max(line.value.n_values for line in found if line.metric == "enrichment")
-    levels = tuple(_compare_mass_by_subgroup(context, made))
+    levels = tuple(_compare_mass_by_subgroup(context, results, made))
     return MetricsResult(
         n_images=images, formulas=collect_formulas(found), metric_summaries=tuple(found), subgroup_differences=levels
     )
@@ -299,7 +318,7 @@ def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Findin
     said = Counter[str]()
     for finding, measures in evaluations:
         maps = measures.table("not control and metric = 'enrichment'")
-        said.update(one or "" for one in filter_finding(context, maps, finding, True)["reason"].to_pylist())
+        said.update(one or "" for one in filter_finding(context.cohort, maps, finding, True)["reason"].to_pylist())
     return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
 
 
@@ -307,7 +326,7 @@ def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> E
     evidence = context.ground_truth[finding.name]
     return evaluate(
         context.maps,
-        build_output_path(context.folder, "localise", str(finding.class_index)),
+        build_output_path(context.folder, "localization", str(finding.class_index)),
         evidence,
         LOCALIZATION_METRICS,
         strict=False,
@@ -319,15 +338,15 @@ def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
     """The lines; of enrichment with the most that it can be: a uniform map has the area inside, and no map more than all."""
-    own = filter_finding(context, evaluation.table(), finding, True)
+    own = filter_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(own, "energy-inside", "uniform", None).values() if area > 0]
     most = round_significant(fmean(1 / area for area in areas)) if areas else None
-    for line in summarize_finding_metrics(context, evaluation, finding):
-        yield line.model_copy(update={"most": most}) if line.metric == "enrichment" else line
+    for line in summarize_finding_metrics(context.cohort, evaluation, finding):
+        yield line.model_copy(update={"max_value": most}) if line.metric == "enrichment" else line
 
 
 def _compare_mass_by_subgroup(
-    context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]
+    context: AuditContext, results: StageResults, evaluations: Sequence[tuple[Finding, EvaluationResult]]
 ) -> Iterator[SubgroupDifference]:
     """Whether the maps lie on a finding for some patients more than for others: the energy inside, by subgroup.
 
@@ -335,7 +354,9 @@ def _compare_mass_by_subgroup(
     """
     tool = context.explainers[0]
     for finding, measures in evaluations:
-        own = filter_finding(context, add_patient_column(context, measures.table()), finding, True)
-        inside = get_metric_values(own, "energy-inside", tool.full_name, context.find_explainer_info(tool)["layer"])
+        own = filter_finding(context.cohort, add_patient_column(context.cohort, measures.table()), finding, True)
+        inside = get_metric_values(
+            own, "energy-inside", tool.full_name, results.resolve.get_explainer_info(tool.full_name).layer
+        )
         if inside:
-            yield from compare_subgroups(context, finding, inside, context.config.margins.mass_difference)
+            yield from compare_subgroups(context.cohort, finding, inside, context.config.margins.mass_difference)

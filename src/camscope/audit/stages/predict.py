@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ExplainResult, FindingPerformance, FlowStep, MapCounts, PredictResult
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.performance.model_outputs import (
     are_probability_outputs,
@@ -26,7 +28,7 @@ from camscope.audit.performance.performance_summary import (
     summarize_bins,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchOutcome, BatchRun, run_batch
+from camscope.batch import BatchOptions, BatchOutcome, BatchRun, run_batch
 from camscope.batch.image_loading import LoadedImage
 from camscope.errors import (
     OUT_OF_MEMORY,
@@ -44,14 +46,14 @@ from camscope.plurals import inflect, plural
 from camscope.safe_files import build_output_path
 
 
-def predict_images(context: AuditContext) -> PredictResult:
+def predict_images(context: AuditContext, results: StageResults) -> PredictResult:
     """One pass over all images; what each was given is in `predictions.parquet`."""
-    made = _predict_all(context)
+    made = _predict_all(context, *_find_feature_layer(context, results))
     if not made.rows:
         why = next(iter(made.errors.values()), "")
         raise InputError(f"the model has an answer for none of the images: {why}")
-    truths = [context.get_truth(finding) for finding in context.findings]
-    made.write(context.folder, context.ids, context.patient_numbers, truths)
+    truths = [context.cohort.get_truth(finding) for finding in context.findings]
+    made.write(context.folder, context.cohort.ids, context.cohort.patient_numbers, truths)
     return PredictResult(
         outputs_are_probabilities=made.outputs_are_probabilities,
         flow=tuple(_describe_prediction_flow(context, made)),
@@ -65,22 +67,29 @@ def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -
     for why, count in sorted(Counter(predictions.errors.values()).items()):
         yield FlowStep(name=f"{inflect(count, 'image')} without an answer", n_rows=count, reason=why, is_exclusion=True)
     for finding in context.findings:
-        truths = context.get_truth(finding)
+        truths = context.cohort.get_truth(finding)
         known = sum(truths[row] is not None for row in predictions.rows)
         if known < len(predictions.rows):
             why = "the others count in no question that needs to know the truth"
             yield FlowStep(name=f"of them labeled for {finding.name}", n_rows=known, reason=why)
 
 
-def _predict_all(context: AuditContext) -> Predictions:
+def _find_feature_layer(context: AuditContext, results: StageResults) -> tuple[str | None, tuple[int, ...]]:
+    """Return the layer and the grid of the first method that explains one layer; its mean over space is the feature."""
+    layer_names = dict(context.model.named_modules())
+    info = next((info for info in results.resolve.explainers if info.layer in layer_names), None)
+    return (None, ()) if info is None else (info.layer, info.grid)
+
+
+def _predict_all(context: AuditContext, layer: str | None, grid: tuple[int, ...]) -> Predictions:
     rows: list[int] = []
     answers: list[Tensor] = []
     features: list[Tensor] = []
     errors: dict[int, str] = {}
     done = 0
     for batch in context.iter_batches():
-        context.on_progress(done := done + len(batch), len(context.rows))
-        for one, found in _predict_batch(context, batch):
+        context.on_progress(done := done + len(batch), len(context.cohort.rows))
+        for one, found in _predict_batch(context, batch, layer, grid):
             if isinstance(found, str):
                 errors[one.row["row"]] = found
             else:
@@ -97,14 +106,13 @@ def _predict_all(context: AuditContext) -> Predictions:
 
 
 def _predict_batch(
-    context: AuditContext, batch: Sequence[LoadedImage]
+    context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
     """Each image with its logits and features, or why it has none: one that the model fails on fails for itself."""
     there = [one for one in batch if one.item is not None]
     yield from ((one, one.error or "it cannot be read") for one in batch if one.item is None)
     if not there:
         return
-    layer, grid = context.feature_layer_and_grid
     try:
         logits, features = compute_logits_and_features(context, context.stack_on_device(there), layer, grid)
     except (LayerError, MissingExtraError, ModelError, TargetError):
@@ -112,14 +120,14 @@ def _predict_batch(
     except Exception as error:
         if len(there) == 1 and is_out_of_memory(error):  # of the machine, not of the image: another start may have it
             raise RunError(
-                f"{context.ids[there[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; free some memory or take a "
+                f"{context.cohort.ids[there[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; free some memory or take a "
                 "smaller input, and start again: the audit goes on"
             ) from error
         if len(there) == 1:
             yield there[0], f"the model fails: {error if isinstance(error, NonFiniteError) else type(error).__name__}"
             return
         for one in there:
-            yield from _predict_batch(context, [one])
+            yield from _predict_batch(context, [one], layer, grid)
         return
     for one, own, seen in zip(there, logits, features, strict=True):
         yield one, (own, seen)
@@ -128,17 +136,17 @@ def _predict_batch(
 def _summarize_finding_performance(
     context: AuditContext, predictions: Predictions, finding: Finding
 ) -> FindingPerformance:
-    truths, odds = context.get_truth(finding), predictions.log_odds_by_row(finding.name)
+    truths, odds = context.cohort.get_truth(finding), predictions.log_odds_by_row(finding.name)
     rows = [row for row in predictions.rows if truths[row] is not None]
     truth, answer = np.array([bool(truths[row]) for row in rows], np.bool_), np.array([odds[row] for row in rows])
-    groups, config = [context.patients[row] for row in rows], context.config
+    groups, config = [context.cohort.patients[row] for row in rows], context.config
     if not 0 < truth.sum() < len(truth):
         raise InputError(
             f"of {plural(len(truth), 'labeled image')}, {int(truth.sum())} with the finding {finding.name!r}: "
             "some with it and some "
             f"without are needed; is the label column right?"
         )
-    found, judged = compute_performance(truth, answer, groups, **context.bootstrap_options)
+    found, judged = compute_performance(truth, answer, groups, **context.config.bootstrap_options)
     values = dict(zip(rows, answer.tolist(), strict=True))
     return FindingPerformance(
         finding=finding.name,
@@ -147,10 +155,14 @@ def _summarize_finding_performance(
         log_odds_std=round_significant(predictions.log_odds_std(finding.name)) or 0.0,
         **found,
         bins=tuple(summarize_bins(judged)),
-        subgroups=tuple(compute_subgroup_performance(context, rows, truth, answer)),
+        subgroups=tuple(compute_subgroup_performance(context.cohort, rows, truth, answer)),
         subgroup_differences=tuple(
             compare_subgroups(
-                context, finding, values, config.margins.auroc_difference, {row: bool(truths[row]) for row in rows}
+                context.cohort,
+                finding,
+                values,
+                config.margins.auroc_difference,
+                {row: bool(truths[row]) for row in rows},
             )
         ),
     )
@@ -159,7 +171,7 @@ def _summarize_finding_performance(
 EXPLAIN_IMAGES_PER_CHUNK = 64  # images that are lost where an audit is stopped
 
 
-def explain_images(context: AuditContext) -> ExplainResult:
+def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
     """Into `maps/`, which goes on where it was."""
     config = context.config
 
@@ -168,12 +180,11 @@ def explain_images(context: AuditContext) -> ExplainResult:
 
     outcome = run_batch(
         context.explainers,
-        context.output_manifest,
+        context.cohort.output_manifest,
         build_output_path(context.folder, "maps"),
         [one.class_index for one in context.findings],
+        options=BatchOptions(chunk_size=EXPLAIN_IMAGES_PER_CHUNK, window=config.data.window),
         batch_size=config.batch_size,
-        chunk_size=EXPLAIN_IMAGES_PER_CHUNK,
-        window=config.data.window,
         retry_failed=True,
         on_progress=told,
     )

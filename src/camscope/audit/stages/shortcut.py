@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from camscope.audit.clustering.cluster_analysis import analyze_clusters
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import (
     AttributionMass,
@@ -19,6 +20,7 @@ from camscope.audit.core.schema import (
     ShortcutResult,
     SubgroupDifference,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.performance.leakage import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.audit.shortcuts import interventions as trials
@@ -27,14 +29,15 @@ from camscope.audit.shortcuts.region_attribution import compute_attribution_mass
 from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSamples, load_region_samples
 
 
-def analyze_shortcuts(context: AuditContext) -> ShortcutResult:
+def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutResult:
     """Masses and interventions of images drawn by the seed; what each intervention did is in `interventions.parquet`."""
     config, answered = context.config, Predictions.read(context.folder, features=True)
-    seen = load_region_samples(context, context.sample_rows_of_all_findings(config.sample_sizes.regions, 4))
-    few = _select_samples(
-        seen,
-        context.sample_rows_of_all_findings(min(config.sample_sizes.interventions, config.sample_sizes.regions), 4),
-    )
+
+    def draw(n_rows: int) -> list[int]:
+        return context.cohort.sample_rows_of_all_findings(answered.rows, n_rows, 4, context.findings)
+
+    seen = load_region_samples(context, draw(config.sample_sizes.regions))
+    few = _select_samples(seen, draw(min(config.sample_sizes.interventions, config.sample_sizes.regions)))
     tried = [
         InterventionRunner(
             context,
@@ -48,7 +51,7 @@ def analyze_shortcuts(context: AuditContext) -> ShortcutResult:
     ]
     interventions = [found for one in tried for found in one.run_interventions()]
     blanked = [found for one in tried for found in one.compute_masked_aurocs()]
-    trials.write_interventions(context.folder, [trial for one in tried for trial in one.records], context.ids)
+    trials.write_interventions(context.folder, [trial for one in tried for trial in one.records], context.cohort.ids)
     strategies = [
         analyze_clusters(context, tool, finding, seen.for_finding(finding.name), answered)
         for finding in context.findings
@@ -65,11 +68,11 @@ def analyze_shortcuts(context: AuditContext) -> ShortcutResult:
             for finding in context.findings
             for one in compute_region_overlaps(seen.for_finding(finding.name), finding.name)
         ),
-        attribution_mass=tuple(_compute_attribution_mass(context, seen)),
+        attribution_mass=tuple(_compute_attribution_mass(context, results, seen)),
         interventions=tuple(interventions),
         masked_auroc=tuple(blanked),
         subgroup_differences=tuple(_compare_marker_effects(context, tried)),
-        leakage=tuple(probe_columns(context, answered)),
+        leakage=tuple(probe_columns(context.cohort, answered)),
         cluster_analyses=tuple(strategies),
         review_cases=tuple(list_review_cases(context, answered, tried, strategies)),
     )
@@ -95,9 +98,11 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
         yield FlowStep(name="the image", n_rows=count, reason=why)
 
 
-def _compute_attribution_mass(context: AuditContext, samples: RegionSamples) -> Iterator[AttributionMass]:
+def _compute_attribution_mass(
+    context: AuditContext, results: StageResults, samples: RegionSamples
+) -> Iterator[AttributionMass]:
     for tool in context.explainers if samples.samples else ():
-        stride = max(context.find_explainer_info(tool)["stride"])
+        stride = max(results.resolve.get_explainer_info(tool.full_name).stride)
         for finding in context.findings:
             yield from compute_attribution_mass_by_region(
                 context, samples.for_finding(finding.name), tool, finding, stride
@@ -114,7 +119,9 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
                     gaps[trial.row].append((trial.log_odds_with - trial.log_odds_without) / one.log_odds_std)
             if any(gaps.values()):
                 values = {row: float(np.mean(own)) if own else 0.0 for row, own in gaps.items()}
-                yield from compare_subgroups(context, one.finding, values, context.config.margins.effect, region=region)
+                yield from compare_subgroups(
+                    context.cohort, one.finding, values, context.config.margins.effect, region=region
+                )
 
 
 MAX_REVIEW_IMAGES_PER_REASON = 4  # images for each reason
@@ -142,7 +149,7 @@ def list_review_cases(
 
 
 def _list_wrong_predictions(context: AuditContext, predictions: Predictions, finding: Finding) -> Iterator[ReviewCase]:
-    truths, odds = context.get_truth(finding), predictions.log_odds_by_row(finding.name)
+    truths, odds = context.cohort.get_truth(finding), predictions.log_odds_by_row(finding.name)
     missed = sorted((row for row in odds if truths[row] is True and odds[row] < 0), key=lambda row: odds[row])
     alarms = sorted((row for row in odds if truths[row] is False and odds[row] > 0), key=lambda row: -odds[row])
     unsure = sorted((row for row in odds if truths[row] is not None), key=lambda row: abs(odds[row]))
@@ -152,7 +159,7 @@ def _list_wrong_predictions(context: AuditContext, predictions: Predictions, fin
         (unsure, "among the probabilities nearest to a half"),
     ):
         for row in rows[:MAX_REVIEW_IMAGES_PER_REASON]:
-            yield ReviewCase(id=context.ids[row], finding=finding.name, reason=why)
+            yield ReviewCase(id=context.cohort.ids[row], finding=finding.name, reason=why)
 
 
 def _list_region_sensitive_images(context: AuditContext, runner: InterventionRunner) -> Iterator[ReviewCase]:
@@ -166,4 +173,6 @@ def _list_region_sensitive_images(context: AuditContext, runner: InterventionRun
                 gaps[trial.row] = max(gaps.get(trial.row, 0.0), abs(trial.log_odds_with - trial.log_odds_without))
         for row in sorted(gaps, key=lambda row: (-gaps[row], row))[:MAX_REVIEW_IMAGES_PER_REASON]:
             if runner.log_odds_std > 0 and gaps[row] > runner.log_odds_std * context.config.margins.effect:
-                yield ReviewCase(id=context.ids[row], finding=runner.finding.name, reason=f"moved most by {region}")
+                yield ReviewCase(
+                    id=context.cohort.ids[row], finding=runner.finding.name, reason=f"moved most by {region}"
+                )
