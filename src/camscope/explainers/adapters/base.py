@@ -139,21 +139,21 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
     shared = {
         id(value): _alias_without_gradient(value) for part in model.modules() for _, value in iter_leaves(vars(part))
     }
-    twin = _copy_with_training_flags(model, shared)
+    clone = _copy_with_training_flags(model, shared)
     for name in call_records.repeated_modules:
         part = model.get_submodule(name)
         copies = [_copy_with_training_flags(part, shared) for _ in range(call_records.call_counts[name])]
-        _replace_module(twin, twin.get_submodule(name), RepeatedModule(copies).train(part.training))
-    return twin
+        _replace_module(clone, clone.get_submodule(name), RepeatedModule(copies).train(part.training))
+    return clone
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
     """Return a deep copy with the train and eval modes of this thread, which `evaluation_mode` does not store on the modules."""
-    twin = copy.deepcopy(model, dict[int, Any](shared_tensors))
-    for part, original in zip(twin.modules(), model.modules(), strict=False):
+    clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
+    for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none
             part.training = original.training
-    return twin
+    return clone
 
 
 def reset_repeated_modules(clone: nn.Module) -> None:

@@ -205,29 +205,29 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the mean map over the baselines, with its completeness."""
         with module_calls_recorded(score.model) as records:
-            runs = PerturbedEvaluator(self, x, score)
+            evaluator = PerturbedEvaluator(self, x, score)
         if score.one_sample_per_pass:
             raise ModelError(
                 f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
                 f"samples of a batch affect one another, as in a batch norm without running statistics; "
                 f"pass integratedgradients"
             )
-        starts = self.build_baselines(x)
-        each = [
-            self._attribute_to_baselines(runs, records, sample, [start[sample] for start in starts])
+        baselines = self.build_baselines(x)
+        per_sample = [
+            self._attribute_to_baselines(evaluator, records, sample, [start[sample] for start in baselines])
             for sample in range(len(x))
         ]
-        every = [_average_attributions(parts) for parts in each]
+        means = [_average_attributions(parts) for parts in per_sample]
         values, changes = (
-            torch.stack([parts.values for parts in every]),
-            torch.stack([parts.score_change for parts in every]),
+            torch.stack([parts.values for parts in means]),
+            torch.stack([parts.score_change for parts in means]),
         )
         return AttributionMaps(
             self.reduce_channels(values),
-            zero_gradient=torch.tensor([parts.has_zero_multipliers for parts in every], device=x.device),
+            zero_gradient=torch.tensor([parts.has_zero_multipliers for parts in means], device=x.device),
             sample_notes=tuple(
                 (*self.baseline_notes, self._format_completeness(mean, parts))
-                for mean, parts in zip(every, each, strict=True)
+                for mean, parts in zip(means, per_sample, strict=True)
             ),
             diagnostics={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
         )
@@ -240,12 +240,12 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
         baseline_tensors: Sequence[Tensor],
     ) -> list[BaselineAttribution]:
         """Return the contributions of one sample against each of the baselines (C,*S)."""
-        each = list[BaselineAttribution]()
+        attributions = list[BaselineAttribution]()
         with evaluator.track_sample_steps(sample, len(baseline_tensors)) as advance:
             for start in baseline_tensors:
-                each.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
+                attributions.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
                 advance(1)
-        return each
+        return attributions
 
     def _format_completeness(self, mean: BaselineAttribution, per_baseline: Sequence[BaselineAttribution]) -> str:
         """Return a note with the completeness gap of the mean and, of several baselines, the largest gap."""

@@ -230,17 +230,17 @@ class LRP(AdapterExplainer, PixelExplainer):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the relevance at the pixels, and its difference to that of the output."""
         with module_calls_recorded(score.model) as records:
-            runs = PerturbedEvaluator(self, x, score)
-        relevances, notes, begun = [], [], []
+            evaluator = PerturbedEvaluator(self, x, score)
+        relevances, notes, output_relevances = [], [], []
         with track_steps(self.full_name, len(x), self.progress) as advance:
             for sample in range(len(x)):
-                relevance, start, sample_notes = self._compute_relevance(runs, records, sample)
+                relevance, start, sample_notes = self._compute_relevance(evaluator, records, sample)
                 check_finite("the relevance at the input", relevance, self.on_nonfinite)
                 relevances.append(relevance)
                 notes.append(sample_notes)
-                begun.append(start)
+                output_relevances.append(start)
                 advance(1)
-        values, starts = torch.stack(relevances), torch.stack(begun)
+        values, starts = torch.stack(relevances), torch.stack(output_relevances)
         return AttributionMaps(
             self.reduce_channels(values),
             zero_gradient=~values.flatten(1).any(1),
@@ -252,21 +252,21 @@ class LRP(AdapterExplainer, PixelExplainer):
         self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         """Return the relevance (C,*S) of one sample, that of the output (), and notes."""
-        score, twin = copy.copy(evaluator.score), clone_for_hooks(evaluator.score.model, call_records)
-        score.model = twin
-        merged, left = find_mergeable_norms(evaluator.score.model, call_records)
+        score, clone = copy.copy(evaluator.score), clone_for_hooks(evaluator.score.model, call_records)
+        score.model = clone
+        merged, unmerged = find_mergeable_norms(evaluator.score.model, call_records)
         x = evaluator.x[sample, None]
         self._check_first_layer(evaluator.score.model, call_records)
         composite, routed = self._build_rules(x, merged)
         sample_index = torch.tensor([sample], device=x.device)
-        with released_on_exit(composite, routed), composite.context(twin):
+        with released_on_exit(composite, routed), composite.context(clone):
             for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
-                twin.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
-            for module in twin.modules():
+                clone.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
+            for module in clone.modules():
                 if has_zennit_rule(module):
                     routed.track_ruled_module(module)
             value, start, relevance = call_with_gradients(
-                lambda: _propagate_relevance(score, x, sample_index, twin, routed)
+                lambda: _propagate_relevance(score, x, sample_index, clone, routed)
             )
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
@@ -277,8 +277,8 @@ class LRP(AdapterExplainer, PixelExplainer):
             "the output begins with",
             float(start),
         )
-        norm_note = f"batch norms without a linear layer before them pass relevance on unchanged: {', '.join(left)}"
-        return pixel_relevance, start.double(), (f"conservation: {conservation}", *([norm_note] if left else []))
+        norm_note = f"batch norms without a linear layer before them pass relevance on unchanged: {', '.join(unmerged)}"
+        return pixel_relevance, start.double(), (f"conservation: {conservation}", *([norm_note] if unmerged else []))
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
         """Return zennit's composite, and the same rules for operations outside of modules."""
@@ -348,16 +348,19 @@ def _propagate_relevance(
     slopes: Sequence[Tensor | None] = torch.autograd.grad(
         value.sum(), [leaf_output for _, leaf_output in ends], allow_unused=True
     )
-    begun = [
+    start_relevance = [
         (end, leaf_output.detach() * slope)
         for (end, leaf_output), slope in zip(ends, slopes, strict=True)
         if slope is not None
     ]
     with score.forward_context():  # zennit runs layers again in the backward pass
         grads: Sequence[Tensor | None] = torch.autograd.grad(
-            [end for end, _ in begun], leaf, [leaf_output for _, leaf_output in begun], allow_unused=True
+            [end for end, _ in start_relevance],
+            leaf,
+            [leaf_output for _, leaf_output in start_relevance],
+            allow_unused=True,
         )
-    start = torch.stack([full_precision(leaf_output).sum() for _, leaf_output in begun]).sum()
+    start = torch.stack([full_precision(leaf_output).sum() for _, leaf_output in start_relevance]).sum()
     return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
 
 
@@ -388,12 +391,12 @@ def find_mergeable_norms(
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())
-    every = [name for name in call_records.call_counts if isinstance(parts[name], BatchNorm)]
+    norms = [name for name in call_records.call_counts if isinstance(parts[name], BatchNorm)]
     merged = []
-    for name in every:
+    for name in norms:
         before, norm = call_records.predecessors.get(name, ""), parts[name]
         once = call_records.call_counts[name] == 1 == call_records.call_counts[before]
         fixed = getattr(norm, "running_mean", None) is not None and norm.weight is not None and not norm.training
         if once and fixed and isinstance(parts[before], Linear):
             merged.append(([before], name))
-    return merged, [name for name in every if name not in [last for _, last in merged]]
+    return merged, [name for name in norms if name not in [last for _, last in merged]]

@@ -114,25 +114,25 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the mean map over the baselines; the notes of each sample say how well the linear model fits."""
-        runs = PerturbedEvaluator(self, x, score)
-        starts = self.build_baselines(x)
-        maps, every = [], []
+        evaluator = PerturbedEvaluator(self, x, score)
+        baselines = self.build_baselines(x)
+        maps, fits_by_sample = [], []
         for sample in range(len(x)):
             places, count = self._label_cells(x[sample])
-            fits = [self._fit_sample(runs, sample, start[sample], places, count) for start in starts]
+            fits = [self._fit_sample(evaluator, sample, start[sample], places, count) for start in baselines]
             cells = torch.stack([fit.coefficients for fit in fits]).mean(0).to(x.device)
             maps.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
-            every.append(fits)
+            fits_by_sample.append(fits)
         return AttributionMaps(
             torch.stack(maps),
-            sample_notes=tuple(tuple(fit.note for fit in fits) for fits in every),
+            sample_notes=tuple(tuple(fit.note for fit in fits) for fits in fits_by_sample),
             diagnostics={
                 name: torch.tensor(
-                    [fmean(fit.diagnostics[name] for fit in fits) for fits in every],
+                    [fmean(fit.diagnostics[name] for fit in fits) for fits in fits_by_sample],
                     dtype=torch.float64,
                     device="cpu",
                 )
-                for name in every[0][0].diagnostics
+                for name in fits_by_sample[0][0].diagnostics
             },
         )
 
@@ -150,15 +150,17 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
             def scores(masks: Tensor) -> Tensor:
                 drawing.close()  # all masks are drawn: the model's passes use the caller's random numbers
-                found = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
+                differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
                 def work(part: slice) -> None:
                     is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
                     values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline_tensor))
-                    found[part] = values.double() - origin  # a common offset of all logits cancels in full precision
+                    differences[part] = (
+                        values.double() - origin
+                    )  # a common offset of all logits cancels in full precision
 
                 evaluator.process_chunks(sample, len(masks), work)
-                fit.scores = found.cpu()
+                fit.scores = differences.cpu()
                 return fit.scores
 
             method = self.build_captum(scores, fit)

@@ -116,18 +116,18 @@ class Comparison:
             signed = any(explanation.colormap == render.DIVERGING for explanation in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
-        part = _find_visible_region(self.explanations) if crop else None
-        solid = self.explanations[0].attribution.ndim == 3
-        height = height or (384 if solid else 256)
-        rows = height if solid else None  # planes are drawn at this height directly
-        pictures = [
-            explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=rows)[part or ...]
+        region = _find_visible_region(self.explanations) if crop else None
+        is_volume = self.explanations[0].attribution.ndim == 3
+        height = height or (384 if is_volume else 256)
+        volume_height = height if is_volume else None  # planes are drawn at this height directly
+        images = [
+            explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height)[region or ...]
             for explanation, own_scale in zip(self.explanations, scales, strict=True)
         ]
-        title = f"{self.title} · region seen by the model" if part else self.title
+        title = f"{self.title} · region seen by the model" if region else self.title
         legend = _format_legend_labels(scale, colormap)
         return render.draw_contact_sheet(
-            self._build_figure_cells(pictures, part, rows),
+            self._build_figure_cells(images, region, volume_height),
             title=title,
             legend=legend,
             colormap=colormap,
@@ -139,22 +139,22 @@ class Comparison:
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
         """Return the cells of the figure row by row; an explanation with another answer than its row has it in its caption."""
-        first, drawn = self.explanations[0], {}
+        first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
-        for picture, explanation, entry in zip(images, self.explanations, self.entries, strict=True):
+        for image, explanation, entry in zip(images, self.explanations, self.entries, strict=True):
             answer = (
                 explanation.label_and_score
                 if explanation.label != self._select_target_explanation(entry.target_index).label
                 else None
             )
             caption = " · ".join(filter(None, (METHODS.display_name(self.column_labels[entry.column]), answer)))
-            drawn[entry.row, entry.column] = render.CaptionedImage(picture, caption, explanation.warning_text)
+            cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
         return [
             [
                 *([] if photo is None else [render.CaptionedImage(photo[region or ...], label)]),
-                *(drawn.get((row, column)) for column in range(len(self.column_labels))),
+                *(cells.get((row, column)) for column in range(len(self.column_labels))),
             ]
             for row, label in enumerate(self.row_labels)
         ]
@@ -187,11 +187,11 @@ class Comparison:
         return write_bytes(path, render.encode_image(self.figure(), suffix), overwrite=overwrite)
 
     def _repr_html_(self) -> str:
-        words = html.escape(self.title)
-        caption = "<br>".join([words, *map(html.escape, self.equivalence_notes)])
+        title = html.escape(self.title)
+        caption = "<br>".join([title, *map(html.escape, self.equivalence_notes)])
         if self.explanations[0].attribution.ndim > 3:
             return f"<p>{caption}</p>"
-        return render.build_figure_html(self.figure(), words, caption)
+        return render.build_figure_html(self.figure(), title, caption)
 
 
 @reject_foreign_keywords
@@ -250,9 +250,11 @@ def compare(
         if isinstance(method, Explainer):
             explainers.append(method)
         else:
-            kind = get_explainer_class(method)
-            known_settings = {name: value for name, value in settings.items() if name in signature(kind).parameters}
-            explainers += create_at_layers(kind, model, layers, known_settings)
+            method_cls = get_explainer_class(method)
+            known_settings = {
+                name: value for name, value in settings.items() if name in signature(method_cls).parameters
+            }
+            explainers += create_at_layers(method_cls, model, layers, known_settings)
     return compare_explainers(
         explainers,
         image,
@@ -273,28 +275,28 @@ def compare_explainers(
     on_pass: OnPass | None = None,
 ) -> Comparison:
     """Return the comparison of explainers of one model; see `compare`."""
-    captures, clock = create_feature_captures(explainers), MethodTimer(on_pass)
+    captures, timer = create_feature_captures(explainers), MethodTimer(on_pass)
     if skip_unsupported:
-        every, rows = explain_supported(
-            explainers, image, targets, extra_inputs, optional_methods=captures, on_pass=clock
+        supported, rows = explain_supported(
+            explainers, image, targets, extra_inputs, optional_methods=captures, on_pass=timer
         )
         explainers, captures = (
-            [t for t in every if not isinstance(t, FeatureCapture)],
-            [t for t in every if isinstance(t, FeatureCapture)],
+            [t for t in supported if not isinstance(t, FeatureCapture)],
+            [t for t in supported if isinstance(t, FeatureCapture)],
         )
     else:
-        rows = explain_grid([*explainers, *captures], image, targets, extra_inputs, on_pass=clock)
+        rows = explain_grid([*explainers, *captures], image, targets, extra_inputs, on_pass=timer)
     method_rows, capture_rows = rows[: len(explainers)], rows[len(explainers) :]
-    places = build_grid_layout(
-        explainers, method_rows, [clock.get_seconds(explainer) / len(targets) for explainer in explainers]
+    layout = build_grid_layout(
+        explainers, method_rows, [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
     )
     explanations = [
-        method_rows[t][entry.target_index] for t, entry in zip(places.method_indices, places.entries, strict=True)
+        method_rows[t][entry.target_index] for t, entry in zip(layout.method_indices, layout.entries, strict=True)
     ]
     groups = []
     for q in range(len(targets)):
-        indices = [n for n, entry in enumerate(places.entries) if entry.target_index == q]
-        methods = [explainers[places.method_indices[n]] for n in indices]
+        indices = [n for n, entry in enumerate(layout.entries) if entry.target_index == q]
+        methods = [explainers[layout.method_indices[n]] for n in indices]
         # if a pass was repeated, the last conditions count
         facts = {
             row[q].layer: rider.conditions_by_score[q - len(targets)]
@@ -302,21 +304,21 @@ def compare_explainers(
         }
         groups += find_equivalent_maps([explanations[n] for n in indices], methods, facts)
     return Comparison(
-        tuple(explanations), tuple(places.row_labels), tuple(places.column_labels), tuple(places.entries), tuple(groups)
+        tuple(explanations), tuple(layout.row_labels), tuple(layout.column_labels), tuple(layout.entries), tuple(groups)
     )
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
     """Return the rows and columns of the image that the model saw; None if that is all, unknown, or not one region."""
-    parts = set()
+    regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
             return None
         pixels = np.nonzero(explanation.coverage_mask())
-        parts.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
+        regions.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
     whole = tuple((0, extent) for extent in explanations[0].coverage_mask().shape)
-    region = parts.pop()
-    if parts or region == whole or len(region) != 2:
+    region = regions.pop()
+    if regions or region == whole or len(region) != 2:
         return None
     (top, bottom), (left, right) = region
     return slice(top, bottom), slice(left, right)

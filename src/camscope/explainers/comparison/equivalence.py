@@ -114,16 +114,16 @@ def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson",
     if kind not in ("pearson", "spearman"):
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
     finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
-    place = Placement.identity(finest_grid.tolist())
+    placement = Placement.identity(finest_grid.tolist())
     rows = np.stack(
-        [place.project(explanation.heatmap("grid").astype(np.float64))[0].ravel() for explanation in explanations]
+        [placement.project(explanation.heatmap("grid").astype(np.float64))[0].ravel() for explanation in explanations]
     )
     if kind == "spearman":
         rows = np.stack([_rank_values(row) for row in rows])
-    centred = rows - rows.mean(1, keepdims=True)
-    norms = np.linalg.norm(centred, axis=1)
+    centered = rows - rows.mean(1, keepdims=True)
+    norms = np.linalg.norm(centered, axis=1)
     is_valid = norms > 1e-12 * np.abs(rows).max(1)  # a constant map leaves only rounding
-    scaled = centred / np.where(is_valid, norms, np.nan)[:, None]
+    scaled = centered / np.where(is_valid, norms, np.nan)[:, None]
     return np.asarray((scaled @ scaled.T).clip(-1, 1))
 
 
@@ -171,18 +171,18 @@ def _find_shared_formula(
 
 def _evaluate_formula(explainer: Explainer, conditions: Sequence[str]) -> FloatArray | None:
     """Evaluate a method's formula on random numbers that fulfill the conditions -> (N,h,w); None if it needs other inputs."""
-    draw = torch.Generator(device="cpu").manual_seed(0)
-    A = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
-    g = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    A = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
+    g = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
     A = A.abs() if NONNEGATIVE_ACTIVATION in conditions else A
     g = g[..., :1, :1].expand_as(g) if UNIFORM_GRADIENT in conditions else g
     if explainer.name == CLASSIFIER_CAM_NAME and UNIFORM_GRADIENT in conditions:
-        heat = (g * A).sum(1)
+        attribution = (g * A).sum(1)
     elif isinstance(explainer, BaseCAM) and _is_gradient_formula(explainer):
-        heat = explainer.combine(_build_synthetic_features(explainer, A, g))
+        attribution = explainer.combine(_build_synthetic_features(explainer, A, g))
     else:
         return None
-    displayed = heat.relu().numpy()
+    displayed = attribution.relu().numpy()
     peaks = displayed.max((1, 2), keepdims=True)
     return np.asarray(displayed / np.where(peaks > 0, peaks, 1))
 
@@ -217,10 +217,10 @@ def describe_equivalent_maps(
     """
     groups_by_text: dict[tuple[tuple[str, ...], str, str], list[EquivalentMaps]] = {}
     for group in equivalent_maps:
-        words = _describe_group(
+        description = _describe_group(
             group, [_quote_label(method_labels[id(explanation)]) for explanation in group.explanations]
         )
-        groups_by_text.setdefault(words, []).append(group)
+        groups_by_text.setdefault(description, []).append(group)
     return tuple(
         f"{_join_names(names)} are one map{where}{_describe_classes(groups, n_targets)}: "
         f"{reason}{_describe_negative_parts(names, groups)}"
@@ -264,8 +264,8 @@ def _describe_reason(group: EquivalentMaps, names: Sequence[str]) -> str:
 
 def _describe_negative_parts(names: Sequence[str], groups: Sequence[EquivalentMaps]) -> str:
     """Say which methods have negative values, if others do not: equal cells then differ where an image interpolates."""
-    heats = [[float(group.explanations[i].attribution.min()) for group in groups] for i in range(len(names))]
-    signed = [name for name, lowest in zip(names, heats, strict=True) if min(lowest) < 0]
+    minima = [[float(group.explanations[i].attribution.min()) for group in groups] for i in range(len(names))]
+    signed = [name for name, lowest in zip(names, minima, strict=True) if min(lowest) < 0]
     if len(signed) in (0, len(names)):
         return ""
     have, their = ("has", "its picture") if len(signed) == 1 else ("have", "their pictures")

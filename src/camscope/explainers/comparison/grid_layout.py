@@ -139,21 +139,21 @@ def _describe_settings(explainer: Explainer) -> dict[str, str]:
     """Return the settings of a method except the layer; of a wrapper, also those of the explainers inside."""
     inner = explainer.inner if isinstance(explainer, Wrapper) else ()
     own_settings = {k: str(v) for k, v in explainer.parameters.items() if k not in ("layer", "explainer", "explainers")}
-    inside = [_describe_settings(inner_settings) for inner_settings in inner]
-    names = dict.fromkeys(k for inner_settings in inside for k in inner_settings)
+    all_inner_settings = [_describe_settings(inner_settings) for inner_settings in inner]
+    names = dict.fromkeys(k for inner_settings in all_inner_settings for k in inner_settings)
     return {
-        k: " + ".join(dict.fromkeys(inner_settings[k] for inner_settings in inside if k in inner_settings))
+        k: " + ".join(dict.fromkeys(inner_settings[k] for inner_settings in all_inner_settings if k in inner_settings))
         for k in names
     } | own_settings
 
 
 def _covers_all_layers(names: Sequence[str], layers: Sequence[str | None], all_layers: Sequence[str]) -> bool:
     """Whether every method with a layer has explanations at all layers; otherwise rows per layer would leave gaps."""
-    of: dict[str, set[str]] = {}
+    layers_by_method: dict[str, set[str]] = {}
     for name, layer in zip(names, layers, strict=True):
         if layer is not None:
-            of.setdefault(name, set()).add(layer)
-    return all(method_layers == set(all_layers) for method_layers in of.values())
+            layers_by_method.setdefault(name, set()).add(layer)
+    return all(method_layers == set(all_layers) for method_layers in layers_by_method.values())
 
 
 def _format_row_labels(explanation: Explanation, layers: Sequence[str], n_targets: int) -> list[str]:

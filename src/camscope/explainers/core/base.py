@@ -257,11 +257,11 @@ class Explainer(BaseMethod):
         items = [self.prepare_input(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
-        plain = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
-        each = list(plain) if isinstance(plain, list | tuple) else None
-        if each is not None and len(each) != len(items):
+        values = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
+        image_targets = list(values) if isinstance(values, list | tuple) else [values] * len(items)
+        if len(image_targets) != len(items):
             raise InputError(
-                f"{plural(len(each), 'target')} for {plural(len(items), 'image')}: give one, or one per image"
+                f"{plural(len(image_targets), 'target')} for {plural(len(items), 'image')}: give one, or one per image"
             )
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
@@ -270,10 +270,13 @@ class Explainer(BaseMethod):
             explainer = _with_aliased_settings(
                 self, for_method, partial(_select_baseline_rows, rows=rows, inputs=items)
             )
-            question = bind_targets(
-                explainer, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], batch_inputs
+            bound_targets = bind_targets(
+                explainer,
+                [image_targets[i] for i in rows],
+                [items[i] for i in rows],
+                batch_inputs,
             )
-            result = run_methods([explainer], torch.stack([items[i].x for i in rows]), [question], batch_inputs)[0]
+            result = run_methods([explainer], torch.stack([items[i].x for i in rows]), [bound_targets], batch_inputs)[0]
             explanations = build_explanations(
                 explainer, [items[i] for i in rows], result, 0, compute_model_digest(result.model_info.model)
             )
@@ -310,8 +313,10 @@ def _with_aliased_settings(
 
 def _select_baseline_rows(baseline: Any, rows: Sequence[int], inputs: Sequence[ModelInput]) -> Any:
     """Return the baselines of some images if there is one per image (N,C,*S); return any other baseline unchanged."""
-    each = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
-    return baseline[list(rows)] if each else baseline
+    is_per_image = (
+        isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
+    )
+    return baseline[list(rows)] if is_per_image else baseline
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:

@@ -30,16 +30,16 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
     """Measure the activation sizes for each layer during the pass inside the `with`."""
     widths = {name: ActivationBytes() for name in layers}
     names = {id(module): name for name, module in layers.items()}
-    begun: set[str] = set()
+    started_layers: set[str] = set()
 
     def note(module: nn.Module, args: object, output: object) -> None:
-        begun.update(filter(None, [names.get(id(module))]))
+        started_layers.update(filter(None, [names.get(id(module))]))
         size = max((leaf.numel() * leaf.element_size() for _, leaf in iter_leaves(output)), default=0)
         for name, width in widths.items():
             width.largest_in_model = max(width.largest_in_model, size)
             width.sum_of_outputs += size if not module._modules else 0
             width.largest_behind_layer = (
-                max(width.largest_behind_layer, size) if name in begun else width.largest_behind_layer
+                max(width.largest_behind_layer, size) if name in started_layers else width.largest_behind_layer
             )
 
     with Hooks() as hooks:
@@ -114,8 +114,8 @@ class RandomMixin(BaseMethod):
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
     """Return one seed for each step, so that the numbers of a step do not depend on which steps share its pass."""
-    drawn: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
-    return drawn
+    seeds: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
+    return seeds
 
 
 def draw_normal(seeds: Sequence[int], template: Tensor) -> Tensor:

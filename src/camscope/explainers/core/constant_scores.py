@@ -88,21 +88,21 @@ def _uses_rival_scores(explainer: "BaseMethod") -> bool:
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
     """Return for each sample (N,) whether noise changes its score by no more than rounding; None if the model refuses noise."""
-    single, scores = copy.copy(score), ScoreRange()
+    score_copy, scores = copy.copy(score), ScoreRange()
     if score.values is None:
         return None
     scores.add("score", score.values, None, len(x))
     constant = None
-    cards = [x.device] if x.device.type == "cuda" else []
+    devices = [x.device] if x.device.type == "cuda" else []
     try:
         for seed in range(MAX_NOISE_TRIALS):
-            with torch.no_grad(), hooks_muted(score.model), torch.random.fork_rng(devices=cards):
-                output = single.forward(draw_noise_like(x, seed))
-                values = single.read_score(output, len(x)).detach()
-                chances = single.probability(output, len(x)).detach() if include_probabilities else None
+            with torch.no_grad(), hooks_muted(score.model), torch.random.fork_rng(devices=devices):
+                output = score_copy.forward(draw_noise_like(x, seed))
+                values = score_copy.read_score(output, len(x)).detach()
+                probabilities = score_copy.probability(output, len(x)).detach() if include_probabilities else None
             scores.add("score", values, None, len(x))
-            if chances is not None:
-                scores.add("probability", chances, None, len(x))
+            if probabilities is not None:
+                scores.add("probability", probabilities, None, len(x))
             constant = scores.is_constant(score.machine_epsilon)
             if constant is None or not bool(constant.any()):
                 return constant
@@ -113,9 +113,9 @@ def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool)
 
 def draw_noise_like(x: Tensor, seed: int) -> Tensor:
     """Return noise with shape, dtype, mean and spread of x (N,C,*S), or, for integers, in its range."""
-    draw = torch.Generator(device="cpu").manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     if not x.is_floating_point():
         low, high = int(x.min()), int(x.max())
-        return torch.randint(low, max(high, low + 1) + 1, x.shape, generator=draw, device="cpu").to(x)
-    noise = torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x)
+        return torch.randint(low, max(high, low + 1) + 1, x.shape, generator=generator, device="cpu").to(x)
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(x)
     return x.mean() + noise * torch.where(x.std() > 0, x.std(), 1).nan_to_num(1.0)

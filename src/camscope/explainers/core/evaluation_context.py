@@ -52,7 +52,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
         raise ModelError(f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module")
-    parts = [type(part) for key, part in inner.named_children() if not key.startswith("_")]
+    parts = [type(child) for key, child in inner.named_children() if not key.startswith("_")]
     if isinstance(inner, torch.fx.GraphModule) and set(parts) <= {nn.Module}:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
@@ -186,19 +186,23 @@ def evaluation_context(
     `runs_copies`: whether the model will see batches of altered copies. If its samples affect one another, each copy then
     has its own pass.
     """
-    apart = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
-    with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as casts:
-        more = {
+    one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
+    with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
+        model_inputs = {
             "args": map_leaves(extra_inputs.args, clone_inference_tensor),
             "kwargs": map_leaves(dict(extra_inputs.kwargs), clone_inference_tensor),
         }
         inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
-        settings = {"class_names": explainer.class_names, "one_sample_per_pass": apart, **explainer.call_settings}
+        settings = {
+            "class_names": explainer.class_names,
+            "one_sample_per_pass": one_sample_per_pass,
+            **explainer.call_settings,
+        }
         yield EvaluationContext(
             inputs,
             model_info.model,
-            {**settings, "forward_context": casts, "input_size": inputs.shape[2:], **more},
-            apart,
+            {**settings, "forward_context": model_autocast, "input_size": inputs.shape[2:], **model_inputs},
+            one_sample_per_pass,
         )
 
 
@@ -315,8 +319,8 @@ def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings)
     if explainer.call_settings.get("frames_first") is None:
         check_channels_first(x, model_info.model)
     if model_info.devices and x.device not in model_info.devices:
-        places = ", ".join(map(str, model_info.devices))
-        raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
+        devices = ", ".join(map(str, model_info.devices))
+        raise InputError(f"the input is on {x.device}, the model on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
@@ -334,7 +338,7 @@ def check_channels_first(x: Tensor, model: nn.Module) -> None:
     if x.ndim != 5:
         return
     kinds = (nn.Conv2d, nn.Conv3d)
-    firsts = [next((part for part in model.modules() if isinstance(part, kind)), None) for kind in kinds]
+    firsts = [next((module for module in model.modules() if isinstance(module, kind)), None) for kind in kinds]
     counts, flat = {convolution.in_channels for convolution in firsts if convolution is not None}, firsts[1] is None
     if x.shape[2] not in counts or x.shape[2] > 4:
         return
@@ -387,15 +391,15 @@ _compiler_stance = ExitStack()
 @contextmanager
 def _force_eager() -> Iterator[None]:
     """Run compiled code eagerly. The stance belongs to the process, so the last thread to leave restores it."""
-    here = threading.get_ident()
+    thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:
             _compiler_stance.enter_context(torch.compiler.set_stance("force_eager"))
-        _eager_thread_ids.append(here)
+        _eager_thread_ids.append(thread_id)
     try:
         yield
     finally:
         with _eager_lock:
-            _eager_thread_ids.remove(here)
+            _eager_thread_ids.remove(thread_id)
             if not _eager_thread_ids:
                 _compiler_stance.close()

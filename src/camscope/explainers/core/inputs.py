@@ -177,8 +177,8 @@ def prepare_scan(
         pixels, display = convert_scan_to_rgb(scan)
         (x, placement), steps = _apply_preprocess(scan_preprocess, pixels, scan.name), display.steps
         image = pixels if visible else None
-    picture = render_model_input(x, preprocess) if visible else None
-    return ModelInput(x.to(*device_and_dtype), placement, scan.name, image, picture, scan.affine, steps, flags)
+    input_image = render_model_input(x, preprocess) if visible else None
+    return ModelInput(x.to(*device_and_dtype), placement, scan.name, image, input_image, scan.affine, steps, flags)
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:

@@ -80,14 +80,14 @@ def build_extra_inputs(
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
-        twice = sorted(set(keywords) & set(additional_forward_args))
-        if twice:
+        repeated = sorted(set(keywords) & set(additional_forward_args))
+        if repeated:
             raise InputError(
-                f"{', '.join(twice)}: given as a keyword and in additional_forward_args; pass only one of them"
+                f"{', '.join(repeated)}: given as a keyword and in additional_forward_args; pass only one of them"
             )
         return ExtraInputs(args, {**keywords, **additional_forward_args})
-    more = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    return ExtraInputs((*args, *more), keywords)
+    positional = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    return ExtraInputs((*args, *positional), keywords)
 
 
 def translate_setting_names(

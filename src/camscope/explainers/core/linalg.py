@@ -55,10 +55,10 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     if bool(sure.all()):
         return axes
     exact = _decompose_fully(gram[~sure], source_dtype)
-    every = exact.new_zeros(gram.shape)
-    every[..., : axes.shape[2]] = axes
-    every[~sure] = exact
-    return every
+    all_axes = exact.new_zeros(gram.shape)
+    all_axes[..., : axes.shape[2]] = axes
+    all_axes[~sure] = exact
+    return all_axes
 
 
 def _decompose_fully(gram: Tensor, source_dtype: torch.dtype) -> Tensor:
@@ -184,20 +184,24 @@ def factorize_nonnegative(
         factor.to(full) for factor in _initialize_factors(full.double(), min(n_components, *full.shape[1:]))
     )
     error = _compute_relative_error(full, maps, vectors)
-    going = torch.arange(len(full), device=full.device)
-    part, turned = full, full.mT.contiguous()
+    active = torch.arange(len(full), device=full.device)
+    active_matrix, active_transposed = full, full.mT.contiguous()
     for _ in range(0, n_iterations, SWEEPS_PER_ERROR_CHECK):
-        rows, columns = _FactorRows(vectors[going]), _FactorRows(maps[going].mT)
+        rows, columns = _FactorRows(vectors[active]), _FactorRows(maps[active].mT)
         for _ in range(SWEEPS_PER_ERROR_CHECK):  # each map, then each vector, is optimal while all others stay
-            columns.update_rows(rows.values, turned)
-            rows.update_rows(columns.values, part)
-        maps[going], vectors[going] = columns.values.mT, rows.values
-        left = _compute_relative_error(part, maps[going], vectors[going])
-        more = error[going] - left >= tolerance
-        error[going] = left
-        if not bool(more.all()):
-            going, part, turned = going[more], part[more], turned[more]
-        if len(going) == 0:
+            columns.update_rows(rows.values, active_transposed)
+            rows.update_rows(columns.values, active_matrix)
+        maps[active], vectors[active] = columns.values.mT, rows.values
+        new_error = _compute_relative_error(active_matrix, maps[active], vectors[active])
+        improving = error[active] - new_error >= tolerance
+        error[active] = new_error
+        if not bool(improving.all()):
+            active, active_matrix, active_transposed = (
+                active[improving],
+                active_matrix[improving],
+                active_transposed[improving],
+            )
+        if len(active) == 0:
             break
     return _sort_factors(maps * size, vectors, error)
 

@@ -200,12 +200,12 @@ def _collect_top_classes(score: Score, n_samples: int, probabilities: Tensor | N
         return [()] * n_samples
     best = score.logits.double().topk(min(MAX_TOP_CLASSES, score.logits.shape[1]), 1)
     shares = torch.full_like(best.values, torch.nan) if probabilities is None else probabilities.gather(1, best.indices)
-    each = zip(*(part.tolist() for part in (best.indices, best.values, shares)), strict=True)
+    columns = zip(*(part.tolist() for part in (best.indices, best.values, shares)), strict=True)
     return [
         tuple(
             ClassScore(k, score.class_name(k), value, _nan_to_none(share)) for k, value, share in zip(*row, strict=True)
         )
-        for row in each
+        for row in columns
     ]
 
 

@@ -103,13 +103,15 @@ class InputGradientExplainer(PixelExplainer):
 
     def compute_maps_from_gradient(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> AttributionMaps:
         """Return the map (N,*S) of one score from its gradient (N,C,*S)."""
-        heat = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
-        faint = (
+        attribution = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
+        below_precision = (
             None
             if score.values is None
             else is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
         )
-        return AttributionMaps(heat, zero_gradient=~gradient.flatten(1).any(1), constant_score=faint, notes=notes)
+        return AttributionMaps(
+            attribution, zero_gradient=~gradient.flatten(1).any(1), constant_score=below_precision, notes=notes
+        )
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
@@ -260,21 +262,21 @@ def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator
     def advance(steps: int) -> None:
         nonlocal done
         done += steps
-        if bar is not None:
-            bar.update(task, advance=steps)
+        if progress_bar is not None:
+            progress_bar.update(task, advance=steps)
 
-    bar = None
+    progress_bar = None
     if show_progress:
         from rich.progress import Progress
 
-        bar = Progress(transient=True)
-        task = bar.add_task(description, total=n_steps)
-        bar.start()
+        progress_bar = Progress(transient=True)
+        task = progress_bar.add_task(description, total=n_steps)
+        progress_bar.start()
     try:
         yield advance
     except BaseException as error:
         error.add_note(f"{description}: stopped after {done} of {plural(n_steps, 'step')}")
         raise
     finally:
-        if bar is not None:
-            bar.stop()
+        if progress_bar is not None:
+            progress_bar.stop()

@@ -51,12 +51,12 @@ def samples_interact(
 
 def _draw_noise_images(x: Tensor) -> Tensor:
     """Return three noise images (3,C,*S) with mean and spread of the first sample, or, for integers, in its range."""
-    draw = torch.Generator(device="cpu").manual_seed(0)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     shape = (3, *x.shape[1:])
     if not x.is_floating_point():
         low, high = int(x[:1].min()), int(x[:1].max())
-        return torch.randint(low, max(high, low + 1) + 1, shape, generator=draw, device="cpu").to(x)
-    noise = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(x)
+        return torch.randint(low, max(high, low + 1) + 1, shape, generator=generator, device="cpu").to(x)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(x)
     return x[:1].mean() + noise * torch.where(x[:1].std() > 0, x[:1].std(), 1).nan_to_num(1.0)
 
 
@@ -97,14 +97,14 @@ def _repeat_first_sample(extra_inputs: ExtraInputs) -> ExtraInputs:
 @contextmanager
 def _isolated_evaluation(model_copy: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluate without gradients, in eval mode, and restore all random states at exit."""
-    cards = [device] if device.type == "cuda" else []
+    devices = [device] if device.type == "cuda" else []
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         autocast_uncached(),
         eval_mode_buffers_restored(model_copy),
         evaluation_mode(model_copy),
-        torch.random.fork_rng(devices=cards),
+        torch.random.fork_rng(devices=devices),
     ):
         yield
 

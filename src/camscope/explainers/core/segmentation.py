@@ -69,10 +69,10 @@ def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tenso
     span = values.amax() - values.amin()
     values = (values - values.amin()) / (span if bool(span > 0) else 1)
     flat = values.ndim == 2
-    picture = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
+    image = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
     is_color = len(values) == 3 and not flat
     nearness = compactness if is_color else compactness / MAX_LAB_LIGHTNESS
-    labels = slic(picture, n_segments, nearness, convert2lab=is_color, channel_axis=-1, start_label=0)
+    labels = slic(image, n_segments, nearness, convert2lab=is_color, channel_axis=-1, start_label=0)
     return torch.from_numpy(labels[0] if flat else labels)
 
 

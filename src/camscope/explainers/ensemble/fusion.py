@@ -150,7 +150,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     for explanation in explanations[1:]:
         _check_same_target(first, explanation)
     precision = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
-    heat = fuse_attributions(
+    attribution = fuse_attributions(
         [torch.from_numpy(explanation.attribution.astype(precision))[None] for explanation in explanations], fusion_mode
     )[0].numpy()
     flagged = [explanation for explanation in explanations if explanation.status != STATUS_OK]
@@ -163,7 +163,13 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     layers = " + ".join(str(explanation.layer) for explanation in explanations)
     settings = {**first.parameters, "layer": layers, "fusion_mode": fusion_mode}
     return replace(
-        first, attribution=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings
+        first,
+        attribution=attribution,
+        layer=layers,
+        layout=None,
+        status=status,
+        notes=tuple(notes),
+        parameters=settings,
     )
 
 

@@ -49,10 +49,10 @@ class RefineCAM(Explainer):
         super().__post_init__()
         method = METHODS.get(self.base_method)
         if method is None or not issubclass(method, LayerExplainer):
-            looking = [name for name, method_cls in METHODS.items() if issubclass(method_cls, LayerExplainer)]
-            near = difflib.get_close_matches(str(self.base_method), looking, n=3, cutoff=0.0)
+            layer_methods = [name for name, method_cls in METHODS.items() if issubclass(method_cls, LayerExplainer)]
+            nearest = difflib.get_close_matches(str(self.base_method), layer_methods, n=3, cutoff=0.0)
             raise InputError(
-                f"base_method={self.base_method!r} is not a method that looks at one layer; nearest: {', '.join(near)}"
+                f"base_method={self.base_method!r} is not a method that looks at one layer; nearest: {', '.join(nearest)}"
             )
         common = {
             name: getattr(self, name)
@@ -93,10 +93,10 @@ class RefineCAM(Explainer):
         ]
         if self.layers is not None:
             return merged
-        chosen = f"layers {', '.join(map(str, layers))} were chosen"
+        note = f"layers {', '.join(map(str, layers))} were chosen"
         if len(layers) == 1:
-            chosen = f"layer {layers[0]!r} was chosen: the model has one resolution, so that no layer refines the map"
-        return [replace(layer_maps, notes=(chosen, *layer_maps.notes)) for layer_maps in merged]
+            note = f"layer {layers[0]!r} was chosen: the model has one resolution, so that no layer refines the map"
+        return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
         """Return the same method with the layers that it finds for this input."""
@@ -105,15 +105,15 @@ class RefineCAM(Explainer):
     def _find_stages_for_input(self, x: Tensor, score: Score) -> list[str]:
         """Return the last layer of each resolution, the finest first; cached while the structure of the model stays the same."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
-        built = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built not in self._stages_by_model:
+        cache_key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if cache_key not in self._stages_by_model:
             layers = find_spatial_layers(model, lambda: score.forward(x), x.shape)
             stages = find_stages(model, layers, deepest)
-            while wrong := self._find_misplaced_layers(layers, stages[:-1], x, score):
-                layers = [layer for layer in layers if layer.name not in wrong]
+            while misplaced := self._find_misplaced_layers(layers, stages[:-1], x, score):
+                layers = [layer for layer in layers if layer.name not in misplaced]
                 stages = find_stages(model, layers, deepest)
-            self._stages_by_model = {**self._stages_by_model, built: stages}
-        return self._stages_by_model[built]
+            self._stages_by_model = {**self._stages_by_model, cache_key: stages}
+        return self._stages_by_model[cache_key]
 
     def _find_misplaced_layers(
         self, layers: Sequence[SpatialLayer], names: Sequence[str], x: Tensor, score: Score
@@ -131,14 +131,14 @@ def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer:
     A layer inside one of several similar blocks is a step of that block and ends no stage: the first convolution of a
     bottleneck still has the resolution of the previous stage.
     """
-    kinds = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
-    sibling_counts = Counter((_parent_name(name), kind) for name, kind in kinds.items())
+    module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
+    sibling_counts = Counter((_parent_name(name), kind) for name, kind in module_types.items())
     last: dict[tuple[int, ...], str] = {}
     for layer in layers:
         if layer.name == deepest_layer:
             break
-        inside = (name for name in _ancestor_names(layer.name) if name in kinds)
-        if not any(sibling_counts[_parent_name(name), kinds[name]] > 1 for name in inside):
+        enclosing = (name for name in _ancestor_names(layer.name) if name in module_types)
+        if not any(sibling_counts[_parent_name(name), module_types[name]] > 1 for name in enclosing):
             last[layer.layout.grid] = layer.name
     cells = {layer.name: math.prod(layer.layout.grid) for layer in layers}
     finer = [name for name in last.values() if cells[name] > cells.get(deepest_layer, 0)]

@@ -320,19 +320,19 @@ def _compute_maps_at_scale(
 
 
 def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
-    heat = maps.attribution.flip([axis + 1 for axis in axes])
-    return replace(maps, attribution=resize_maps(heat, reference.attribution.shape[1:]))
+    attribution = maps.attribution.flip([axis + 1 for axis in axes])
+    return replace(maps, attribution=resize_maps(attribution, reference.attribution.shape[1:]))
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
     """Return the mean over all views; the first of `views_by_scale` are those of the input's own scale."""
     sums = [torch.stack([view.attribution for view in views]).sum(0) for views in views_by_scale]
     sizes = [torch.stack([_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale]
-    heat = sums[0]
+    total_map = sums[0]
     for total, size in zip(sums[1:], sizes[1:], strict=True):
-        heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
+        total_map = total_map + total * torch.where(size > 0, sizes[0] / size, 0)
     all_views = [view for views in views_by_scale for view in views]
-    return merge_maps(all_views, heat / len(all_views), f"the mean of {plural(len(all_views), 'view')}")
+    return merge_maps(all_views, total_map / len(all_views), f"the mean of {plural(len(all_views), 'view')}")
 
 
 def _mean_magnitude(attribution: Tensor) -> Tensor:
