@@ -97,7 +97,7 @@ def find_equivalent_maps(
             continue
         placement = next((group for group in groups if _have_equal_heatmaps(explanations[group[0]], explanation)), None)
         groups.append([n]) if placement is None else placement.append(n)
-    found = []
+    equivalent_maps = []
     for group in (group for group in groups if len(group) > 1):
         members = tuple(explanations[n] for n in group)
         layers = {explanation.layer for explanation in members}
@@ -105,8 +105,8 @@ def find_equivalent_maps(
         because, explained = (
             ((), []) if conditions is None else _find_shared_formula(conditions, [explainers[n] for n in group])
         )
-        found.append(EquivalentMaps(members, because, tuple(members[i] for i in explained)))
-    return found
+        equivalent_maps.append(EquivalentMaps(members, because, tuple(members[i] for i in explained)))
+    return equivalent_maps
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
@@ -157,13 +157,13 @@ def _find_shared_formula(
     best: tuple[tuple[str, ...], list[int]] = (), []
     candidates = [fact for fact in (UNIFORM_GRADIENT, NONNEGATIVE_ACTIVATION) if fact in conditions]
     for because in (some for size in range(len(candidates) + 1) for some in combinations(candidates, size)):
-        drawn = {
+        formula_maps = {
             t: maps
             for t, explainer in enumerate(explainers)
             if (maps := _evaluate_formula(explainer, because)) is not None
         }
-        first = next(iter(drawn.values()), None)
-        equal_indices = [t for t, maps in drawn.items() if first is not None and _are_close(first, maps)]
+        first = next(iter(formula_maps.values()), None)
+        equal_indices = [t for t, maps in formula_maps.items() if first is not None and _are_close(first, maps)]
         if len(equal_indices) > max(1, len(best[1])):
             best = because, equal_indices
     return best

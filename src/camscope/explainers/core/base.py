@@ -218,14 +218,14 @@ class Explainer(BaseMethod):
 
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Return another method for the same model, with the shared settings that differ from the default."""
-        kind, parameters = get_explainer_class(method), signature(type(self)).parameters
+        method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
         shared = [
             name
-            for name in signature(kind).parameters
-            if _find_declaring_class(name, kind) is _find_declaring_class(name, type(self))
+            for name in signature(method_cls).parameters
+            if _find_declaring_class(name, method_cls) is _find_declaring_class(name, type(self))
         ]
         values = {name: getattr(self, name) for name in shared}
-        return kind(**{name: value for name, value in values.items() if value is not parameters[name].default})
+        return method_cls(**{name: value for name, value in values.items() if value is not parameters[name].default})
 
     @final
     def explain_batch(

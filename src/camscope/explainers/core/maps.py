@@ -150,14 +150,14 @@ SAFE_WORD_PATTERN = re.compile(r"[\w+-]{1,40}")  # a setting's word, but no path
 def collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
     """Return the fields of an Explanation that hold target and answer: target, label, score, probability, top classes."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
-    chances, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
-    tops = _collect_top_classes(score, n_samples, chances)
+    probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
+    tops = _collect_top_classes(score, n_samples, probabilities)
     return [
         {
             "target": index,
             "label": score.describe(i),
             "score": values[i],
-            "probability": None if index is None or chances is None else _nan_to_none(float(chances[i, index])),
+            "probability": None if index is None or probabilities is None else _nan_to_none(float(probabilities[i, index])),
             "top_classes": tops[i],
         }
         for i, index in enumerate(class_indices)

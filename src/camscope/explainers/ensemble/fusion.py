@@ -116,9 +116,9 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
     """Return the fused map (N,*s) with the notes of each layer's maps; `scaling_note` says how they were scaled."""
-    layers = list(filter(None, (one.layer for one in layer_maps)))
-    one = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
-    return replace(one, layer=" + ".join(layers) or None, layout=None)
+    layers = list(filter(None, (merged.layer for merged in layer_maps)))
+    merged = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
+    return replace(merged, layer=" + ".join(layers) or None, layout=None)
 
 
 def _describe_shared_status(maps: AttributionMaps) -> str | None:

@@ -264,25 +264,25 @@ class Augmented(Wrapper):
         """Return the mean of the maps over all views."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
-        plain = self.explainer.compute_maps(x, scores)
+        unchanged_maps = self.explainer.compute_maps(x, scores)
         flips, explainer = self._list_flip_axes(x.ndim - 2), self.explainer.resolve(x, scores[0])
-        rounds = []
+        views_by_scale = []
         for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
-            views = [plain] if scale == 1 else []
+            views = [unchanged_maps] if scale == 1 else []
             for axes in flips[len(views) :]:
                 flipped_scores = [score.flipped(axes, size) for score in scores]
-                there = _compute_maps_at_scale(
+                view_maps = _compute_maps_at_scale(
                     scale, explainer, resize_input(x.flip([axis + 2 for axis in axes]), size), flipped_scores
                 )
                 views.append(
                     [
                         _undo_flip(flipped_maps, axes, reference)
-                        for flipped_maps, reference in zip(there, plain, strict=True)
+                        for flipped_maps, reference in zip(view_maps, unchanged_maps, strict=True)
                     ]
                 )
-            rounds.append(views)
-        return [_average_views([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
+            views_by_scale.append(views)
+        return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
     def _list_flip_axes(self, n_spatial_axes: int) -> list[tuple[int, ...]]:
         """Return the flipped axes of every view, starting with none."""
