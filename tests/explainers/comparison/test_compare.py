@@ -162,7 +162,7 @@ def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
     (sentence,) = found.equivalence_notes
     assert sentence.startswith("Grad-CAM, XGrad-CAM and HiResCAM are one map at features for every class: the gradient")
     assert "one number per channel" in sentence
-    assert "; hirescam also has a negative part" in sentence
+    assert "; HiResCAM also has a negative part" in sentence
 
 
 def test_a_title_with_a_comma_is_one_name_in_a_sentence():
@@ -312,7 +312,7 @@ def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
         "scorecam, denoised n_channels=2",
         "scorecam, denoised n_channels=4",
     )
-    with pytest.raises(InputError, match="gradcam is named twice"):
+    with pytest.raises(InputError, match="gradcam is given twice"):
         compare(net, scan, ["gradcam", GradCAM])
 
 
@@ -329,14 +329,14 @@ def cells_of(found, monkeypatch):
 def test_a_contrast_among_others_says_its_own_answer_and_nobody_elses(net, monkeypatch, first):
     contrast, others = Contrast(GradCAM(net), "nodule", "effusion"), ["gradcam", Denoised(LayerCAM(net))]
     found = compare(net, draw_radiograph(7, "nodule").image, [contrast, *others] if first else [*others, contrast])
-    titles = ["gradcam", "layercam, denoised"]
-    assert set(found.column_labels) == {"gradcam, contrast", *titles}
+    titles = ["Grad-CAM", "LayerCAM, denoised"]
+    assert set(found.column_labels) == {"gradcam, contrast", "gradcam", "layercam, denoised"}
     (row,) = found.row_labels
     assert row.startswith("nodule (p=")
     (captions,), _ = cells_of(found, monkeypatch)
     assert captions[0] == row
     (own,) = [caption for caption in captions[1:] if caption not in titles]
-    assert own.startswith("gradcam, contrast · log-odds of nodule over effusion (score ")
+    assert own.startswith("Grad-CAM, contrast · log-odds of nodule over effusion (score ")
     assert [row["method"] for row in found.to_records()] == [one.method for one in found.explanations]
 
 
@@ -349,8 +349,8 @@ def test_a_contrast_does_not_title_the_layers_of_the_others(net, monkeypatch):
     captions, title = cells_of(found, monkeypatch)
     assert title.startswith("array · nodule (p=")
     assert [row[0] for row in captions] == ["layer4", "layer3"]
-    assert all(row[1].startswith("gradcam, contrast · log-odds of nodule over") for row in captions)
-    assert [row[2:] for row in captions] == 2 * [["gradcam", "layercam"]]
+    assert all(row[1].startswith("Grad-CAM, contrast · log-odds of nodule over") for row in captions)
+    assert [row[2:] for row in captions] == 2 * [["Grad-CAM", "LayerCAM"]]
 
 
 def squares(figure, width):

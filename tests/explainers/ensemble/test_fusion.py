@@ -174,7 +174,7 @@ def test_fused_refuses_what_does_not_belong_together():
         Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
         "gradcam": r"takes an explainer, as GradCAM\(model\); got 'gradcam'",
-        GradCAM: r"as Fused\.at_layers\(GradCAM\(model\), layers\); <class",
+        GradCAM: r"takes an explainer, as GradCAM\(model\); got <class",
         FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method that has",
         RefineCAM(model): "RefineCAM.* has no single layer to choose",
         Fused([GradCAM(model)]): "has several layers already",

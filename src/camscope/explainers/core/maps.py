@@ -157,7 +157,9 @@ def collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
             "target": index,
             "label": score.describe(i),
             "score": values[i],
-            "probability": None if index is None or probabilities is None else _nan_to_none(float(probabilities[i, index])),
+            "probability": None
+            if index is None or probabilities is None
+            else _nan_to_none(float(probabilities[i, index])),
             "top_classes": tops[i],
         }
         for i, index in enumerate(class_indices)
