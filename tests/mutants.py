@@ -270,8 +270,8 @@ MUTANTS = [
         "one batch for all",
         sample_interaction,
         "_measure_interaction",
-        "one.shape != other.shape or _have_different_values(one, other)",
-        "one.shape != other.shape",
+        "first_tensor.shape != other.shape or _have_different_values(first_tensor, other)",
+        "first_tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,
     ),
     Mutant(

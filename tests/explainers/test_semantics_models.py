@@ -223,7 +223,7 @@ def test_a_quantised_model_is_refused_by_the_name_of_its_layer():
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     except RuntimeError as error:
         pytest.skip(f"no quantised engine here: {error}")
-    with pytest.raises(ModelError, match=r"^head is quantised: it has no gradient; pass the float model"):
+    with pytest.raises(ModelError, match=r"^head is quantized: it has no gradient; pass the float model"):
         GradCAM(quantised, "features")
 
 
@@ -656,7 +656,7 @@ def test_one_thing_where_a_list_is_asked_for():
     model, x = plain()
     tool = GradCAM(model, "middle")
     for targets in (1, "cat"):
-        with pytest.raises(TargetError, match="takes a list of questions"):
+        with pytest.raises(TargetError, match="takes a list of targets"):
             tool.explain_classes(x[0], targets)
     with pytest.raises(InputError, match="takes a list of images"):
         tool.explain_batch("cat.jpg")
