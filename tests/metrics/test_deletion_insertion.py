@@ -70,7 +70,11 @@ def sigmoid(value):
     ("name", "settings", "expected"),
     [
         ("deletion", {}, (10 / 2 + 6 + 3 + 1 + 0 / 2) / 4),
-        ("deletion", {"output_kind": "probability"}, (sigmoid(10) / 2 + sigmoid(6) + sigmoid(3) + sigmoid(1) + 0.25) / 4),
+        (
+            "deletion",
+            {"output_kind": "probability"},
+            (sigmoid(10) / 2 + sigmoid(6) + sigmoid(3) + sigmoid(1) + 0.25) / 4,
+        ),
         ("insertion", {}, (10 / 2 + 9 + 7 + 4 + 0 / 2) / 4),
         ("lerf-morf-gap", {}, 2.5),
         ("aopc", {}, (0 + 4 + 7 + 9 + 10) / 5),
@@ -116,7 +120,9 @@ def test_infidelity_by_hand():
     assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS]) == pytest.approx(0, abs=1e-9)
     assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS], fit_scale=False) > 1
     fill = torch.full((1, 4), -1.0)  # two steps below x: a gradient says half of what is lost
-    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, unit="slopes", fit_scale=False) == pytest.approx(0, abs=1e-12)
+    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, unit="gradients", fit_scale=False) == pytest.approx(
+        0, abs=1e-12
+    )
     assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, fit_scale=False) > 1
     assert said("completeness-gap", WEIGHTS, WEIGHTS, fill=fill) == pytest.approx(10)
 
@@ -127,9 +133,9 @@ def test_road_by_hand():
         "necessity", [0, 1, 0], [0, 1, 0], [0, 9, 2], fill="inpainting", share=0.33, output_kind="score"
     ) == pytest.approx(8)
     for name, expected in (("road-morf", 1.0), ("road-lerf", 9.0), ("road", 8.0)):
-        assert said(name, [0, 1, 0], [0, 1, 0], [0, 9, 2], shares=[0.33], noise_std=0, output_kind="score") == pytest.approx(
-            expected
-        )
+        assert said(
+            name, [0, 1, 0], [0, 1, 0], [0, 9, 2], shares=[0.33], noise_std=0, output_kind="score"
+        ) == pytest.approx(expected)
 
 
 def test_correlations_are_those_of_the_same_sets_in_a_loop():
@@ -448,7 +454,11 @@ def test_what_cannot_be_asked_is_refused():
         for call, error, words in [
             (lambda: PerturbationTest(x[:, 0, :3], scores), GeometryError, "at the input|to the input"),
             (lambda: PerturbationTest(x[:, 0], scores, imputation="black hole"), InputError, "expected 'mean', 'blur'"),
-            (lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)), InputError, "the imputation image is"),
+            (
+                lambda: PerturbationTest(x[:, 0], scores, imputation=torch.zeros(2, 6, 6)),
+                InputError,
+                "the imputation image is",
+            ),
             (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "n_steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
             (lambda: METRICS["road"](trial, shares=()), InputError, "name one"),
@@ -456,7 +466,11 @@ def test_what_cannot_be_asked_is_refused():
             (lambda: aopc(trial, n_regions=0), InputError, "n_regions=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),
             (lambda: METRICS["sensitivity-n"](trial, n_sets=1), InputError, "2 or more"),
-            (lambda: METRICS["adcc"](trial, compute_maps=lambda z: z[:, 0, :2]), GeometryError, "compute_maps returned maps"),
+            (
+                lambda: METRICS["adcc"](trial, compute_maps=lambda z: z[:, 0, :2]),
+                GeometryError,
+                "compute_maps returned maps",
+            ),
         ]:
             with pytest.raises(error, match=words):
                 call()

@@ -22,10 +22,10 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.randomization_result import _draw_thumbnail
 from camscope.metrics.weight_randomization import reset_modules, split_model
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
+from camscope.render.randomization_figure import _draw_thumbnail
 from tests.nets import CASES, Flat, Tokens
 from tests.pictures import notebook_picture
 from tests.untouched import untouched
@@ -248,7 +248,9 @@ def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
         both = {**many.similarities, "hog": np.full((1, 1, 5), other)}
         assert (
             replace(
-                many, similarities=both, null_similarities={**many.null_similarities, "hog": many.null_similarities["spearman"]}
+                many,
+                similarities=both,
+                null_similarities={**many.null_similarities, "hog": many.null_similarities["spearman"]},
             ).passes
             is passes
         )
