@@ -268,7 +268,12 @@ def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
 
     def subject(evidence):
         plain = {
-            "data": {"manifest": str(tmp_path / "list.csv"), "root": str(DATA), "label": "label", "ground_truth": evidence},
+            "data": {
+                "manifest": str(tmp_path / "list.csv"),
+                "root": str(DATA),
+                "label": "label",
+                "ground_truth": evidence,
+            },
             "model": {"source": f"{DATA / 'models.py'}:blood_cells", "preprocess": "imagenet"},
             "explain": {"findings": ["0"], "methods": ["gradcam"]},
             "regions": {"organ": {"file": str(CELLS), "category": ["WBC", "RBC", "Platelets"]}},

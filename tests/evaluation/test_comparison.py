@@ -97,8 +97,12 @@ def test_the_table_is_means_and_paired_differences_by_hand(place, found):
         else:
             gap, known = own - values[best], stats.ttest_rel(own, values[best])
             assert row["difference_to_best"] == pytest.approx(gap.mean(), rel=1e-4, abs=1e-6)
-            assert row["difference_to_best_p_value"] == pytest.approx(min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2)
-            assert np.isnan(row["difference_to_best_low"])  # seven images cannot be as certain as so many comparisons ask
+            assert row["difference_to_best_p_value"] == pytest.approx(
+                min(1, pairs * max(known.pvalue, 2**-6)), rel=1e-2
+            )
+            assert np.isnan(
+                row["difference_to_best_low"]
+            )  # seven images cannot be as certain as so many comparisons ask
     assert rows["enrichment", "uniform"]["mean"] == 1
     assert rows["enrichment", "uniform"]["seconds_per_image"] is None
     assert [metric for metric, _ in pairwise(dict.fromkeys(row["metric"] for row in found.to_records()))][:2] == [

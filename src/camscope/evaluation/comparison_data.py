@@ -107,5 +107,7 @@ def _read_method_settings(run: BatchRun, key: MethodKey) -> Mapping[str, object]
 
 def _format_differing_settings(settings: Mapping[str, object], other_settings: Sequence[Mapping[str, object]]) -> str:
     return " ".join(
-        f"{name}={value}" for name, value in settings.items() if any(other.get(name) != value for other in other_settings)
+        f"{name}={value}"
+        for name, value in settings.items()
+        if any(other.get(name) != value for other in other_settings)
     )

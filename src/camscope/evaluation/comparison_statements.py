@@ -31,9 +31,7 @@ def iter_statements(
             f"{plural(len(rankings), 'metric')}, whatever they show: at least {max(n_groups_needed)} are needed"
         )
     undecided = [
-        metric
-        for metric, ranking in rankings.items()
-        if not ranking.worse_methods and not ranking.n_groups_needed
+        metric for metric, ranking in rankings.items() if not ranking.worse_methods and not ranking.n_groups_needed
     ]
     if undecided:
         yield f"no method differs significantly from the first in {join_names(undecided)}"
@@ -114,7 +112,9 @@ class _MetricRanking:
     @property
     def text(self) -> str:
         """The best method and the methods that do not differ from it, as text."""
-        first, *others = [_get_method_name(line, self._names) for line in self.methods if line not in self.worse_methods]
+        first, *others = [
+            _get_method_name(line, self._names) for line in self.methods if line not in self.worse_methods
+        ]
         if not others:
             return f"{first} is first, and better than {'all others' if len(self.methods) > 2 else 'the other'}"
         return f"{first} is first; no significant difference from {join_names(others)}"
@@ -134,7 +134,9 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
             metrics_by_control.setdefault(controls[0], []).append(metric)
         elif len(better) < len(methods):
             verb = "is" if len(better) == 1 else "are"
-            partial_statements.append(f"only {join_names(better)} {verb} better than the control {controls[0]} in {metric}")
+            partial_statements.append(
+                f"only {join_names(better)} {verb} better than the control {controls[0]} in {metric}"
+            )
     for control, metrics in metrics_by_control.items():
         yield f"no method is better than the control {control} in {join_names(metrics)}"
     yield from partial_statements

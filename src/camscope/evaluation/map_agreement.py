@@ -102,14 +102,16 @@ def _write_agreement_parts(
     pa, chunks, n_done = import_arrow(), sorted(run_store.finished_chunks()), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
     rows = {chunk: open_map_parts([str(run_store.part_path(chunk))]) for chunk in chunks}
-    sources = {
-        chunk: run_store.part_digest(chunk) for chunk in chunks
-    }  # failed images may have been retried since
-    finished = {chunk for chunk in store.finished_chunks() if store.read_source_digest(chunk) in (None, sources.get(chunk))}
+    sources = {chunk: run_store.part_digest(chunk) for chunk in chunks}  # failed images may have been retried since
+    finished = {
+        chunk for chunk in store.finished_chunks() if store.read_source_digest(chunk) in (None, sources.get(chunk))
+    }
     sizes = {chunk: len(read_rows(rows[chunk], ["row"])["row"].unique()) for chunk in chunks}
     for chunk in chunks:
         pair_rows: list[Row] = []
-        work = iter_rows_by_image(rows[chunk], Query().find_positions(rows[chunk])) if chunk not in finished else iter(())
+        work = (
+            iter_rows_by_image(rows[chunk], Query().find_positions(rows[chunk])) if chunk not in finished else iter(())
+        )
         for image_rows in map_in_order(
             lambda image: list(iter_map_pairs(run, image)), work, num_threads or os.cpu_count() or 1
         ):
