@@ -429,7 +429,7 @@ def test_refused(net, scans):
         (
             lambda: run_randomization_test(GradCAM(net), scans, similarities=["jaccard"]),
             InputError,
-            "no similarity 'jaccard' here",
+            "unknown similarity 'jaccard'",
         ),
         (
             lambda: run_randomization_test(GradCAM(net), scans, layers=["relu"]),

@@ -349,7 +349,7 @@ def test_refused():
         (lambda: compare_under_transforms(tool, x, transforms=[Shift((1, 2, 3))]), InputError, "expected 2 numbers"),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift(0.5)]), InputError, "pixels=0.5"),
         (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "relative_std=-1.0"),
-        (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave the rotations out"),
+        (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave Rotation out"),
         (lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(0)]), InputError, "width=0"),
         (
             lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(level_shift=np.nan)]),
@@ -363,7 +363,7 @@ def test_refused():
             InputError,
             "quality=101: expected a whole number, 100 or",
         ),
-        (lambda: JPEGCompression(90).apply(smooth(9)), GeometryError, "leave the compression out"),
+        (lambda: JPEGCompression(90).apply(smooth(9)), GeometryError, "leave JPEGCompression out"),
         (lambda: Resampling(0.9).apply(torch.zeros(1, 1, 2, 3, 4, 5)), GeometryError, "an input of 4 axes"),
         (lambda: max_sensitivity(tool, x, radius=0), InputError, "radius=0"),
         (lambda: max_sensitivity(tool, x, n_samples=0), InputError, "n_samples=0"),

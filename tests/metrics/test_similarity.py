@@ -117,7 +117,7 @@ def test_what_has_no_similarity():
     with pytest.raises(UndefinedError, match="no 3 x 3 cells of 16 pixels"):
         hog_correlation(one[:40], other[:40])
     assert hog_correlation(one[:40], other[:40], cell_size=8) > 0
-    with pytest.raises(UndefinedError, match="a map of 3 axes"):
+    with pytest.raises(UndefinedError, match="a map with 3 axes"):
         hog_correlation(one.reshape(6, 10, 72), other.reshape(6, 10, 72))
     for wrong in (4, 1):
         with pytest.raises(InputError, match="expected an odd number"):
