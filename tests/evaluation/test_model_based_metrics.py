@@ -97,7 +97,9 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     lost = [row for row in rows if row["value"] is None]
     assert {row["row"] for row in lost} == {1}
     assert {row["reason"][:8] for row in lost} == {"no map: "}
-    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows}
+    said = {
+        tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows
+    }
     assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
     for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
         x = tool.prepare_input(place / f"{n}.png").x
@@ -124,7 +126,10 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
-    assert all(METRICS[name].input_kind in ("perturbation_test", "perturbation_test_and_maps") for name in DEFAULT_MODEL_METRICS)
+    assert all(
+        METRICS[name].input_kind in ("perturbation_test", "perturbation_test_and_maps")
+        for name in DEFAULT_MODEL_METRICS
+    )
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):

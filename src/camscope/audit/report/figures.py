@@ -77,9 +77,7 @@ INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
     for performance in summary.predict.performance:
         if performance.bins:
-            caption = (
-                "Bars: 95 % intervals; dot size: number of images; dashed line: perfect calibration"
-            )
+            caption = "Bars: 95 % intervals; dot size: number of images; dashed line: perfect calibration"
             yield factory.create_figure(
                 ("Reliability", performance.finding),
                 caption,
@@ -89,8 +87,7 @@ def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Itera
         if performance.subgroup_differences:
             rows = [ForestRow("all images", performance.auroc), *_iter_subgroup_rows(performance)]
             caption = (
-                f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must "
-                "exceed"
+                f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must exceed"
             )
             margin = summary.margins.get("useful_auroc")
             draw = partial(
@@ -128,9 +125,7 @@ def _draw_difference_figure(
     draw = partial(
         draw_forest_svg, rows=rows, axis_label="difference", shaded_range=(-margin, margin), reference_value=0.0
     )
-    return factory.create_figure(
-        title_parts, f"{INTERVAL_LEGEND}; shaded: differences within the margin", draw
-    )
+    return factory.create_figure(title_parts, f"{INTERVAL_LEGEND}; shaded: differences within the margin", draw)
 
 
 def _format_level(difference: SubgroupDifference) -> str:

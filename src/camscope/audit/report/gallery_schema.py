@@ -18,9 +18,7 @@ class GalleryKind:
 
 
 GALLERY_KINDS: Mapping[str, GalleryKind] = {
-    "random": GalleryKind(
-        "Random sample", "Images drawn by the seed from all images with a prediction."
-    ),
+    "random": GalleryKind("Random sample", "Images drawn by the seed from all images with a prediction."),
     "missed": GalleryKind("Missed", "Images with the finding and a probability below one half, lowest first."),
     "false_alarms": GalleryKind(
         "False alarms", "Images without the finding and a probability above one half, highest first."

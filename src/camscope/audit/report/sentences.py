@@ -52,7 +52,9 @@ def describe_absent_objections(summary: Summary, topic_name: str, questions: Seq
         return (f"No question about {topic_name} was tested. This is not evidence in favor of {topic_name}.",)
     if not n_tested.value:
         if n_questions.value == 1:
-            return (f"The only question about {topic_name} was not testable. This is not evidence in favor of {topic_name}.",)
+            return (
+                f"The only question about {topic_name} was not testable. This is not evidence in favor of {topic_name}.",
+            )
         return (
             "None of the ",
             n_questions,
@@ -83,9 +85,7 @@ def describe_patient_grouping(check: DataCheckResult) -> Sentence:
             check.n_patients,
             f" {noun}. All images of a patient count as one unit of the statistics.",
         )
-    return (
-        "No column identifies the patient: each image counts as a patient, and intervals may be too narrow.",
-    )
+    return ("No column identifies the patient: each image counts as a patient, and intervals may be too narrow.",)
 
 
 def describe_statistical_unit(check: DataCheckResult) -> str:
@@ -99,9 +99,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Sentence:
     if not isinstance(count, int):
         return ("It is not recorded whether other margins were declared earlier.",)
     if count == 1:
-        return (
-            "The config was declared before the first prediction, and no other config was used in this folder.",
-        )
+        return ("The config was declared before the first prediction, and no other config was used in this folder.",)
     when = (
         "this is the first of them, declared before the first prediction"
         if provenance.get("declared_before_results")
@@ -237,7 +235,9 @@ def _describe_interval_methods(n_resamples: int) -> dict[str, tuple[Sentence, st
             "Korn and Graubard 1998, Survey Methodology 24, 193",
         ),
         "student": (
-            ("Student's t interval of the jackknife over patients, with degrees of freedom adjusted for the numbers of images",),
+            (
+                "Student's t interval of the jackknife over patients, with degrees of freedom adjusted for the numbers of images",
+            ),
             "Bell and McCaffrey 2002, Survey Methodology 28, 169; MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969",
         ),
         "newcombe": (

@@ -94,7 +94,9 @@ MARGIN_DESCRIPTIONS: Mapping[str, str] = {
 }
 
 
-JOINING_CHARACTERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # used inside words of some scripts
+JOINING_CHARACTERS = (
+    "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # used inside words of some scripts
+)
 
 
 def sanitize_text(text: str) -> str:
