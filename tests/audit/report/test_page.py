@@ -574,7 +574,7 @@ def test_an_image_and_its_map_lie_apart_and_one_without_image_says_so(pictures, 
     assert (gone.image_data_uri, gone.missing_reason) == (None, "there is no such file")
     assert all(map.includes_image and "without its image" in map.alt_text for map in gone.maps)
     assert "The image is not shown:" in Reader(whole).text
-    assert "the map on grey" in whole.lower()
+    assert "the map on gray" in whole.lower()
 
 
 def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():

@@ -316,18 +316,18 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     )
     found = summarize_estimate(made.estimate)
     assert (found.n_values, found.unit, found.n_groups) == (92, "insertions", 20)
-    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("third patients", 31))
+    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("controls", 31))
     one = InterventionEffect(region="marker", finding=FINDING, kind="insert", imputation=None, effect=found)
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)
     html = render_page(summary)
-    assert "92 insertions 92 receivers, 20 donors, 31 third patients" in on_page(html)
+    assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
     few = estimate_insertion_effect(
         "token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9)
     )
-    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in summarize_estimate(few.estimate).reason
+    assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in summarize_estimate(few.estimate).reason
 
 
 def test_no_count_of_patients_exceeds_that_of_images():
@@ -523,7 +523,7 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
             StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
         )
     )
-    assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
+    assert said == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
     assert "0.9" in text(
         describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
     )
@@ -542,7 +542,7 @@ def test_what_images_were_used_is_told_finding_by_finding():
         for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))
     ]
     assert said == [
-        f"Images with {name} whose place is marked and whose maps have a value: {count}."
+        f"Images with {name} that are annotated and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
     assert list(describe_image_count(full().robustness)) == []
@@ -552,7 +552,7 @@ def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
     assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "end where these round to 0 or 1" in describe_target(ended)
+    assert "limited where these round to 0 or 1" in describe_target(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
@@ -562,7 +562,7 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
     summary = full(shortcut=full().shortcut.model_copy(update={"cluster_analyses": (one,)}))
     html = render_page(summary)
-    assert "Probability below a half" in on_page(html)
+    assert "Missed (probability below one half)" in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
 
 

@@ -255,7 +255,7 @@ def _draw_intervention_figures(summary: Summary, factory: FigureFactory) -> Iter
 
 
 def _draw_masked_auroc_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: above it, the model still detects the finding with the organ masked"
+    caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: margin for detection without the organ"
     for performance in summary.predict.performance:
         masked_results = [masked for masked in summary.shortcut.masked_auroc if masked.finding == performance.finding]
         rows = [

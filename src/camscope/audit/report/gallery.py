@@ -55,6 +55,7 @@ def build_gallery(
 
     Returns:
         The sections with their images; sections without images are left out.
+
     """
     entries_by_section = {
         section_key: entries
