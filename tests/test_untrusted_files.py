@@ -215,7 +215,7 @@ def _writes(call):
 
 # readers of files that path_in made
 JOINED = {
-    "audit/verification/recompute.py",
+    "audit/verification/verify.py",
     "audit/provenance/file_ownership.py",
     "audit/runner.py",
     "cli/benchmark.py",
@@ -446,7 +446,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
         load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
     column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
-        column.expect_inside([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
+        column.check_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "categories": [{"id": 1, "name": "x"}],
@@ -530,7 +530,7 @@ findings = ["nodule"]
     for root in ('root = ".."', 'root = ""'):
         subject = AuditContext(Config.from_toml(text.format(root), house), house / "audit")
         assert set(subject.ground_truth) == {"nodule"}
-    assert not subject.manifest.path_resolver.confined
+    assert not subject.cohort.manifest.path_resolver.confined
 
 
 def test_only_listed_stores_are_remote():

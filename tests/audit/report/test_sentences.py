@@ -523,7 +523,10 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
             StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
         )
     )
-    assert said == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
+    assert (
+        said
+        == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
+    )
     assert "0.9" in text(
         describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
     )
