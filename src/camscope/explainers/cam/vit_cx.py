@@ -73,8 +73,12 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
             rows = torch.arange(part.start, part.stop, device=x.device)
             which, whole = rows // 2, (rows % 2 == 1).view(-1, *[1] * (x.ndim - 1))
             sample_rows_of_part = sample_rows[which]
-            mask = scale_to_unit_range(enlarge_to_input(masks[sample_rows_of_part, numbers[which]], x))[:, None].to(x.dtype)
-            return x[sample_rows_of_part] * torch.where(whole, 1, mask) + noise[sample_rows_of_part] * (1 - mask), sample_rows_of_part
+            mask = scale_to_unit_range(enlarge_to_input(masks[sample_rows_of_part, numbers[which]], x))[:, None].to(
+                x.dtype
+            )
+            return x[sample_rows_of_part] * torch.where(whole, 1, mask) + noise[sample_rows_of_part] * (
+                1 - mask
+            ), sample_rows_of_part
 
         return features.compute_input_probabilities(2 * len(sample_rows), versions).to(masks.dtype).view(-1, 2)
 
