@@ -135,7 +135,15 @@ def _ours(model: nn.Module, layer: str, paths: Sequence[Path], folder: Path, dra
     from camscope.batch import BatchOptions, run_batch
 
     tool = GradCAM(model, layer, preprocess=_preprocess())
-    outcome = run_batch(tool, list(paths), folder, overlays="jpg" if drawn else None, options=BatchOptions(chunk_size=64), batch_size=BATCH, overwrite=True)
+    outcome = run_batch(
+        tool,
+        list(paths),
+        folder,
+        batch_size=BATCH,
+        overlays="jpg" if drawn else None,
+        options=BatchOptions(chunk_size=64),
+        overwrite=True,
+    )
     return outcome.n_processed
 
 

@@ -315,7 +315,14 @@ MUTANTS = [
         "maps.attribution",
         a_flipped_map_is_flipped_back,
     ),
-    Mutant("b rather than a", Score, "_read_raw", "values - contrast_scores", "contrast_scores - values", a_difference_has_a_sign),
+    Mutant(
+        "b rather than a",
+        Score,
+        "_read_raw",
+        "values - contrast_scores",
+        "contrast_scores - values",
+        a_difference_has_a_sign,
+    ),
     Mutant(
         "layers as they come",
         fusion,

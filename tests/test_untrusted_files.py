@@ -52,7 +52,7 @@ HOSTILE = [
     "a\x00b",
     "x" * 300,
 ]
-WORDS = ("sha256", "parameters", "method", "target", "id", "path", "label", "layer", "overlay")
+WORDS = ("sha256", "parameters_digest", "method", "target", "id", "path", "label", "layer", "overlay")
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def _writes(call):
 
 # readers of files that path_in made
 JOINED = {
-    "audit/verification/recompute.py",
+    "audit/verification/verify.py",
     "audit/provenance/file_ownership.py",
     "audit/runner.py",
     "cli/benchmark.py",
@@ -253,21 +253,21 @@ def behind_urls(images):
 def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
     monkeypatch.setattr(socket.socket, "connect", lambda *words: asked.append(words))
     model = load_model("phantom")
     kept = BatchRun(made)
     page = kept.save_html(tmp_path / "page.html").read_text()
-    assert "Without its original: it is not on this machine, and is fetched on request only: pass --fetch" in page
+    assert "Original missing: it is not on this machine and is fetched on request only: pass --fetch" in page
     told = kept.export(tmp_path / "png", "png")
     assert (told.n_files, list(told.failure_counts)) == (
         0,
-        ["it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"],
+        ["it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
     assert kept.n_unfetched_images == 3
     evaluate(kept, tmp_path / "values")
-    with pytest.raises(ImageError, match="3 images of the run are not on this machine; to fetch them pass --fetch"):
+    with pytest.raises(ImageError, match="3 images of the run are not on this machine; to fetch them, pass --fetch"):
         evaluate(kept, tmp_path / "asked", metrics=["deletion"], model=model)
     assert asked == []
     fetching = BatchRun(made, fetch=True)
@@ -280,7 +280,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
 def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
 
     def call(*words):
         before = len(asked)
@@ -328,7 +328,7 @@ def test_a_run_is_read_with_what_it_was_made_of_wherever_it_says_that_is(run, im
         table.read_image(table.table().to_pylist()[2]), np.asarray(Image.open(images / "2.png"))
     )
     one = BatchRun(made, images / "0.png")
-    with pytest.raises(ImageError, match=r"^no row 2: the manifest is not the one that the run was made of"):
+    with pytest.raises(ImageError, match=r"^no row 2: this is not the manifest of the run"):
         one.read_image(one.table().to_pylist()[2])
 
 
@@ -440,13 +440,13 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
         manifest.resolve_path(path)
     (facts,) = inspect_images(house / "list.csv").to_table().to_pylist()
-    assert (facts["status"], facts["findings"][:1]) == ("failed", ["outside"])
+    assert (facts["status"], facts["issue_codes"][:1]) == ("failed", ["outside-root"])
     row = manifest.rows(0, 1)[0]
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
         load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
     column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
-        column.expect_inside([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
+        column.check_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "categories": [{"id": 1, "name": "x"}],
@@ -518,7 +518,7 @@ def test_an_audit_holds_its_masks_to_the_same_rule(house):
 [data]
 manifest = "list.csv"
 label = "label"
-evidence = "mask"
+ground_truth = "mask"
 {}
 [model]
 source = "phantom"
@@ -530,7 +530,7 @@ findings = ["nodule"]
     for root in ('root = ".."', 'root = ""'):
         subject = AuditContext(Config.from_toml(text.format(root), house), house / "audit")
         assert set(subject.ground_truth) == {"nodule"}
-    assert not subject.manifest.path_resolver.confined
+    assert not subject.cohort.manifest.path_resolver.confined
 
 
 def test_only_listed_stores_are_remote():
@@ -711,7 +711,7 @@ def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
             return table.set_column(at, name, columns_of(kind))
 
         made = changed_parts(run, tmp_path / f"run{n}", change)
-        if kind == "no column" and name in ("failure", "affine", "scan_steps", "overlay"):
+        if kind == "no column" and name in ("failure_kind", "affine", "scan_steps", "overlay"):
             assert len(BatchRun(made)) == 3
             continue
         if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):

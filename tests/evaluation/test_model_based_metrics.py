@@ -97,7 +97,9 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     lost = [row for row in rows if row["value"] is None]
     assert {row["row"] for row in lost} == {1}
     assert {row["reason"][:8] for row in lost} == {"no map: "}
-    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows}
+    said = {
+        tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows
+    }
     assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
     for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
         x = tool.prepare_input(place / f"{n}.png").x

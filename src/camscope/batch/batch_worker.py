@@ -65,7 +65,7 @@ class BatchWorker:
 
     Attributes:
         explainers: Explainers of one model, with one preprocessing.
-        targets: Targets of images whose row has no target of its own.
+        targets: Targets of images whose row has no target.
         manifest: The images of the run.
         batch_size: Images per forward pass. None: 16, or for smaller images as many as fit into the same number of pixels,
             up to 64.

@@ -170,8 +170,8 @@ class RowCounts:
         """The counts as a sentence."""
         total = plural(self.n_rows, "row", spec=",")
         match = f"{self.n_matching:,} of {total} match" if self.n_matching < self.n_rows else f"All of {total}"
-        shown = "all" if self.n_displayed == self.n_matching else f"the first {self.n_displayed:,}"
-        return f"{match}; {shown} are shown."
+        extent = "all" if self.n_displayed == self.n_matching else f"the first {self.n_displayed:,}"
+        return f"{match}; {extent} are shown."
 
 
 @dataclass(frozen=True)

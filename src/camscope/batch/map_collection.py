@@ -39,7 +39,7 @@ class MapCollection:
 
     `dataset` is the source of the run, as it was passed to `run_batch`; images are then read from there. `fetch` allows
     images that are not on this machine to be fetched: those behind URLs, and datasets that the run names. Without it,
-    reading a run that somebody else made contacts no other machine and downloads nothing.
+    reading a received run contacts no other machine and downloads nothing.
     """
 
     def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:

@@ -63,8 +63,8 @@ class PathResolver:
     def read(self, path: str) -> bytes | Path:
         """Return the bytes of a file, or the path of a scan, which may be several files or a part of one.
 
-        Raises an InputError if the path leads out of `root`, an ImageError if it would have to be fetched and `fetch` is
-        off, and an OSError if there is no such file, or it is a pipe or a device.
+        Raises an InputError if the path leads out of `root`, and an ImageError if it would have to be fetched while `fetch`
+        is off. Raises an OSError if there is no such file, or if it is a pipe or a device.
         """
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(

@@ -60,7 +60,7 @@ def run_batch(
         explainers: One explainer, or several explainers of one model.
         source: The images: see `build_manifest`.
         output: The folder of the run.
-        targets: Targets of every image whose row has no target of its own. None: the predicted class.
+        targets: Targets of every image whose row has no target. None: the predicted class.
         root: The folder where relative paths begin: see `build_manifest`.
         batch_size: Images per forward pass. None: 16, and up to 64 for images smaller than 224 x 224.
         num_threads: Threads that read images while the model runs. None: one per CPU core, one in all for small files.
@@ -164,7 +164,7 @@ def _format_window(window: Any) -> str | None:
 
 
 def _check_target_names(targets: Sequence[TargetLike]) -> None:
-    """Raise an InputError if two target functions have the same name, since their rows could not be told apart."""
+    """Raise an InputError if two target functions have the same name, since their rows could not be distinguished."""
     target_by_name: dict[str, object] = {}
     for target in filter(callable, targets):
         name = format_without_address(target)

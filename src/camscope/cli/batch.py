@@ -9,7 +9,7 @@ from camscope.cli.options import parse_settings
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
-    from camscope.batch import BatchOptions, BatchOutcome, OverlayOptions, PrivacyOptions
+    from camscope.batch import BatchOutcome
 
 EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o heatmaps"
 
@@ -122,7 +122,7 @@ def run(
     setting_pairs: base.SetOption = None,
 ) -> None:
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
-    from camscope.batch import build_manifest, run_batch
+    from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
     asked = options.resolve_method_choice(context, choice, method_names, layer_names)
     questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)

@@ -400,7 +400,10 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
             <= share
             < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
         )
-        assert f"{share} takes {compute_min_patients_for_absence(share)} patients" in MARGIN_COMMENTS["reliance_prevalence"]
+        assert (
+            f"{share} takes {compute_min_patients_for_absence(share)} patients"
+            in MARGIN_COMMENTS["reliance_prevalence"]
+        )
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for rows with equal pixels. Constant images are not compared: they have an issue of their own."""
+    """Check for rows with equal pixels. Constant images are not compared: they are reported as such."""
     pixels = _encode_pixel_digests(table)
     rows, groups = repeated_rows(pixels)
     yield DatasetIssue("duplicates", rows, row_groups=split_into_groups(rows, groups))

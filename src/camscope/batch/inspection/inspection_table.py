@@ -144,8 +144,8 @@ def rows_in_mixed_groups(groups: EncodedColumn, values: EncodedColumn) -> tuple[
 
 def repeated_rows(column: EncodedColumn) -> tuple[Codes, Codes]:
     """Return the rows that share their value with other rows, sorted by value, and their codes."""
-    known = np.flatnonzero(column.codes >= 0)
-    return _sort_by_group(known[column.counts[column.codes[known]] > 1], column.codes)
+    with_value = np.flatnonzero(column.codes >= 0)
+    return _sort_by_group(with_value[column.counts[column.codes[with_value]] > 1], column.codes)
 
 
 def _sort_by_group(rows: Codes, codes: Codes) -> tuple[Codes, Codes]:
