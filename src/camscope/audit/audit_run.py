@@ -95,8 +95,8 @@ class AuditRun:
                 read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
             )
         except (OSError, MemoryError) as error:
-            why = getattr(error, "strerror", None) or "there is not enough memory for it"
-            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {why}") from error
+            reason = getattr(error, "strerror", None) or "there is not enough memory for it"
+            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {reason}") from error
         except ValidationError as error:
             raise InputError(
                 f"{folder}: {output_tables.SUMMARY_FILE} is not what an audit writes: {plural(error.error_count(), 'error')}"
@@ -108,7 +108,8 @@ class AuditRun:
         order = ("contradicts", "neither", "supports")
         return tuple(
             sorted(
-                self.summary.verdicts, key=lambda one: (one.conclusion == "not testable", order.index(one.direction))
+                self.summary.verdicts,
+                key=lambda verdict: (verdict.conclusion == "not testable", order.index(verdict.direction)),
             )
         )
 
@@ -148,30 +149,33 @@ class AuditRun:
         rows = [
             {
                 **{
-                    name: getattr(one, name)
+                    name: getattr(verdict, name)
                     for name in ("question", "claim", "finding", "qualifier", "conclusion", "direction")
                 },
-                **{name: getattr(one.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
-                "margin": one.margin,
-                "reason": one.reason,
+                **{name: getattr(verdict.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
+                "margin": verdict.margin,
+                "reason": verdict.reason,
             }
-            for one in self.verdicts
+            for verdict in self.verdicts
         ]
         return import_arrow().Table.from_pylist(rows)
 
     def __repr__(self) -> str:
-        words = [one.conclusion for one in self.summary.verdicts]
-        counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = Counter(
-            find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "contradicts"
+        conclusions = [verdict.conclusion for verdict in self.summary.verdicts]
+        counts = ", ".join(
+            f"{conclusions.count(conclusion)} {conclusion}"
+            for conclusion in ("supported", "not supported", "not testable")
         )
-        said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
-        return f"<AuditRun {self.folder}: {counts}; {said}>"
+        n_contradicting = Counter(
+            find_topic_id(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
+        )
+        topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))
+        return f"<AuditRun {self.folder}: {counts}; {topics}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.conclusion}</b></td><td>{_format_effect_html(one)}</td></tr>"
-            for one in self.verdicts
+            f"<tr><td>{html.escape(verdict.claim)}</td><td><b>{verdict.conclusion}</b></td><td>{_format_effect_html(verdict)}</td></tr>"
+            for verdict in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
 
@@ -194,16 +198,16 @@ def _format_effect_html(verdict: Verdict) -> str:
 
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """`report.html` and `gallery.json`; pictures are read again from the images."""
-    truths = {one.name: context.cohort.get_truth(one) for one in context.findings}
-    known = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
-    pictures = build_gallery(
+    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    images = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
+    gallery = build_gallery(
         context.maps,
         summary,
-        known,
-        {one.name: str(one.class_index) for one in context.findings},
+        images,
+        {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,
     )
-    said = json.dumps(pictures.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(context.folder / GALLERY_FILE, said.encode())
-    write_bytes(context.folder / REPORT_FILE, render_page(summary, pictures, provenance).encode())
+    document = json.dumps(gallery.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    write_bytes(context.folder / GALLERY_FILE, document.encode())
+    write_bytes(context.folder / REPORT_FILE, render_page(summary, gallery, provenance).encode())

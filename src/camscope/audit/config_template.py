@@ -27,8 +27,7 @@ from camscope.audit.label_columns import check_labels_match_findings, guess_find
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
 from camscope.batch import Manifest, batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
-from camscope.batch.sources import TABLE_SUFFIXES
-from camscope.batch.sources import DATASET_PREFIXES
+from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.errors import InputError, MissingExtraError
 from camscope.model_card import get_card
 from camscope.models import load_model
@@ -138,13 +137,13 @@ def _render_template(values: Mapping[str, Any]) -> str:
         import jinja2
     except ImportError as error:
         raise MissingExtraError("jinja2", "audit") from error
-    environment = jinja2.Environment(
+    environment = jinja2.Environment(  # noqa: S701 - TOML, not HTML: the filters below quote all values
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
-    )  # TOML, no HTML: values are quoted by the filters below
+    )
     environment.filters |= {
         "quote": _quote,
         "list_of": _format_list,

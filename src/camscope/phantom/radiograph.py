@@ -107,15 +107,20 @@ def draw_dataset(
     _check_draw_arguments(seed, None, size)
     random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
     labels = random.permutation(np.arange(n_images) % kinds)
-    chance = np.zeros(n_images)
+    probability = np.zeros(n_images)
     if marker_class is not None:
-        chance = (1 - marker_correlation) / kinds + marker_correlation * (labels == _resolve_label(marker_class))
-    tokens: list[Corner | None] = ["top left" if marked else None for marked in random.random(n_images) < chance]
-    drawn = [
-        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=tokens[i], size=size) for i in range(n_images)
+        probability = (1 - marker_correlation) / kinds + marker_correlation * (labels == _resolve_label(marker_class))
+    marker_corners: list[Corner | None] = [
+        "top left" if marked else None for marked in random.random(n_images) < probability
     ]
-    images, masks = np.stack([one.image for one in drawn]), np.stack([one.mask for one in drawn])
-    return PhantomDataset(images, masks, labels.astype(np.int64), np.stack([one.marker_mask for one in drawn]))
+    phantoms = [
+        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=marker_corners[i], size=size)
+        for i in range(n_images)
+    ]
+    images, masks = np.stack([phantom.image for phantom in phantoms]), np.stack([phantom.mask for phantom in phantoms])
+    return PhantomDataset(
+        images, masks, labels.astype(np.int64), np.stack([phantom.marker_mask for phantom in phantoms])
+    )
 
 
 def _check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
@@ -237,9 +242,9 @@ def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.
     ((128, 128), ['effusion', 'nodule'])
     """
     clear = draw_radiograph(seed, CATEGORIES[0]).image.astype(np.int64)
-    drawn = [draw_radiograph(seed, finding) for finding in findings]
-    masks = {one.name: one.mask for one in drawn}
-    if len(masks) != len(drawn):
+    phantoms = [draw_radiograph(seed, finding) for finding in findings]
+    masks = {phantom.name: phantom.mask for phantom in phantoms}
+    if len(masks) != len(phantoms):
         raise InputError(f"findings {list(findings)!r}: each one once")
-    image = clear + sum((one.image.astype(np.int64) - clear for one in drawn), np.zeros_like(clear))
+    image = clear + sum((phantom.image.astype(np.int64) - clear for phantom in phantoms), np.zeros_like(clear))
     return image.clip(0, 255).astype(np.uint8), masks

@@ -69,13 +69,15 @@ class ShortcutStudy:
 
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
         """Some of the images, by their numbers or a mask (N,)."""
-        places = np.arange(len(self))[rows].tolist()
-        lesions, tokens, lungs = (masks[places] for masks in (self.lesion_masks, self.marker_masks, self.lung_masks))
-        patients, sites, sexes = (
-            tuple(column[i] for i in places) for column in (self.patients, self.sites, self.sexes)
+        positions = np.arange(len(self))[rows].tolist()
+        lesions, markers, lungs = (
+            masks[positions] for masks in (self.lesion_masks, self.marker_masks, self.lung_masks)
         )
-        images, labels, ages = self.images[places], self.labels[places], self.ages[places]
-        return ShortcutStudy(images, labels, lesions, tokens, lungs, patients, sites, sexes, ages)
+        patients, sites, sexes = (
+            tuple(column[i] for i in positions) for column in (self.patients, self.sites, self.sexes)
+        )
+        images, labels, ages = self.images[positions], self.labels[positions], self.ages[positions]
+        return ShortcutStudy(images, labels, lesions, markers, lungs, patients, sites, sexes, ages)
 
 
 def draw_study(
@@ -98,16 +100,16 @@ def draw_study(
     _check_study_arguments(n_images, seed, marker_share)
     people, labels, random = _draw_patients(n_images, seed)
     sites = np.array(people.sites)
-    lesions, tokens = (
+    lesions, markers = (
         labels == 1,
         _assign_markers(labels, marker_share, random, np.isin(sites, marker_site or list(get_args(Site)))),
     )
     if mixed:
-        tokens = lesions & (np.cumsum(lesions) % 2 == 0)
-        lesions = lesions & ~tokens
+        markers = lesions & (np.cumsum(lesions) % 2 == 0)
+        lesions = lesions & ~markers
     tints = np.where(sites == "B", site_tint, 0.0)
     drawn = [
-        _draw_study_image(seed, int(people.patient_numbers[i]), i, bool(lesions[i]), bool(tokens[i]), tints[i])
+        _draw_study_image(seed, int(people.patient_numbers[i]), i, bool(lesions[i]), bool(markers[i]), tints[i])
         for i in range(n_images)
     ]
     return _build_study([np.stack(part) for part in zip(*drawn, strict=True)], labels, people)
@@ -121,8 +123,8 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
     _check_study_arguments(n_images, seed, marker_share)
     people, labels, random = _draw_patients(n_images, seed)
     markers = _assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
-    drawn = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
-    parts = [(one.values, one.mask, one.marker_mask, one.tissue_mask) for one in drawn]
+    volumes = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
+    parts = [(volume.values, volume.mask, volume.marker_mask, volume.tissue_mask) for volume in volumes]
     return _build_study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
 
 
@@ -195,10 +197,10 @@ def _assign_markers(labels: NDArray[np.int64], marker_share: float, random: Gene
 
 
 def _build_study(parts: list[NDArray[Any]], labels: NDArray[np.int64], patient_table: _Patients) -> ShortcutStudy:
-    images, lesions, tokens, lungs = parts
+    images, lesions, markers, lungs = parts
     patients = tuple(f"P{number:04d}" for number in patient_table.patient_numbers.tolist())
     return ShortcutStudy(
-        images, labels, lesions, tokens, lungs, patients, patient_table.sites, patient_table.sexes, patient_table.ages
+        images, labels, lesions, markers, lungs, patients, patient_table.sites, patient_table.sexes, patient_table.ages
     )
 
 
@@ -264,12 +266,12 @@ def _draw_marker_mask(random: Generator) -> BoolArray:
 def _encode_image(values: NDArray[Any], suffix: str) -> bytes:
     from PIL import Image
 
-    first, *others = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
+    first, *other_pages = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
     file = io.BytesIO()
     if suffix == "png":
         first.save(file, "PNG")
     else:
-        first.save(file, "TIFF", save_all=True, append_images=others)
+        first.save(file, "TIFF", save_all=True, append_images=other_pages)
     return file.getvalue()
 
 
@@ -321,8 +323,8 @@ def create_shortcut_volume_model() -> ShortcutNet:
 
 def to_study_input(images: NDArray[Any]) -> Tensor:
     """A study's images (N,H,W) uint8 or volumes (N,D,H,W) float32 as the net takes them: (N,1,*S) float32."""
-    one = torch.from_numpy(images).unsqueeze(1).float()
-    return (one / 255 - MEAN) / STD if images.ndim == 3 else one
+    x = torch.from_numpy(images).unsqueeze(1).float()
+    return (x / 255 - MEAN) / STD if images.ndim == 3 else x
 
 
 def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
@@ -337,22 +339,22 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
     with reproducible_scope(seed, num_threads=1):
-        net = ShortcutNet(x.ndim - 2)
-        descent = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+        model = ShortcutNet(x.ndim - 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         batches = [
             rows
             for _ in range(n_epochs)
             for rows in torch.randperm(len(x), device="cpu").split(BATCH_SIZE)
             if len(rows) == BATCH_SIZE
         ]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(descent, LEARNING_RATE, total_steps=len(batches) + 1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(batches) + 1)
         for rows in batches:
-            loss = F.cross_entropy(net(x[rows]), labels[rows])
-            descent.zero_grad()
+            loss = F.cross_entropy(model(x[rows]), labels[rows])
+            optimizer.zero_grad()
             loss.backward()
-            descent.step()
+            optimizer.step()
             schedule.step()
-    return net.eval()
+    return model.eval()
 
 
 def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:

@@ -114,21 +114,23 @@ def estimate_insertion_effect(
     one region does: the interval is of other receivers, donors and others at once, see `estimate_clustered_mean`.
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
-    kinds = [kind for kind in (donors, controls) if kind is not None]
-    own = range(len(effects)) if groups is None else groups
-    roles = {"receivers": own, "donors": donors, "controls": controls}
+    other_groups = [kind for kind in (donors, controls) if kind is not None]
+    receivers = range(len(effects)) if groups is None else groups
+    roles = {"receivers": receivers, "donors": donors, "controls": controls}
     counts = {name: len(set(some)) for name, some in roles.items() if some is not None}
 
     def estimate(values: NDArray[np.float64]) -> Estimate:
-        if not kinds:
+        if not other_groups:
             return estimate_mean(values, groups, n_resamples=n_resamples, seed=seed)
-        return replace(estimate_clustered_mean(values, own, *kinds), n_groups_by_role=tuple(counts.items()))
+        return replace(
+            estimate_clustered_mean(values, receivers, *other_groups), n_groups_by_role=tuple(counts.items())
+        )
 
-    made = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
-    dominated = made.estimate is not None and made.estimate.is_dominated_by_few_groups
+    insertion = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
+    is_dominated = insertion.estimate is not None and insertion.estimate.is_dominated_by_few_groups
     return replace(
-        made,
-        too_few_reason=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if dominated else ""),
+        insertion,
+        too_few_reason=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if is_dominated else ""),
     )
 
 
@@ -140,14 +142,14 @@ def build_untested_effect(
 
 
 def _describe_too_few_patients(patient_counts: Mapping[str, int]) -> str:
-    lacking = [
+    short_counts = [
         plural(count, name.removesuffix("s"))
         for name, count in patient_counts.items()
         if count < MIN_PATIENTS_FOR_VERDICT
     ]
     return (
-        f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(lacking)}"
-        if lacking
+        f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(short_counts)}"
+        if short_counts
         else ""
     )
 
@@ -178,7 +180,9 @@ def _build_effect(
         return build_untested_effect(name, imputation, "no image has the region, or lacks it", log_odds_std)
     if not np.isfinite(effects).all():
         return build_untested_effect(name, imputation, "an answer is not finite", log_odds_std)
-    made = estimator(effects / log_odds_std)
-    if made.n_groups >= MIN_GROUPS_FOR_INTERVAL and isnan(made.low) and not made.is_dominated_by_few_groups:
-        made = replace(made, low=made.mean, high=made.mean)  # the same for all: of how many patients, `reliance` asks
-    return StandardizedEffect(name, imputation, made, log_odds_std, made.n_values)
+    estimate = estimator(effects / log_odds_std)
+    if estimate.n_groups >= MIN_GROUPS_FOR_INTERVAL and isnan(estimate.low) and not estimate.is_dominated_by_few_groups:
+        estimate = replace(
+            estimate, low=estimate.mean, high=estimate.mean
+        )  # the same for all: of how many patients, `reliance` asks
+    return StandardizedEffect(name, imputation, estimate, log_odds_std, estimate.n_values)

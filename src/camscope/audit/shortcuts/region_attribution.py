@@ -35,28 +35,33 @@ def load_attributions(
     """Row -> map (*s) of a method, as it was made; without those that hold NaN."""
     compute = import_arrow("compute")
     field = import_arrow("dataset").field
-    wanted = (field("method") == method_title) & (field("target") == str(finding.class_index))
-    table = context.maps.table(columns=["row", "grid", "attribution"], filter=wanted)
+    is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
+    table = context.maps.table(columns=["row", "grid", "attribution"], filter=is_selected)
     table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
-    found = {}
+    attributions = {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:
-            heat = np.asarray(row["attribution"], np.float64).reshape(tuple(row["grid"]))
-            if np.isfinite(heat).all():
-                found[row["row"]] = heat
-    return found
+            attribution = np.asarray(row["attribution"], np.float64).reshape(tuple(row["grid"]))
+            if np.isfinite(attribution).all():
+                attributions[row["row"]] = attribution
+    return attributions
 
 
 def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
     """Of every region, for the maps of a method."""
-    heats = load_attributions(context, explainer.full_name, finding, [one.row for one in samples.samples])
-    on_input = {row: _project_to_input(heat, samples.samples[0].x.shape[1:]) for row, heat in heats.items()}
+    attribution_by_row = load_attributions(
+        context, explainer.full_name, finding, [sample.row for sample in samples.samples]
+    )
+    projected = {
+        row: _project_to_input(attribution, samples.samples[0].x.shape[1:])
+        for row, attribution in attribution_by_row.items()
+    }
     random = np.random.default_rng((context.config.seed, 5))
-    order = random.permutation(sorted(on_input)).tolist()
+    order = random.permutation(sorted(projected)).tolist()
     return [
-        _summarize_region_mass(context, samples, name, on_input, order, explainer.full_name, finding, stride)
+        _summarize_region_mass(context, samples, name, projected, order, explainer.full_name, finding, stride)
         for name in samples.region_names
     ]
 
@@ -71,24 +76,33 @@ def _summarize_region_mass(
     finding: Finding,
     stride: float,
 ) -> AttributionMass:
-    there = [one for one in samples.select_with_region(region_name) if one.row in attributions]
-    groups = [context.cohort.patients[one.row] for one in there]
-    own = np.array([compute_mass_share(attributions[one.row], one.regions[region_name]) for one in there])
-    area = np.array([one.regions[region_name].mean() for one in there])
-    null = np.array([_compute_shuffled_share(context, one, region_name, attributions, shuffled_rows) for one in there])
-    diameter = float(np.median([_measure_region_width(one.regions[region_name]) for one in there])) if there else 0.0
-    resolved = bool(there) and diameter >= stride
+    present = [sample for sample in samples.select_with_region(region_name) if sample.row in attributions]
+    groups = [context.cohort.patients[sample.row] for sample in present]
+    shares = np.array([compute_mass_share(attributions[sample.row], sample.regions[region_name]) for sample in present])
+    area = np.array([sample.regions[region_name].mean() for sample in present])
+    shuffled_shares = np.array(
+        [_compute_shuffled_share(context, sample, region_name, attributions, shuffled_rows) for sample in present]
+    )
+    diameter = (
+        float(np.median([_measure_region_width(sample.regions[region_name]) for sample in present])) if present else 0.0
+    )
+    is_resolvable = bool(present) and diameter >= stride
     return AttributionMass(
         region=region_name,
         method=method,
         finding=finding.name,
-        share=_summarize_values(own, groups, _compute_nanmean(null), "maps of other patients", context, SHARE_BOUNDS),
+        share=_summarize_values(
+            shares, groups, _compute_nanmean(shuffled_shares), "maps of other patients", context, SHARE_BOUNDS
+        ),
         enrichment=_summarize_values(
-            own / area, groups, _compute_nanmean(null / area), "maps of other patients", context
+            shares / area, groups, _compute_nanmean(shuffled_shares / area), "maps of other patients", context
         ),
         confounder_sensitivity=_summarize_values(
             np.array(
-                [compute_confounder_sensitivity(attributions[one.row], one.regions[region_name]) for one in there]
+                [
+                    compute_confounder_sensitivity(attributions[sample.row], sample.regions[region_name])
+                    for sample in present
+                ]
             ),
             groups,
             TOP_PIXEL_FRACTION,
@@ -96,11 +110,11 @@ def _summarize_region_mass(
             context,
             SHARE_BOUNDS,
         ),
-        is_resolvable=resolved,
+        is_resolvable=is_resolvable,
         diameter=round_significant(diameter) or 0.0,
         stride=round_significant(stride) or 0.0,
-        reason="" if resolved else "below the resolution of the maps" if there else "no image has it",
-        max_enrichment=round_significant(_compute_nanmean(1 / area[~np.isnan(own)])),
+        reason="" if is_resolvable else "below the resolution of the maps" if present else "no image has it",
+        max_enrichment=round_significant(_compute_nanmean(1 / area[~np.isnan(shares)])),
     )
 
 
@@ -120,10 +134,10 @@ def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
     """Share of the region's pixels among the hottest tenth of the map; ties count in expectation. NaN of a constant map."""
     count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
-    least = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
+    threshold = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
     if attribution.max() == attribution.min():
         return float("nan")
-    above, at = attribution > least, attribution == least
+    above, at = attribution > threshold, attribution == threshold
     room = (count - above.sum()) / at.sum()
     return float((above[mask].sum() + room * at[mask].sum()) / mask.sum())
 
@@ -137,13 +151,13 @@ def _compute_shuffled_share(
 ) -> float:
     """The mean share of maps of other patients in this image's region."""
     start = shuffled_rows.index(sample.row)
-    others = [
+    other_rows = [
         row
         for row in [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
         if context.cohort.patients[row] != context.cohort.patients[sample.row]
     ]
-    found = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in others[:MAX_OTHER_MAPS]]
-    return _compute_nanmean(np.array(found))
+    shares = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in other_rows[:MAX_OTHER_MAPS]]
+    return _compute_nanmean(np.array(shares))
 
 
 def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
@@ -152,8 +166,8 @@ def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> Flo
 
 
 def _compute_nanmean(values: FloatArray) -> float:
-    known = values[~np.isnan(values)] if values.size else values
-    return float(known.mean()) if known.size else float("nan")
+    valid = values[~np.isnan(values)] if values.size else values
+    return float(valid.mean()) if valid.size else float("nan")
 
 
 def _summarize_values(
@@ -169,8 +183,8 @@ def _summarize_values(
             raise UndefinedError("no image has it")
         if np.isnan(values).all():
             raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        found = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
-        return summarize_estimate(found, baseline, baseline_name)
+        estimate = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
+        return summarize_estimate(estimate, baseline, baseline_name)
     except UndefinedError as error:
         return summarize_estimate(None, baseline, baseline_name, str(error))
 
@@ -182,10 +196,12 @@ def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterat
     """Region by region, what of it lies in each other one, without those that it never touches."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region in names:
-        there = samples.select_with_region(region)
+        present = samples.select_with_region(region)
         for other in names:
             share = float(
-                np.mean([_compute_overlap_share(one.regions[region], one.regions.get(other)) for one in there])
+                np.mean(
+                    [_compute_overlap_share(sample.regions[region], sample.regions.get(other)) for sample in present]
+                )
             )
             if other != region and share > 0:
                 yield RegionOverlap(
@@ -193,7 +209,7 @@ def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterat
                     region=region,
                     other_region=other,
                     share=round_significant(share) or 0.0,
-                    n_images=len(there),
+                    n_images=len(present),
                 )
 
 
@@ -204,14 +220,14 @@ def _compute_overlap_share(mask: Mask, other_mask: Mask | None) -> float:
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
     """Finding -> the groups of overlapping regions among those that its answer is said to rely on."""
-    relied: dict[str, list[str]] = {}
-    for one in summary.verdicts:
-        if (one.question, one.conclusion) == ("shortcut", "supported"):
-            relied.setdefault(one.finding, []).append(one.qualifier)
-    known = summary.shortcut.overlaps
+    relied_regions: dict[str, list[str]] = {}
+    for item in summary.verdicts:
+        if (item.question, item.conclusion) == ("shortcut", "supported"):
+            relied_regions.setdefault(item.finding, []).append(item.qualifier)
+    overlaps = summary.shortcut.overlaps
     return {
-        name: merge_overlapping_regions(regions, [one for one in known if one.finding == name])
-        for name, regions in relied.items()
+        name: merge_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
+        for name, regions in relied_regions.items()
     }
 
 
@@ -220,7 +236,7 @@ def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[
     groups = [{one} for one in regions]
     for one in region_overlaps:
         if one.share > MIN_OVERLAP_SHARE and {one.region, one.other_region} <= set(regions):
-            joined = [group for group in groups if group & {one.region, one.other_region}]
-            groups = [group for group in groups if group not in joined] + [set().union(*joined)]
-    made = [[one for one in regions if one in group] for group in groups if len(group) > 1]
-    return sorted(made, key=lambda group: regions.index(group[0]))
+            connected = [group for group in groups if group & {one.region, one.other_region}]
+            groups = [group for group in groups if group not in connected] + [set().union(*connected)]
+    merged = [[one for one in regions if one in group] for group in groups if len(group) > 1]
+    return sorted(merged, key=lambda group: regions.index(group[0]))

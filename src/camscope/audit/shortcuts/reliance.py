@@ -77,34 +77,39 @@ def judge_reliance(
     """
     if not 0 < prevalence < 1:
         raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
-    ways, absent = (
+    effects_by_kind, uncounted_reasons = (
         _select_counted_by_kind(insertions, removals),
         _describe_uncounted(insertions, removals, uncounted_removals),
     )
-    if speaking := _find_direction_by_kind(ways, margin):
-        way, side = next(iter(speaking.items()))
-        return "supported", f"{way} {side} the finding; {_describe_other_kind(ways, way, margin, absent)}"
-    known = [e for effects in ways.values() for e in effects]
-    if not known:
-        aside = f"; {absent['removal']}" if _select_measured(uncounted_removals) else ""
-        return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{aside}"
-    if all(_is_within_margin(e, margin) for e in known):
-        return _judge_absence(ways, prevalence, absent)
-    return "not testable", _explain_undecided(ways["removal"], margin)
+    if directions := _find_direction_by_kind(effects_by_kind, margin):
+        kind, direction = next(iter(directions.items()))
+        return (
+            "supported",
+            f"{kind} {direction} the finding; {_describe_other_kind(effects_by_kind, kind, margin, uncounted_reasons)}",
+        )
+    counted = [e for effects in effects_by_kind.values() for e in effects]
+    if not counted:
+        uncounted = f"; {uncounted_reasons['removal']}" if _select_measured(uncounted_removals) else ""
+        return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
+    if all(_is_within_margin(e, margin) for e in counted):
+        return _judge_absence(effects_by_kind, prevalence, uncounted_reasons)
+    return "not testable", _explain_undecided(effects_by_kind["removal"], margin)
 
 
 def _judge_absence(
     effects_by_kind: Mapping[str, Sequence[SupportsEffect]], prevalence: float, uncounted_reasons: Mapping[str, str]
 ) -> tuple[Conclusion, str]:
     """Whether so many patients would have shown a reliance, were it there."""
-    patients = {way: min(one.effect.n_groups for one in effects) for way, effects in effects_by_kind.items() if effects}
-    lacking = "".join(f"; {uncounted_reasons[way]}" for way, effects in effects_by_kind.items() if not effects)
+    patients = {
+        kind: min(effect.effect.n_groups for effect in effects) for kind, effects in effects_by_kind.items() if effects
+    }
+    untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, effects in effects_by_kind.items() if not effects)
     if reason := describe_too_few_for_absence(max(patients.values()), prevalence):
-        return "not testable", f"every effect that counts lies within the margin, but {reason}{lacking}"
+        return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
     missed = compute_min_detectable_prevalence(max(patients.values()))
     return (
         "not supported",
-        f"every effect that counts lies within the margin{lacking}; {_describe_missable_share(missed)}",
+        f"every effect that counts lies within the margin{untested_kinds}; {_describe_missable_share(missed)}",
     )
 
 
@@ -138,13 +143,13 @@ def judge_finding_reliance(
     "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
     for different sides.
     """
-    sides = set(_find_direction_by_kind(_select_counted_by_kind(insertions, removals), margin).values())
-    word, reason = judge_reliance(insertions, removals, margin, prevalence, uncounted_removals=uncounted_removals)
-    if len(sides) == 2:
+    directions = set(_find_direction_by_kind(_select_counted_by_kind(insertions, removals), margin).values())
+    conclusion, reason = judge_reliance(insertions, removals, margin, prevalence, uncounted_removals=uncounted_removals)
+    if len(directions) == 2:
         return "not testable", f"insertion and removal contradict one another: {reason}"
-    if sides == {"contradicts"}:
+    if directions == {"contradicts"}:
         return "not supported", f"these pixels contradict it: {reason}"
-    return word, reason
+    return conclusion, reason
 
 
 def select_reported_effect(
@@ -154,17 +159,17 @@ def select_reported_effect(
 
     Effects of ten patients or more come first, of these insertions; None where there is no effect.
     """
-    ways = _select_counted_by_kind(insertions, removals)
-    every = [*ways["insertion"], *ways["removal"]]
-    spoken = next(iter(_find_direction_by_kind(ways, margin)), "")
+    effects_by_kind = _select_counted_by_kind(insertions, removals)
+    counted = [*effects_by_kind["insertion"], *effects_by_kind["removal"]]
+    deciding_kind = next(iter(_find_direction_by_kind(effects_by_kind, margin)), "")
     choices = (
-        ways.get(spoken, []),
-        [one for one in every if not _is_within_margin(one, margin)],
-        *ways.values(),
-        *([one for one in some if one.effect.value is not None] for some in (insertions, removals)),
+        effects_by_kind.get(deciding_kind, []),
+        [effect for effect in counted if not _is_within_margin(effect, margin)],
+        *effects_by_kind.values(),
+        *([effect for effect in effects if effect.effect.value is not None] for effects in (insertions, removals)),
     )
-    some = next((one for one in choices if one), [])
-    return max(some, key=lambda one: abs(one.effect.value or 0.0), default=None)
+    effects = next((effect for effect in choices if effect), [])
+    return max(effects, key=lambda effect: abs(effect.effect.value or 0.0), default=None)
 
 
 def _select_counted_by_kind(insertions: Sequence[EffectT], removals: Sequence[EffectT]) -> dict[str, list[EffectT]]:
@@ -179,10 +184,10 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Sequence[SupportsEffec
     """Which ways have all their intervals beyond the margin, and for which side they speak; insertion before removal."""
     if not 0 < margin < float("inf"):
         raise InputError(f"margin={margin}: expected a positive number of standard deviations")
-    sides = {way: _find_common_direction(effects, margin) for way, effects in effects_by_kind.items()}
-    if len({one.imputation for one in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
-        del sides["removal"]
-    return {way: side for way, side in sides.items() if side}
+    directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
+    if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
+        del directions["removal"]
+    return {kind: direction for kind, direction in directions.items() if direction}
 
 
 def _has_enough_patients(intervention: SupportsEffect) -> bool:
@@ -206,12 +211,12 @@ def _is_within_margin(intervention: SupportsEffect, margin: float) -> bool:
 
 def _find_common_direction(effects: Sequence[SupportsEffect], margin: float) -> str:
     """For or against the finding, where all of them say so; else nothing."""
-    sides = {_compute_interval_sign(effect, margin) for effect in effects}
-    return {1: "supports", -1: "contradicts"}.get(sides.pop(), "") if len(sides) == 1 else ""
+    signs = {_compute_interval_sign(effect, margin) for effect in effects}
+    return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
 
 def _select_measured(interventions: Sequence[SupportsEffect]) -> list[SupportsEffect]:
-    return [one for one in interventions if one.effect.value is not None]
+    return [intervention for intervention in interventions if intervention.effect.value is not None]
 
 
 def _describe_uncounted(
@@ -220,13 +225,15 @@ def _describe_uncounted(
     uncounted_removals: Sequence[SupportsEffect],
 ) -> dict[str, str]:
     """What is said of a way that gives no word: it was not tested, or was measured and does not count."""
-    found = {
-        way: f"{way} was measured in too few patients to count" if _select_measured(some) else f"{way} was not tested"
-        for way, some in (("insertion", insertions), ("removal", removals))
+    descriptions = {
+        kind: f"{kind} was measured in too few patients to count"
+        if _select_measured(effects)
+        else f"{kind} was not tested"
+        for kind, effects in (("insertion", insertions), ("removal", removals))
     }
     if _select_measured(uncounted_removals):
-        found["removal"] = "removal was measured but does not count, because every image has this region"
-    return found
+        descriptions["removal"] = "removal was measured but does not count, because every image has this region"
+    return descriptions
 
 
 def _describe_other_kind(
@@ -236,35 +243,38 @@ def _describe_other_kind(
     uncounted_reasons: Mapping[str, str],
 ) -> str:
     """What the other direction says."""
-    other = next(way for way in effects_by_kind if way != decided_kind)
+    other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:
         return uncounted_reasons[other]
-    if side := _find_common_direction(effects, margin):
-        return f"{other} {side} it"
+    if direction := _find_common_direction(effects, margin):
+        return f"{other} {direction} it"
     return (
         f"{other} does not show it" if all(_is_within_margin(e, margin) for e in effects) else f"{other} leaves it open"
     )
 
 
 def _explain_no_counted_effect(insertions: Sequence[SupportsEffect], removals: Sequence[SupportsEffect]) -> str:
-    pasted, taken = ([one.effect for one in some if one.effect.value is not None] for some in (insertions, removals))
-    if pasted:
-        best = max(pasted, key=lambda one: one.n_groups)
+    insertion_effects, removal_effects = (
+        [effect.effect for effect in interventions if effect.effect.value is not None]
+        for interventions in (insertions, removals)
+    )
+    if insertion_effects:
+        best = max(insertion_effects, key=lambda effect: effect.n_groups)
         return (
             best.reason
             or f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
-    if taken:
-        return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {max(one.n_groups for one in taken)}"
-    reasons = dict.fromkeys(one.effect.reason for one in (*insertions, *removals) if one.effect.reason)
+    if removal_effects:
+        return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {max(effect.n_groups for effect in removal_effects)}"
+    reasons = dict.fromkeys(effect.effect.reason for effect in (*insertions, *removals) if effect.effect.reason)
     return "; ".join(reasons) or "there is no insertion or removal that counts"
 
 
 def _explain_undecided(removals: Sequence[SupportsEffect], margin: float) -> str:
-    sides = {_compute_interval_sign(effect, margin) for effect in removals}
-    if len(sides) > 1:
+    signs = {_compute_interval_sign(effect, margin) for effect in removals}
+    if len(signs) > 1:
         return "the fills disagree"
-    if sides - {0} and len({effect.imputation for effect in removals}) < MIN_IMPUTATIONS:
+    if signs - {0} and len({effect.imputation for effect in removals}) < MIN_IMPUTATIONS:
         return f"removal was seen under one fill, whose own doing it may be; {MIN_IMPUTATIONS} are needed"
     return "an interval reaches over the margin: more images would tell"
