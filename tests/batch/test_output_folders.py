@@ -100,7 +100,7 @@ def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
     pytest.importorskip("pydantic")
     from camscope.audit.runner import _check_audit_folder
 
-    with pytest.raises(OutputError, match="exists and is no audit"):
+    with pytest.raises(OutputError, match="exists and is not an audit"):
         _check_audit_folder(audit_of_another_program(tmp_path / "npm"))
 
 

@@ -395,13 +395,29 @@ def test_a_file_of_that_name_by_another_program_is_left_alone(folder, model, tmp
     for overwrite in (False, True):
         with pytest.raises(OutputError, match=r"run.json: it belongs to another program; choose another folder"):
             run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
-    with pytest.raises(OutputError, match="another program's"):
+    with pytest.raises(OutputError, match="belongs to another program"):
         BatchRun(tmp_path / "out")
-    (tmp_path / "out" / "run.json").write_text('{"made_wi')
-    with pytest.raises(OutputError, match="damaged, or another program's"):
+    (tmp_path / "out" / "run.json").write_text('{"run_co')
+    with pytest.raises(OutputError, match="damaged or belongs to another program"):
         run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
     (tmp_path / "out" / "run.json").unlink()
     assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).n_processed == 7
+
+
+@pytest.mark.parametrize("older", [{"schema": "camscope/run/1", "run_config": {}}, {"made_with": {"chunk": 256}}])
+def test_a_run_of_an_older_schema_is_one_error_and_is_not_resumed(older, folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    file = tmp_path / "out" / "run.json"
+    assert json.loads(file.read_text())["schema"] == "camscope/run/2"
+    file.write_text(json.dumps(older))
+    for overwrite in (False, True):
+        with pytest.raises(
+            OutputError, match=r"has the schema camscope/run/1, and this version of camscope reads .*/2"
+        ):
+            run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
+    with pytest.raises(OutputError, match="compute the run again in another folder"):
+        BatchRun(tmp_path / "out")
+    assert len(list((tmp_path / "out" / "parts").iterdir())) == 1
 
 
 def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
@@ -422,7 +438,7 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
         "    def __len__(self): return 2\n"
         "    def __getitem__(self, n): return np.full((64, 64, 3), 9 * n, np.uint8)\n"
         "tool = GradCAM(load_model('phantom'), preprocess=prepared)\n"
-        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).before)\n"
+        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).n_done_before)\n"
     )
     said = []
     for padding in (0, 100_000):  # so that things lie elsewhere in memory

@@ -118,7 +118,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         for row in run.table().to_pylist()
         if row["attribution"] is not None
     }
-    pair = found.methods.index("layercam"), found.methods.index("saliency")
+    pair = found.method_names.index("layercam"), found.method_names.index("saliency")
     each = []
     for n in range(COUNT):
         if n == BROKEN:
@@ -128,18 +128,18 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         placed = Placement.identity(fine.shape).project(coarse.astype(np.float64))[0]
         one, other = (np.rint(255 * shown).ravel() for shown in (placed, fine.astype(np.float64)))
         each.append(stats.spearmanr(one, other).statistic)
-    assert found.correlations()[pair] == pytest.approx(np.mean(each), abs=1e-9)
-    np.testing.assert_array_equal(found.correlations(), found.correlations().T)
+    assert found.compute_correlation_matrix()[pair] == pytest.approx(np.mean(each), abs=1e-9)
+    np.testing.assert_array_equal(found.compute_correlation_matrix(), found.compute_correlation_matrix().T)
     one = found.agreement.of(*(found.agreement.keys[n] for n in reversed(pair)))
     assert one.low < one.mean < one.high
     assert one.n == COUNT - 1
 
 
 def test_maps_that_are_one_throughout_are_said_to_be(found):
-    names = [[found.names[key, False] for key in group] for group in found.agreement.groups]
+    names = [[found.names[key, False] for key in group] for group in found.agreement.equivalent_groups]
     assert names == [["gradcam", "hirescam"]]
-    assert found.correlations()[0, 1] > 0.999
-    assert found.sentences[0] == "gradcam and hirescam: the same maps here, as they are displayed"
+    assert found.compute_correlation_matrix()[0, 1] > 0.999
+    assert found.statements[0] == "gradcam and hirescam: the same maps here, as they are displayed"
 
 
 def test_one_image_of_difference_parts_two_methods():
@@ -416,7 +416,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     first = run(*words, "-o", "out", code=1)  # one image is broken
     assert "1 image without a map: this is not an image" in first.stderr
     said = [text[8:] for text in first.stdout.splitlines() if text.startswith("says")]
-    assert said == list(found.sentences)
+    assert said == list(found.statements)
     best = found.summaries["enrichment"][0]
     assert any(str(best.estimate) in text and "first" in text for text in first.stdout.splitlines())
     assert Path("out/figure.png").read_bytes().startswith(b"\x89PNG")

@@ -124,7 +124,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
-    assert all(METRICS[name].input_kind in ("trial", "again") for name in DEFAULT_MODEL_METRICS)
+    assert all(METRICS[name].input_kind in ("perturbation_test", "perturbation_test_and_maps") for name in DEFAULT_MODEL_METRICS)
 
 
 def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
@@ -230,7 +230,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
         evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
         evaluate(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
-    with pytest.raises(InputError, match="tools and preprocess are a model's"):
+    with pytest.raises(InputError, match="explainers and preprocess are a model's"):
         evaluate(place / "run", tmp_path / "out", preprocess="imagenet")
     assert not (tmp_path / "out").exists()
     few = {"metrics": ["average-drop"], "model": net}

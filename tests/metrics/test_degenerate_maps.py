@@ -96,14 +96,14 @@ EVERY = {**MASKED, **ALONE, **PAIRED}
 
 def called(name, heat, mask=MASK):
     metric = METRICS[name]
-    beside = {"map": [], "mask": [mask], "pair": [RAMP]}[metric.input_kind]
+    beside = {"map": [], "mask": [mask], "map_pair": [RAMP]}[metric.input_kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return metric(heat, *beside)
 
 
 def test_every_metric_of_maps_is_here():
-    assert set(EVERY) == {name for name, one in METRICS.items() if one.input_kind in ("map", "mask", "pair")}
+    assert set(EVERY) == {name for name, one in METRICS.items() if one.input_kind in ("map", "mask", "map_pair")}
 
 
 @pytest.mark.parametrize("case", MAPS)

@@ -25,7 +25,7 @@ from camscope.metrics.perturbation_test import sample_region_sets, sample_square
 from tests.tools import Counting, seen_before
 from tests.untouched import untouched
 
-ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "trial")
+ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "perturbation_test")
 ALL = [*ASKED, "adcc"]
 
 

@@ -80,12 +80,12 @@ def _are_paths(items: Sequence[Any]) -> bool:
 def _build_manifest_from_files(
     source: str | Path | Sequence[str | Path], root: str | Path | None, *, strict: bool
 ) -> Manifest:
-    is_path = isinstance(source, str | Path)
-    if is_path and Path(source).suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(source)):
-        table = _read_table_file(Path(source))
-        default_root: Path | None = Path(source).parent
+    path = Path(source) if isinstance(source, str | Path) else None
+    default_root: Path | None = None
+    if path is not None and path.suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(path)):
+        table, default_root = _read_table_file(path), path.parent
     else:
-        table, default_root = _list_files_as_table(source), None
+        table = _list_files_as_table(source)
     base = default_root if root is None else Path(root) if str(root) else None
     return Manifest(add_row_columns(table, "the manifest", strict=strict), base)
 

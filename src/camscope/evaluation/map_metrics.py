@@ -49,7 +49,7 @@ def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[Fl
     if explanation.placement is None:
         raise UndefinedError("where the map lies on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
-        raise UndefinedError("the map holds NaN or infinity")
+        raise UndefinedError("the map contains NaN or infinity")
     heat, covered = explanation.placement.project(explanation.attribution)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
     if mask is None:

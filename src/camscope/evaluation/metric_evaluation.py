@@ -28,7 +28,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MODEL_INPUT_KINDS = ("trial", "again", "explainer")  # what metrics need that ask the model
+MODEL_INPUT_KINDS = ("perturbation_test", "perturbation_test_and_maps", "explainer")  # of metrics that need the model
 DEFAULT_MODEL_METRICS = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
          "average-gain")  # fmt: skip
 RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each
@@ -106,7 +106,7 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
         raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
     found = [METRICS[name] for name in metric_names]
     for one in found:
-        if one.input_kind == "pair":
+        if one.input_kind == "map_pair":
             raise InputError(f"{one.name} compares two maps: camscope.metrics has it for Python")
         if one.input_kind in MODEL_INPUT_KINDS and not has_model:
             raise InputError(f"{one.name} asks the model: pass the one that the run is of (model=, or --model)")
@@ -248,7 +248,7 @@ def _build_model_evaluator(
         )
     check_positive_integer(n_steps=n_steps, batch_size=batch_size)
     check_positive_integer(None, region_size=region_size)
-    explained = any(one.input_kind != "trial" for one in metrics)
+    explained = any(one.input_kind != "perturbation_test" for one in metrics)
     made = replay.rebuild_explainers(explainers) if explained else {}
     return ModelMetricEvaluator(
         replay, metrics, made, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size

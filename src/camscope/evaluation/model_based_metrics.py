@@ -218,7 +218,7 @@ class ModelMetricEvaluator:
         for one in metrics:
             for fill in self._select_imputations(one):
                 trial = trials[fill or self.imputations[0]]
-                found = one(trial) if one.input_kind == "trial" else one(trial, map_batch.compute_maps)
+                found = one(trial) if one.input_kind == "perturbation_test" else one(trial, map_batch.compute_maps)
                 for row, number, reason in zip(map_batch.rows, found.numbers, found.reasons, strict=True):
                     if row is not None:
                         yield build_value_row(

@@ -60,11 +60,11 @@ class CallablePreprocess:
         from PIL import Image
 
         result = self._call_transform(Image.fromarray(pixels))
-        place = self.measure_placement(pixels.shape[:2])
-        if place is None or place.input_size != tuple(result.shape[1:]):
+        placement = self.measure_placement(pixels.shape[:2])
+        if placement is None or placement.input_size != tuple(result.shape[1:]):
             return result, None
-        return result, place if self._is_content_independent or self._is_confirmed_on_image(
-            place, pixels, result
+        return result, placement if self._is_content_independent or self._is_confirmed_on_image(
+            placement, pixels, result
         ) else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
@@ -87,21 +87,25 @@ class CallablePreprocess:
             result = result[0] if result.ndim == 4 and len(result) == 1 else result
             if result.ndim == 3 and result.numel():
                 return result
-        came = (
+        received = (
             f"a tensor {tuple(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
         )
-        raise PreprocessError(f"the preprocessing {name} returned {came}; expected a float tensor (C,H,W) or (1,C,H,W)")
+        raise PreprocessError(
+            f"the preprocessing {name} returned {received}; expected a float tensor (C,H,W) or (1,C,H,W)"
+        )
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        with _preserve_random_state() as drawn:
+        with _preserve_random_state() as was_drawn_from:
             try:
-                planes = [self._transform_to_array(picture) for picture in _generate_probe_images(image_size)]
+                responses = [self._transform_to_array(probe) for probe in _generate_probe_images(image_size)]
             except PreprocessError:  # it takes the photograph, but not these pictures
                 return None
-            if drawn():
+            if was_drawn_from():
                 return None
-            place = _solve_placement(planes, image_size)
-            return place if place and self._is_confirmed_on_probes(place, planes[0], planes[1]) else None
+            placement = _solve_placement(responses, image_size)
+            return (
+                placement if placement and self._is_confirmed_on_probes(placement, responses[0], responses[1]) else None
+            )
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
         """Whether the image itself lies where the placement says: squares that are added to it appear there."""
@@ -122,16 +126,16 @@ class CallablePreprocess:
     ) -> bool:
         """Whether the placement holds for pictures with something in their middle: a crop may follow the content."""
         contrast, size = white_response - black_response, np.array(placement.image_size)
-        seen = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
-        where = abs(placement.to_image(np.argwhere(seen) + 0.5) / size - 0.5).max(1)
-        clear = abs(where - 0.25) > 0.04  # not on the edge of the square in the middle
-        for ground, middle in (("black", "white"), ("white", "black")):
-            plane = self._transform_to_array(_draw_center_square(placement.image_size, ground, middle))
-            if plane.shape != black_response.shape:
+        visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
+        distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)
+        off_the_edge = abs(distance_from_center - 0.25) > 0.04  # not on the edge of the square in the middle
+        for background, foreground in (("black", "white"), ("white", "black")):
+            response = self._transform_to_array(_draw_center_square(placement.image_size, background, foreground))
+            if response.shape != black_response.shape:
                 return False
-            answer = ((plane - black_response) * contrast).sum(0)[seen] / (contrast**2).sum(0)[seen]
-            expected = (where < 0.25) == (middle == "white")
-            if clear.any() and abs(answer - expected)[clear].mean() > 0.1:
+            brightness = ((response - black_response) * contrast).sum(0)[visible] / (contrast**2).sum(0)[visible]
+            expected = (distance_from_center < 0.25) == (foreground == "white")
+            if off_the_edge.any() and abs(brightness - expected)[off_the_edge].mean() > 0.1:
                 return False
         return True
 
@@ -145,8 +149,8 @@ def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
 
     yield Image.new("RGB", image_size[::-1], "black")
     yield Image.new("RGB", image_size[::-1], "white")
-    for lean in RAMP_DIRECTIONS:
-        ramp = Image.fromarray(_draw_ramp(image_size, lean)).convert("RGB")
+    for direction in RAMP_DIRECTIONS:
+        ramp = Image.fromarray(_draw_ramp(image_size, direction)).convert("RGB")
         yield ramp
         yield ImageOps.invert(ramp)
     yield Image.fromarray(_draw_ramp(image_size, RAMP_DIRECTIONS[0])).convert("RGB")
@@ -156,9 +160,9 @@ def _draw_center_square(size: Sequence[int], background: str, foreground: str) -
     from PIL import Image
 
     height, width = size
-    picture = Image.new("RGB", (width, height), background)
-    picture.paste(foreground, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
-    return picture
+    image = Image.new("RGB", (width, height), background)
+    image.paste(foreground, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
+    return image
 
 
 def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
@@ -177,23 +181,23 @@ def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
 
 
 def _solve_placement(responses: list[NDArray[np.float64]], image_size: tuple[int, int]) -> Placement | None:
-    black, white, *ramps, again = responses
-    shapes = {plane.shape for plane in responses}
+    black, white, *ramps, repeated_ramp = responses
+    shapes = {response.shape for response in responses}
     if (
         len(shapes) > 1
-        or not all(np.isfinite(plane).all() for plane in responses)
-        or not np.array_equal(ramps[0], again)
+        or not all(np.isfinite(response).all() for response in responses)
+        or not np.array_equal(ramps[0], repeated_ramp)
     ):
         return None
     contrast = white - black
     power = (contrast**2).sum(0)
-    seen = power > power.max() / 4  # constant padding answers neither black nor white
-    if not power.max() or seen.sum() < 3:
+    visible = power > power.max() / 4  # constant padding answers neither black nor white
+    if not power.max() or visible.sum() < 3:
         return None
-    values = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in ramps]
+    values = [((ramp - black) * contrast).sum(0)[visible] / power[visible] for ramp in ramps]
     # half the difference to the negative: where a library cuts levels off instead of rounding, that cancels
-    answers = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
-    return _fit_placement(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, image_size, power.shape)
+    ramp_values = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
+    return _fit_placement(np.argwhere(visible) + np.float64(0.5), np.array(ramp_values).T, image_size, power.shape)
 
 
 def _fit_placement(
@@ -219,10 +223,10 @@ def _fit_placement(
 def _remove_small_tilt(matrix: NDArray[np.float64], input_size: tuple[int, ...]) -> NDArray[np.float64]:
     """Without a tilt of less than half an input pixel over the whole plane: that is noise; the centre stays put."""
     linear = matrix[:, :2]
-    centre = linear @ np.divide(input_size, 2) + matrix[:, 2]
+    center = linear @ np.divide(input_size, 2) + matrix[:, 2]
     tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
     linear = np.where(tilt, 0, linear)
-    return np.column_stack([linear, centre - linear @ np.divide(input_size, 2)])
+    return np.column_stack([linear, center - linear @ np.divide(input_size, 2)])
 
 
 @contextmanager
@@ -230,12 +234,12 @@ def _preserve_random_state() -> Iterator[Callable[[], bool]]:
     """Python's, numpy's and torch's random state, put back at the end; the value says if any was drawn from."""
     python, numpy, pytorch = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
-    def drawn() -> bool:
+    def was_drawn_from() -> bool:
         same = random.getstate() == python and torch.equal(torch.get_rng_state(), pytorch)
         return not (same and _convert_random_state(np.random.get_state(legacy=False)) == _convert_random_state(numpy))
 
     try:
-        yield drawn
+        yield was_drawn_from
     finally:
         random.setstate(python)
         np.random.set_state(numpy)

@@ -53,11 +53,11 @@ def _has_high_bit_depth(source: str | Path | bytes) -> bool:
     try:
         stream = BytesIO(source) if isinstance(source, bytes) else open_regular_file(source)
         with suppress_library_output(), stream, Image.open(stream, formats=("PNG", "TIFF")) as image:
-            deep = image.mode.startswith("I") or image.mode == "F"
-            turned = deep and image.getexif().get(EXIF_ORIENTATION_TAG, 1) != 1
+            is_high_bit_depth = image.mode.startswith("I") or image.mode == "F"
+            turned = is_high_bit_depth and image.getexif().get(EXIF_ORIENTATION_TAG, 1) != 1
     except Exception:  # a damaged file may raise anything
         return False
     if turned:
         name = "its bytes" if isinstance(source, bytes) else source
         raise ImageError(f"{name}: a mask of 16 bits with an EXIF orientation; save it upright")
-    return deep
+    return is_high_bit_depth

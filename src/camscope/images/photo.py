@@ -98,10 +98,13 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
-        own, lying = image.size, _is_transposed(image)
-        size = own if lying else own[::-1]
+        stored_size, is_transposed = image.size, _is_transposed(image)
+        size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
-        reduced = image.draft(None, (height, width) if lying else (width, height)) is not None and image.size != own
+        reduced = (
+            image.draft(None, (height, width) if is_transposed else (width, height)) is not None
+            and image.size != stored_size
+        )
         pixels = _decode_pixels(image, "the file", MAX_PIXELS)
         return pixels, size if reduced else pixels.shape[:2]
 
@@ -121,14 +124,18 @@ def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
     """See `find_file_flags`."""
     from PIL import Image
 
-    found = "JPEG" if image.format == "MPO" else str(image.format)
-    named = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
-        file_suffix, found
+    format_name = "JPEG" if image.format == "MPO" else str(image.format)
+    suffix_format = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
+        file_suffix, format_name
     )  # which asks all formats
-    odd = [f"the file is called {file_suffix} and is a {found}"] if named not in (found, image.format) else []
+    flags = (
+        [f"the file is called {file_suffix} and is a {format_name}"]
+        if suffix_format not in (format_name, image.format)
+        else []
+    )
     if image.format != "MPO" and getattr(image, "is_animated", False):  # a phone's photograph has a second one inside
-        odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
-    return tuple(odd)
+        flags.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
+    return tuple(flags)
 
 
 def _has_expected_signature(data: bytes, suffix: str) -> bool:
@@ -177,17 +184,17 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     if image.format == "EPS":
         raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
     # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
-    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
     if image.format == "TIFF":
         check_tiff_strips(image, name)
     image.load()
     _check_pixel_count(image.size, name, max_pixels)  # an icon can turn out larger than its header said
     upright = _apply_exif_orientation(image)
-    if sixteen:
+    if is_16_bit:
         return _repeat_gray_channel(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if upright.mode in {"I", "F"}:
-        came = f"{name}: pixels of mode {upright.mode!r} have no known range"
-        raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
+        received = f"{name}: pixels of mode {upright.mode!r} have no known range"
+        raise ImageError(f"{received}; scale them to 0..255 and pass a uint8 array")
     return _convert_to_rgb_pixels(upright)
 
 
@@ -239,23 +246,23 @@ def _flatten_to_rgb(image: "Image") -> "Image":
 
 
 def _convert_array(array: NDArray[Any], max_pixels: int) -> Pixels:
-    came = f"the image is an array of {array.dtype} with shape {array.shape}"
+    received = f"the image is an array of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
     if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] in (1, 3):
-        raise ImageError(f"{came}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
+        raise ImageError(f"{received}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not array.size:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}")
     _check_pixel_count((array.shape[1], array.shape[0]), "the array", max_pixels)
     return _repeat_gray_channel(array) if array.ndim == 2 else np.array(array, order="C")
 
 
 def _convert_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
-    came = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
+    received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3) or not tensor.numel():
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}")
     _check_pixel_count((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
     return np.array(tensor.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy(), order="C")
 

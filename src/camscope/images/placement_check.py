@@ -30,8 +30,11 @@ CONTENT_INDEPENDENT_TRANSFORMS = (
 
 def is_content_independent(transform: Any) -> bool:
     """Whether it is made only of torchvision's transforms whose geometry depends on the size of an image alone."""
-    kind = type(transform)
-    if not kind.__module__.startswith("torchvision.transforms.") or kind.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS:
+    transform_type = type(transform)
+    if (
+        not transform_type.__module__.startswith("torchvision.transforms.")
+        or transform_type.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS
+    ):
         return False
     return all(map(is_content_independent, getattr(transform, "transforms", ())))
 
@@ -75,15 +78,15 @@ class SquarePattern:
 
         What the whole image has in common is left out: a brightness and contrast that follow from it.
         """
-        kept, signs = self._select_square_centers()
+        selected, signs = self._select_square_centers()
         design = np.ones((len(signs), 3))
         design[:, 0] = signs
         agreeing, changed = [], []
-        for old, new in zip(input_before, input_after, strict=True):
-            design[:, 2] = old[kept]
-            change = new[kept] - old[kept]
-            found = np.linalg.lstsq(design, change, rcond=None)[0]
-            change -= design[:, 1:] @ found[1:]
+        for before, after in zip(input_before, input_after, strict=True):
+            design[:, 2] = before[selected]
+            change = after[selected] - before[selected]
+            coefficients = np.linalg.lstsq(design, change, rcond=None)[0]
+            change -= design[:, 1:] @ coefficients[1:]
             agreeing.append(abs(change @ signs))
             changed.append(np.abs(change).sum())
         weights = np.array(changed)  # a channel that hardly changes has little to say
@@ -93,14 +96,14 @@ class SquarePattern:
         """For each pixel of the image its row and column of squares, as arrays that broadcast to (H,W)."""
         start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
         rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
-        found = []
+        cells = []
         for axis, count in enumerate(self.signs.shape):
-            at = np.full((1, 1), start[axis])
-            for along, end in zip((rows, columns), ends, strict=True):
+            position = np.full((1, 1), start[axis])
+            for coordinate, end in zip((rows, columns), ends, strict=True):
                 if (slope := end[axis] - start[axis]) != 0:
-                    at = at + slope * along
-            found.append(np.floor(at * (count / self.placement.input_size[axis])).astype(np.int64) % count)
-        return tuple(found)
+                    position = position + slope * coordinate
+            cells.append(np.floor(position * (count / self.placement.input_size[axis])).astype(np.int64) % count)
+        return tuple(cells)
 
     def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
         """(h,w): which input pixels lie in the middle of a square, and the signs (M,) there."""
@@ -108,13 +111,13 @@ class SquarePattern:
         for length, count, border in zip(
             self.placement.input_size, self.signs.shape, self.border_fractions, strict=True
         ):
-            at = (np.arange(length) + 0.5) * count / length
-            cells.append(at.astype(int))
-            inside.append(np.abs(at % 1 - 0.5) <= 0.5 - border)
-        kept = np.outer(*inside)
-        there = self.placement.to_image(np.argwhere(kept) + 0.5)
-        kept[kept] = ((there > 0) & (there < self.placement.image_size)).all(1)  # no padding
-        return kept, self.signs[np.ix_(*cells)][kept].astype(np.float64)
+            position = (np.arange(length) + 0.5) * count / length
+            cells.append(position.astype(int))
+            inside.append(np.abs(position % 1 - 0.5) <= 0.5 - border)
+        selected = np.outer(*inside)
+        image_points = self.placement.to_image(np.argwhere(selected) + 0.5)
+        selected[selected] = ((image_points > 0) & (image_points < self.placement.image_size)).all(1)  # no padding
+        return selected, self.signs[np.ix_(*cells)][selected].astype(np.float64)
 
 
 @cache
@@ -127,5 +130,5 @@ def _choose_signs(rows: int, columns: int) -> NDArray[np.int8]:
 
 def _list_symmetries(signs: NDArray[np.int8]) -> list[NDArray[np.int8]]:
     axes = [axis for axis, count in enumerate(signs.shape) if count > 1]
-    found = [np.flip(signs, axis) for axis in axes] + [np.roll(signs, 1, axis) for axis in axes] + [np.flip(signs)]
-    return [*found, signs.T, np.rot90(signs)] if signs.shape[0] == signs.shape[1] else found
+    symmetries = [np.flip(signs, axis) for axis in axes] + [np.roll(signs, 1, axis) for axis in axes] + [np.flip(signs)]
+    return [*symmetries, signs.T, np.rot90(signs)] if signs.shape[0] == signs.shape[1] else symmetries

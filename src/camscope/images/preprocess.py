@@ -65,9 +65,9 @@ class Preprocess:
     scale: float = 1 / 255
 
     def __post_init__(self) -> None:
-        for name, known in FIELD_CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, known))}")
+        for name, choices in FIELD_CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
             if len(values := tuple(map(float, getattr(self, name)))) != self.channels:
                 raise PreprocessError(
@@ -87,7 +87,7 @@ class Preprocess:
         from PIL import Image
 
         height, width = pixels.shape[:2]
-        resized, start, place = _plan_resize_and_crop(self, (height, width))
+        resized, start, placement = _plan_resize_and_crop(self, (height, width))
         if resized is not None and height * width > LARGE_IMAGE_PIXELS:
             image = self._resize_by_channel(pixels, resized)
         else:
@@ -97,8 +97,8 @@ class Preprocess:
             if resized is not None:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
-            image = self._crop(image, start, place.input_size)
-        return self._normalize(image), place
+            image = self._crop(image, start, placement.input_size)
+        return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
         """(H,W) of an image -> what it is resized to, before the crop."""
@@ -117,15 +117,15 @@ class Preprocess:
 
     def denormalize(self, tensor: Tensor) -> Pixels:
         """(C,H,W) or (1,C,H,W), the model's input -> (H,W,3) uint8: the picture that the model sees."""
-        plane = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
-        if plane.shape[0] != self.channels:
+        values_in = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
+        if values_in.shape[0] != self.channels:
             raise PreprocessError(
                 f"a tensor of shape {tuple(tensor.shape)}; expected {plural(self.channels, 'channel')}"
             )
-        std, mean = (torch.from_numpy(_to_channel_column(one)).double() for one in (self.std, self.mean))
-        values = (plane * std + mean) / self.scale
-        picture = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
-        return np.array(picture.permute(1, 2, 0).numpy(), order="C")
+        std, mean = (torch.from_numpy(_to_channel_column(statistic)).double() for statistic in (self.std, self.mean))
+        values = (values_in * std + mean) / self.scale
+        pixels = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
+        return np.array(pixels.permute(1, 2, 0).numpy(), order="C")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for JSON."""
@@ -171,16 +171,16 @@ class Preprocess:
         """The same image as from all channels at once, in a third of the memory."""
         from PIL import Image
 
-        way = Image.Resampling[self.interpolation.upper()]
+        resampling = Image.Resampling[self.interpolation.upper()]
         if self.channels == 1:
             grey = np.empty(pixels.shape[:2], np.uint8)
             for top in range(0, len(pixels), ROWS_PER_GRAY_STRIP):
                 grey[top : top + ROWS_PER_GRAY_STRIP] = np.asarray(
                     Image.fromarray(pixels[top : top + ROWS_PER_GRAY_STRIP]).convert("L")
                 )
-            return Image.fromarray(grey).resize(size[::-1], way)
+            return Image.fromarray(grey).resize(size[::-1], resampling)
         planes = (Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(3))
-        return Image.merge("RGB", [plane.resize(size[::-1], way) for plane in planes])
+        return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
         """Where the crop starts; negative where it is larger than the image."""
@@ -211,15 +211,18 @@ def _plan_resize_and_crop(
     preprocess: Preprocess, image_size: tuple[int, int]
 ) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
     """Of an image (H,W): what it is resized to, where its crop starts, and where the input then lies; many are of one size."""
-    place, resized, start = Placement.identity(image_size), None, None
+    placement, resized, start = Placement.identity(image_size), None, None
     if preprocess.resize is not None:
         resized = preprocess.compute_resized_size(image_size)
-        place = place.resized(resized)
+        placement = placement.resized(resized)
     if preprocess.crop is not None:
-        side = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
-        start = [preprocess._compute_crop_start(have - want) for have, want in zip(place.input_size, side, strict=True)]
-        place = place.cropped(start, side)
-    return resized, start, place
+        crop_size = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
+        start = [
+            preprocess._compute_crop_start(length - crop_length)
+            for length, crop_length in zip(placement.input_size, crop_size, strict=True)
+        ]
+        placement = placement.cropped(start, crop_size)
+    return resized, start, placement
 
 
 @lru_cache(maxsize=64)

@@ -159,9 +159,9 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
     if not isinstance(size, Mapping):  # the processor's own class of sizes
         size = {name: getattr(size, name, None) for name in ("height", "width", "shortest_edge", "longest_edge")}
     match {name: value for name, value in size.items() if value is not None}:
-        case {"height": height, "width": width, **rest} if not rest:
+        case {"height": height, "width": width, **others} if not others:
             return (int(height), int(width))
-        case {"shortest_edge": edge, **rest} if not rest:
+        case {"shortest_edge": edge, **others} if not others:
             return int(edge) if key == "size" else (int(edge), int(edge))
     raise _build_unsupported_error(
         "image processor", key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number'

@@ -85,8 +85,12 @@ def read_dicom_source(source: Any) -> DicomSource:
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
-    others = (*PHOTO_SUFFIXES, *ITK)
-    if not files or scan.format_codes is not None or any(str(file).lower().endswith(others) for file in scan.sources):
+    other_suffixes = (*PHOTO_SUFFIXES, *ITK)
+    if (
+        not files
+        or scan.format_codes is not None
+        or any(str(file).lower().endswith(other_suffixes) for file in scan.sources)
+    ):
         raise ImageError(f"{scan.name} does not come from DICOM files: it names no patient and no study; use to_nifti")
     return DicomSource(scan, [_read_header(file, scan.name) for file in files])
 
@@ -213,7 +217,7 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
     header, frame = source.get_slice_header(index)
     groups = read_functional_groups(header, [frame])[0]
     for keyword, sequence in SEQUENCE_BY_KEYWORD.items():
-        holder = next((one for one in iter_macro_items(groups, sequence) if keyword in one), None)
+        holder = next((item for item in iter_macro_items(groups, sequence) if keyword in item), None)
         if holder is not None:
             setattr(image, keyword, holder[keyword].value)
     if int(header.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in header:
@@ -227,15 +231,15 @@ def _set_frame_position(image: "Dataset", source: DicomSource, index: int) -> No
     if "ImagePositionPatient" in image:
         del image.ImagePositionPatient
     if source.scan.affine is not None:
-        there = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
-        image.ImagePositionPatient = [DS(value, auto_format=True) for value in there[:3].tolist()]
+        position = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
+        image.ImagePositionPatient = [DS(value, auto_format=True) for value in position[:3].tolist()]
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
     """To which sides of the body rows and columns lead: what the header says, or what follows from its directions."""
-    said = header.get("PatientOrientation")
-    if said and len(said) == 2:
-        return list(said)
+    declared = header.get("PatientOrientation")
+    if declared and len(declared) == 2:
+        return list(declared)
     directions = read_first_numbers(
         read_functional_groups(header, [frame])[0], ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6
     )

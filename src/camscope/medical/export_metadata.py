@@ -13,7 +13,7 @@ from camscope.version import __version__
 def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
     """For JSON: an allow-list. Settings are numbers and single words; what else a setting may be is left out."""
     low, high = scan_map.value_range
-    facts = {
+    metadata = {
         "software": "camscope",
         "software_version": __version__,
         "method": explanation.method,
@@ -38,13 +38,13 @@ def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str,
         "not_covered": "0; the file *_covered says which voxels" if not scan_map.covered.all() else "none",
         "meaning": "what the model's score depends on, not a diagnosis",
     }
-    return {key: _replace_nonfinite(value) for key, value in facts.items()}
+    return {key: _replace_nonfinite(value) for key, value in metadata.items()}
 
 
 def _replace_nonfinite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     if isinstance(value, dict):
-        return {key: _replace_nonfinite(one) for key, one in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

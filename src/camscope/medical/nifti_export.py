@@ -43,25 +43,27 @@ def to_nifti(
     stem, suffix = _split_nifti_suffix(path)
     require_nibabel()
     scan = None if source is None else read_scan(source)
-    found = resample_to_scan(explanation, scan)
-    header = _build_header(found, scan, source)
-    mask, facts = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
-    _check_paths_free((path, mask, facts), overwrite)
-    if found.covered.all() and mask.exists() and not _is_camscope_map(mask):
-        raise OutputError(f"{mask} exists and was not written here; move it away, or choose another name")
-    values = _to_volume(found.values, scan)
-    header["cal_min"], header["cal_max"] = found.value_range
+    scan_map = resample_to_scan(explanation, scan)
+    header = _build_header(scan_map, scan, source)
+    mask_path, sidecar_path = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
+    _check_paths_free((path, mask_path, sidecar_path), overwrite)
+    if scan_map.covered.all() and mask_path.exists() and not _is_camscope_map(mask_path):
+        raise OutputError(f"{mask_path} exists and was not written here; move it away, or choose another name")
+    values = _to_volume(scan_map.values, scan)
+    header["cal_min"], header["cal_max"] = scan_map.value_range
     header["descrip"] = to_dicom_ascii(f"camscope {explanation.method}", 79).encode()
     write_bytes(path, _encode_nifti(header, values, suffix), overwrite=overwrite)
-    if found.covered.all():
-        mask.unlink(missing_ok=True)  # of the map that was here before
+    if scan_map.covered.all():
+        mask_path.unlink(missing_ok=True)  # of the map that was here before
     else:
         header["cal_min"], header["cal_max"] = 0, 1
         write_bytes(
-            mask, _encode_nifti(header, _to_volume(found.covered, scan).astype(np.uint8), suffix), overwrite=overwrite
+            mask_path,
+            _encode_nifti(header, _to_volume(scan_map.covered, scan).astype(np.uint8), suffix),
+            overwrite=overwrite,
         )
-    data = json.dumps(build_sidecar(explanation, found), indent=1, allow_nan=False).encode()
-    write_bytes(facts, data, overwrite=overwrite)
+    data = json.dumps(build_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
+    write_bytes(sidecar_path, data, overwrite=overwrite)
     return path
 
 

@@ -50,24 +50,24 @@ def to_parametric_map(
     Values are in units of the score, 0 where the model was not shown the image; the window is their range.
     """
     check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
-    files = read_dicom_source(source)
-    found = resample_to_scan(explanation, files.scan)
-    _check_geometry(files)
-    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, files.scan.name):
-        data = encode_dicom(_build_parametric_map(explanation, found, files))
+    dicom_source = read_dicom_source(source)
+    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    _check_geometry(dicom_source)
+    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
+        data = encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
 
 def _check_geometry(source: DicomSource) -> None:
     header = source.headers[0]
-    name, instead = source.scan.name, "use to_secondary_capture or to_nifti"
+    name, advice = source.scan.name, "use to_secondary_capture or to_nifti"
     if not header.get("FrameOfReferenceUID") or source.scan.affine is None:
         raise OutputError(
-            f"{name} does not say where it lies in the patient, which {PARAMETRIC_MAP_NAME} has to: {instead}"
+            f"{name} does not say where it lies in the patient, which {PARAMETRIC_MAP_NAME} has to: {advice}"
         )
     if source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
         raise OutputError(
-            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {instead}"
+            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {advice}"
         )
 
 
@@ -76,7 +76,7 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
     from highdicom.pm import ParametricMap
     from pydicom.uid import ExplicitVRLittleEndian
 
-    told = describe_derivation(explanation, scan_map)
+    derivation = describe_derivation(explanation, scan_map)
     values, positions = _order_frames(scan_map, source)
     image = ParametricMap(
         source_images=_unify_orientation(source.headers),
@@ -98,10 +98,10 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
         content_description=format_title(explanation),
         contributing_equipment=[create_equipment_item(explanation)],
     )
-    set_common_attributes(image, explanation, told, source)
+    set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
         for item in group.get("DerivationImageSequence", ()):
-            item.DerivationDescription = told
+            item.DerivationDescription = derivation
     return image
 
 
@@ -116,8 +116,8 @@ def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[
     from highdicom import PlanePositionSequence
 
     groups = read_functional_groups(source.headers[0], frames)
-    places = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
-    return values, [PlanePositionSequence("PATIENT", place) for place in places if place]
+    positions = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
+    return values, [PlanePositionSequence("PATIENT", position) for position in positions if position]
 
 
 def _unify_orientation(headers: "list[Dataset]") -> "list[Dataset]":

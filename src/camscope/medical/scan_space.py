@@ -23,8 +23,8 @@ class ScanSpaceMap:
     @property
     def value_range(self) -> tuple[float, float]:
         """The least and the largest value of what is covered."""
-        known = self.values[self.covered]
-        return (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        covered_values = self.values[self.covered]
+        return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
 
     @property
     def slices(self) -> NDArray[np.float32]:
@@ -37,17 +37,17 @@ def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> Scan
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     if values.ndim not in (2, 3):
         raise GeometryError(f"a map of {plural(values.ndim, 'axis')} is no image and no volume; expected 2 or 3")
-    world = explanation.affine
+    affine = explanation.affine
     if scan is not None:
         if values.shape != scan.shape:
             raise GeometryError(
                 f"the map is of an image of {_format_shape(values.shape)}, {scan.name} is {_format_shape(scan.shape)}: pass the scan that "
                 f"was explained"
             )
-        if world is not None and scan.affine is not None and not _is_same_affine(world, scan.affine):
+        if affine is not None and scan.affine is not None and not _is_same_affine(affine, scan.affine):
             raise GeometryError(f"the map lies elsewhere than {scan.name}: pass the scan that was explained")
-        world = scan.affine if world is None else world
-    return ScanSpaceMap(values, explanation.coverage_mask("image"), world)
+        affine = scan.affine if affine is None else affine
+    return ScanSpaceMap(values, explanation.coverage_mask("image"), affine)
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

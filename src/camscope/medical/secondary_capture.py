@@ -61,17 +61,17 @@ def to_secondary_capture(
         the right: each pixel of the scan stays where it is.
     """
     check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
-    files = read_dicom_source(source)
-    found = resample_to_scan(explanation, files.scan)
-    if found.values.ndim == 2:
-        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name):
-            data = next(_encode_slices(explanation, found, files, scale))
+    dicom_source = read_dicom_source(source)
+    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    if scan_map.values.ndim == 2:
+        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+            data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
         return write_bytes(path, data, overwrite=overwrite)
     with (
         create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
-        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name),
+        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
     ):
-        for number, data in enumerate(_encode_slices(explanation, found, files, scale), 1):
+        for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
             write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
     return Path(path)
 
@@ -91,10 +91,10 @@ def _encode_slices(
 ) -> Iterator[bytes]:
     from highdicom import UID
 
-    series, told = UID(), describe_derivation(explanation, scan_map)
-    for index, picture in enumerate(render_slices(explanation, scan_map, source, scale)):
-        image = _build_secondary_capture(explanation, picture, source, index, series)
-        set_common_attributes(image, explanation, told, source)
+    series, derivation = UID(), describe_derivation(explanation, scan_map)
+    for index, rgb_image in enumerate(render_slices(explanation, scan_map, source, scale)):
+        image = _build_secondary_capture(explanation, rgb_image, source, index, series)
+        set_common_attributes(image, explanation, derivation, source)
         yield encode_dicom(image)
 
 
@@ -105,16 +105,16 @@ def render_slices(
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap
-    shown, ends = render.to_display_range(scan_map.slices, scale, colormap)
-    behind = _get_background_images(explanation, source)
+    display_values, value_range = render.to_display_range(scan_map.slices, scale, colormap)
+    backgrounds = _get_background_images(explanation, source)
     covered = scan_map.covered.reshape(scan_map.slices.shape)
     flag = "" if explanation.warning_text is None else f" · flagged: {explanation.warning_text}"
     caption = f"{explanation.caption}{flag} · camscope {__version__}"
-    for values, picture, known in zip(shown, behind, covered, strict=True):
+    for values, rgb_image, slice_covered in zip(display_values, backgrounds, covered, strict=True):
         if colormap == render.DIVERGING:
-            picture = render.fade_to_gray(picture)
-        picture = render.overlay(picture, values, colormap=colormap, covered=known)
-        yield _add_caption_and_color_bar(picture, caption, ends, colormap)
+            rgb_image = render.fade_to_gray(rgb_image)
+        rgb_image = render.overlay(rgb_image, values, colormap=colormap, covered=slice_covered)
+        yield _add_caption_and_color_bar(rgb_image, caption, value_range, colormap)
 
 
 def _get_background_images(explanation: Explanation, source: DicomSource) -> PixelArray:

@@ -1,7 +1,4 @@
-"""METRICS: every instrument by name, with what a reader must know of its number: formula, source, range, direction.
-
-Values: what a metric says of a batch of maps: a number each, or why there is none.
-"""
+"""The registry of metrics, the facts about each metric, and checks of maps and masks that all metrics share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,28 +9,43 @@ import numpy.typing as npt
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError, UndefinedError
+from camscope.registry import Registry
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-MetricInput = Literal["map", "mask", "pair", "trial", "again", "explainer"]
+MetricInput = Literal["map", "mask", "map_pair", "perturbation_test", "perturbation_test_and_maps", "explainer"]
 MetricFunction = TypeVar("MetricFunction", bound=Callable[..., Any])
-METRICS: dict[str, "Metric"] = {}
+METRICS: Registry["Metric"] = Registry("metric")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """An instrument: `function`, a pure one, and its facts.
+    """A metric: its pure function and the facts that tables, reports and the documentation show.
 
-    `input_kind`: what it is called with. "map": the map alone; "mask": the map, and where the evidence is; "pair": two maps of one
-    size; "trial": a `PerturbationTest`, maps and a model that can be asked about changed images; "again": a trial, and a way to make the
-    map of another image; "explainer": what makes maps, the model's input and the question.
-    `lower_bound`, `upper_bound`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance_level`: what a
-    map that knows nothing gets, in words; "" where there is no such number. `uses_imputation`: whether the number is that of the
-    trial's fill, which then belongs to it. `rounding_tolerance`: smaller differences between two values are rounding; 0 for numbers in
-    units of the score, which have no scale of their own.
+    Attributes:
+        name: The key by which users select the metric, such as `pointing-game`.
+        title: The name as it is displayed, such as `Pointing Game`.
+        function: The function that computes the value.
+        input_kind: What `function` is called with. "map": one map. "mask": a map and its ground-truth mask. "map_pair": two
+            maps of one size. "perturbation_test": a `PerturbationTest`, which holds maps and a model. "perturbation_test_and_maps":
+            a `PerturbationTest` and a function that computes maps of other images. "explainer": an explainer, an input
+            and a target.
+        formula: The formula in one line.
+        paper: The source of the metric.
+        lower_bound: The smallest possible value; None if there is none.
+        upper_bound: The largest possible value; None if there is none.
+        higher_is_better: Whether larger values are better; None if neither direction is better.
+        chance_level: The value of a map that does not depend on the model, as text; "" if there is no such value.
+        uses_imputation: Whether the value depends on how removed pixels are imputed.
+        rounding_tolerance: Smaller differences between two values are rounding. It is 0 for metrics in units of the score,
+            which have no scale of their own.
+
+    >>> METRICS["Pointing Game"].name
+    'pointing-game'
     """
 
     name: str
+    title: str
     function: Callable[..., Any]
     input_kind: MetricInput
     formula: str
@@ -47,17 +59,18 @@ class Metric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The least and the largest value; None where it is unbounded."""
+        """The smallest and the largest possible value; None if one of them does not exist."""
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The number; UndefinedError where there is none."""
+        """Compute the value; UndefinedError if it is not defined for this input."""
         return self.function(*args, **kwargs)
 
 
 def register_metric(
     name: str,
     *,
+    title: str,
     input_kind: MetricInput,
     formula: str,
     paper: str,
@@ -68,65 +81,68 @@ def register_metric(
     uses_imputation: bool = False,
     rounding_tolerance: float = 1e-6,
 ) -> Callable[[MetricFunction], MetricFunction]:
-    """Put a function into METRICS."""
+    """Return a decorator that registers a function in METRICS and returns it unchanged; see `Metric` for the arguments."""
 
-    def registered(function: MetricFunction) -> MetricFunction:
-        made = Metric(
-            name,
-            function,
-            input_kind,
-            formula,
-            paper,
-            lower_bound,
-            upper_bound,
-            higher_is_better,
-            chance_level,
-            uses_imputation,
-            rounding_tolerance,
+    def register(function: MetricFunction) -> MetricFunction:
+        METRICS.add(
+            Metric(
+                name,
+                title,
+                function,
+                input_kind,
+                formula,
+                paper,
+                lower_bound,
+                upper_bound,
+                higher_is_better,
+                chance_level,
+                uses_imputation,
+                rounding_tolerance,
+            )
         )
-        if METRICS.setdefault(name, made) is not made:
-            raise ValueError(f"a metric named {name!r} is registered already")
         return function
 
-    return registered
+    return register
 
 
 def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
-    """(*S): the map in float64. UndefinedError for NaN and infinity, InputError for a map without cells."""
+    """Return a map (*S) in float64; UndefinedError for NaN or infinity, InputError for a map without cells."""
     values = np.asarray(attribution, np.float64)
     if not values.size:
         raise InputError(f"the map is {values.shape}: it has no cells")
     if not np.isfinite(values).all():
-        raise UndefinedError("the map holds NaN or infinity")
+        raise UndefinedError("the map contains NaN or infinity")
     return values
 
 
 def positive_part(attribution: npt.ArrayLike) -> FloatArray:
-    """(*S): what speaks for the target: the map's positive part in float64. UndefinedError for NaN and infinity."""
+    """Return the positive part of a map (*S) in float64: the evidence for the target. UndefinedError for NaN or infinity."""
     return to_finite_array(attribution).clip(min=0)
 
 
 def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
-    """(*S): a mask of the map's size that is neither empty nor everything; UndefinedError for one that is."""
-    known = np.asarray(mask)
-    if known.dtype != np.bool_:
-        raise InputError(f"the mask is {known.dtype}; expected bool: True where the evidence is")
-    if known.shape != attribution.shape:
+    """Return a mask of the map's size; UndefinedError if it is empty or covers the whole image."""
+    checked = np.asarray(mask)
+    if checked.dtype != np.bool_:
+        raise InputError(f"the mask is {checked.dtype}; expected bool, True inside the annotated region")
+    if checked.shape != attribution.shape:
         raise GeometryError(
-            f"the mask is {known.shape} and the map {attribution.shape}; bring the map to the image's size first"
+            f"the mask is {checked.shape} and the map {attribution.shape}; resize the map to the image first"
         )
-    if not known.any():
+    if not checked.any():
         raise UndefinedError("the mask is empty")
-    if known.all():
+    if checked.all():
         raise UndefinedError("the mask is the whole image: every map would be right")
-    return known
+    return checked
 
 
 @dataclass(frozen=True)
 class MetricValues:
-    """One number an image, None where there is none; `reasons`: why, "" where there is one.
+    """Values of a metric for a batch: one number for each image, or None and the reason why there is none.
 
-    >>> MetricValues((0.5, None), ("", "the map holds NaN or infinity"))[0]
+    `reasons` holds "" for an image with a number.
+
+    >>> MetricValues((0.5, None), ("", "the map contains NaN or infinity"))[0]
     0.5
     """
 
@@ -135,15 +151,15 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """(N,) -> the numbers; `undefined_by_reason`: by reason, the images (N,) bool that have none. The first reason counts."""
+        """Build values from numbers (N,) and, for each reason, the undefined images (N,) bool; the first reason counts."""
         reasons = [""] * len(numbers)
         for reason, rows in undefined_by_reason.items():
             for i in rows.nonzero()[:, 0].tolist():
                 reasons[i] = reasons[i] or reason
-        plain = numbers.tolist()
+        values = numbers.tolist()
         for i in (~numbers.isfinite()).nonzero()[:, 0].tolist():
             reasons[i] = reasons[i] or "the number itself is NaN or infinite"
-        return cls(tuple(None if reasons[i] else plain[i] for i in range(len(plain))), tuple(reasons))
+        return cls(tuple(None if reasons[i] else values[i] for i in range(len(values))), tuple(reasons))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -156,5 +172,5 @@ class MetricValues:
 
     @property
     def array(self) -> FloatArray:
-        """(N,): for means over images, in which NaN stands for what is undefined."""
-        return np.array([np.nan if one is None else one for one in self.numbers], np.float64)
+        """The numbers (N,) with NaN for undefined values, for means over images."""
+        return np.array([np.nan if number is None else number for number in self.numbers], np.float64)

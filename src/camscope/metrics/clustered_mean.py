@@ -1,4 +1,4 @@
-"""Multiway: the interval of a mean whose values share groups of several kinds, as a pasted region a receiver and a donor."""
+"""The confidence interval of a mean whose values belong to groups of several kinds, such as receiver and donor of a paste."""
 
 from collections.abc import Hashable, Sequence
 from itertools import combinations
@@ -16,40 +16,49 @@ from camscope.metrics.cluster_variance import (
     count_effective_groups,
 )
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, Estimate, index_groups
+from camscope.optional import require
 
 GroupIndices = npt.NDArray[np.int64]
-CLUSTERED_T_INTERVAL = (
-    "clustered"  # the method of an interval: Student's t of a variance clustered by several kinds of groups
-)
+CLUSTERED_T_INTERVAL = "clustered"  # Student's t of a variance that is clustered by several kinds of groups
 
 
 def estimate_clustered_mean(
     values: npt.ArrayLike, *groupings: Sequence[Hashable] | None, confidence_level: float = 0.95
 ) -> Estimate:
-    """(N,) values, of each kind (N,) groups -> their mean and its interval; `n_groups`: those of the kind that has the fewest.
+    """Estimate the mean of values (N,) with an interval that is clustered by several kinds of groups.
 
-    The variance is that of the mean clustered by each kind, less that by each two together, and so on, and never less than
-    that by any one kind: Cameron, Gelbach & Miller 2011, doi:10.1198/jbes.2010.07136. Each is the jackknife's, and Student's t
-    has the degrees of freedom of the kind with the fewest; see `cluster_masks`. `n_effective_groups`, `largest_group_share`: of the kind with the fewest
-    effective groups. NaN for the ends where a kind has fewer groups, or fewer effective ones, than an interval needs.
-    InputError for values that are not finite.
+    The variance is the variance clustered by each kind, minus the variance clustered by each pair of kinds, and so on. It is
+    at least the variance clustered by any single kind: Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136. Each is a
+    jackknife variance. Student's t has the smallest degrees of freedom of all kinds; see `cluster_variance`.
+
+    Args:
+        values: (N,) finite numbers.
+        groupings: (N,) groups of each kind. None: each value is its own group.
+        confidence_level: The confidence level of the interval.
+
+    Returns:
+        The estimate. `n_groups`, `n_effective_groups` and `largest_group_share` are those of the kind with the fewest groups or
+        effective groups. The ends of the interval are NaN if a kind has too few groups or effective groups.
+
+    Raises:
+        InputError: A value is not finite.
     """
-    given = np.asarray(values, np.float64)
-    if given.ndim != 1 or not len(given) or not np.isfinite(given).all():
-        raise InputError(f"values {given.shape}: expected (N,) finite numbers")
-    named = [index_groups(kind, len(given)) for kind in groupings or (None,)]
-    fewest = min(len(np.unique(one)) for one in named)
-    mean, half, sizes = float(given.mean()), nan, [np.bincount(one) for one in named]
+    checked_values = np.asarray(values, np.float64)
+    if checked_values.ndim != 1 or not len(checked_values) or not np.isfinite(checked_values).all():
+        raise InputError(f"values {checked_values.shape}: expected (N,) finite numbers")
+    indices_by_kind = [index_groups(kind, len(checked_values)) for kind in groupings or (None,)]
+    fewest = min(len(np.unique(indices)) for indices in indices_by_kind)
+    mean, half, sizes = float(checked_values.mean()), nan, [np.bincount(indices) for indices in indices_by_kind]
     worst = min(sizes, key=count_effective_groups)
     if fewest >= MIN_GROUPS_FOR_INTERVAL and count_effective_groups(worst) >= MIN_EFFECTIVE_GROUPS:
         half = _compute_t_multiplier(min(map(compute_degrees_of_freedom, sizes)), confidence_level) * sqrt(
-            _compute_clustered_variance(given - mean, named)
+            _compute_clustered_variance(checked_values - mean, indices_by_kind)
         )
     return Estimate(
         mean,
         mean - half,
         mean + half,
-        len(given),
+        len(checked_values),
         fewest,
         interval_method=CLUSTERED_T_INTERVAL,
         n_effective_groups=count_effective_groups(worst),
@@ -58,12 +67,12 @@ def estimate_clustered_mean(
 
 
 def _compute_clustered_variance(deviations: FloatArray, groupings: Sequence[GroupIndices]) -> float:
-    """Of the mean of what is `deviations` it by so much, by inclusion and exclusion."""
+    """Return the variance of the mean from deviations (N,), by inclusion and exclusion over all kinds of groups."""
     alone = [_compute_jackknife_variance(deviations, kind) for kind in groupings]
     shared = sum(
-        (-1) ** (size + 1) * _compute_jackknife_variance(deviations, _intersect_groupings(some))
+        (-1) ** (size + 1) * _compute_jackknife_variance(deviations, _intersect_groupings(subset))
         for size in range(2, len(groupings) + 1)
-        for some in combinations(groupings, size)
+        for subset in combinations(groupings, size)
     )
     return float(max(*alone, sum(alone) + shared)) if len(alone) > 1 else alone[0]
 
@@ -74,11 +83,9 @@ def _compute_jackknife_variance(deviations: FloatArray, group_indices: GroupIndi
 
 
 def _intersect_groupings(groupings: Sequence[GroupIndices]) -> GroupIndices:
-    """One number for each combination of groups that occurs."""
+    """Return one index (N,) for each combination of groups that occurs."""
     return np.asarray(np.unique(np.stack(groupings), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
 
 
 def _compute_t_multiplier(dof: float, confidence_level: float) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf(0.5 + confidence_level / 2, dof))
+    return float(require("scipy.stats", extra="metrics").t.ppf(0.5 + confidence_level / 2, dof))

@@ -1,8 +1,8 @@
-"""Complexity: on how few cells a map (*S) puts its weight, whatever they show.
+"""Complexity metrics: whether a map (*S) concentrates its attribution on few cells, wherever they are.
 
-All of them judge sizes, |value|: of a signed map both signs count. They depend on the number of cells, so maps are compared
-at one size. A map with NaN, a map of zeros and a map of one cell have no number (UndefinedError); a constant one is as spread
-out as a map can be.
+All metrics use absolute values, so both signs of a signed map count. They depend on the number of cells, so only maps of one
+size can be compared. A map that contains NaN, a map of zeros and a map of one cell are undefined (UndefinedError). A
+constant map is as spread out as a map can be.
 """
 
 import numpy as np
@@ -15,57 +15,63 @@ from camscope.plurals import plural
 
 @register_metric(
     "sparseness",
+    title="Sparseness",
     input_kind="map",
-    formula="Gini index of the sizes: sum over k of (2k - N - 1) a_k / (N sum a), a_1 <= … <= a_N",
+    formula="Gini index of the absolute values: sum over k of (2k - N - 1) a_k / (N sum a), a_1 <= … <= a_N",
     paper="Chalasani et al. 2020, arXiv:1810.06583; the index of Hurley and Rickard 2009",
-    chance_level="0 for a constant map, 1/3 for evenly drawn values",
+    chance_level="0 for a constant map, 1/3 for uniform random values",
 )
 def sparseness(attribution: npt.ArrayLike) -> float:
-    """(*S) -> 0 for a constant map .. 1 - 1/N for a single cell."""
+    """Return the Gini index of a map (*S): 0 for a constant map, 1 - 1/N for a single cell."""
     shares = np.sort(_compute_absolute_shares(attribution))
     ranks = 2 * np.arange(1, len(shares) + 1) - len(shares) - 1
-    return max(0.0, float(ranks @ shares) / len(shares))  # rounding leaves a constant map below 0
+    return max(0.0, float(ranks @ shares) / len(shares))  # rounding may give a constant map less than 0
 
 
 @register_metric(
     "entropy",
+    title="Entropy",
     input_kind="map",
-    formula="-sum of p log p / log N, p: each cell's share of the sizes",
-    paper="Bhatt et al. 2020, complexity, arXiv:2005.00631; here divided by log N, its largest value",
+    formula="-sum of p log p / log N, p: share of each cell in the sum of absolute values",
+    paper="Bhatt et al. 2020, complexity, arXiv:2005.00631; here divided by its maximum, log N",
     higher_is_better=False,
     chance_level="1 for a constant map",
 )
 def entropy(attribution: npt.ArrayLike) -> float:
-    """(*S) -> 0 for a single cell .. 1 for a constant map: the logarithm's base does not matter."""
+    """Return the normalized entropy of a map (*S): 0 for a single cell, 1 for a constant map. The base does not matter."""
     shares = _compute_absolute_shares(attribution)
-    some = shares[shares > 0]
-    return min(1.0, max(0.0, float(-(some * np.log(some)).sum() / np.log(len(shares)))))
+    positive = shares[shares > 0]
+    return min(1.0, max(0.0, float(-(positive * np.log(positive)).sum() / np.log(len(shares)))))
 
 
 @register_metric(
     "effective-area",
+    title="Effective area",
     input_kind="map",
-    formula="the smallest share of the cells that holds 90 % of the sum of sizes, the last cell in part",
-    paper="the map's Lorenz curve, read from its steep end",
+    formula="smallest share of the cells that holds 90 % of the sum of absolute values",
+    paper="Lorenz curve of the map, from its steep end",
     higher_is_better=False,
     chance_level="0.9 for a constant map",
 )
 def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
-    """(*S) -> share / N for a single cell .. share for a constant map. `share`: of the sum, in 0..1, 0 excluded."""
+    """Return the smallest share of cells that holds `share` of the attribution of a map (*S).
+
+    It is share / N for a single cell and `share` for a constant map. `share` is above 0 and at most 1.
+    """
     if not 0 < share <= 1:
-        raise InputError(f"share={share}: expected a number in 0..1, 0 excluded")
+        raise InputError(f"share={share}: expected a number above 0 and at most 1")
     shares = np.sort(_compute_absolute_shares(attribution))[::-1]
-    held = np.append(0.0, shares.cumsum())
-    positive = int(np.count_nonzero(shares))
-    whole = min(int(np.searchsorted(held, share)), positive) - 1  # cells that are needed whole; the next one in part
-    return float((whole + min(1.0, (share - held[whole]) / shares[whole])) / len(shares))
+    cumulative = np.append(0.0, shares.cumsum())
+    n_positive = int(np.count_nonzero(shares))
+    whole = min(int(np.searchsorted(cumulative, share)), n_positive) - 1  # full cells; the next cell counts in part
+    return float((whole + min(1.0, (share - cumulative[whole]) / shares[whole])) / len(shares))
 
 
 def _compute_absolute_shares(attribution: npt.ArrayLike) -> FloatArray:
-    """(N,): each cell's share of the sum of sizes, without overflow or underflow."""
+    """Return the share of each cell (N,) in the sum of absolute values, without overflow or underflow."""
     sizes = np.abs(to_finite_array(attribution)).ravel()
     if len(sizes) < 2:
-        raise UndefinedError(f"a map of {plural(len(sizes), 'cell')} cannot be more or less spread out")
+        raise UndefinedError(f"a map of {plural(len(sizes), 'cell')} has no distribution: expected 2 cells or more")
     if not sizes.max() > 0:
         raise UndefinedError("the map is zero everywhere")
     scaled = sizes / sizes.max()

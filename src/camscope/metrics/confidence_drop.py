@@ -1,8 +1,9 @@
-"""Masking: what the answer becomes when the image is multiplied by its map.
+"""Masking metrics: how the model's output changes when the input is multiplied by its map.
 
-a: the map's positive part over its maximum, 0..1; x a: the model's input times a, pixel by pixel. That is not an image of the
-kind the model knows, and a map that is large everywhere does well by changing nothing: a constant one loses nothing. One
-pass an image, shared. Undefined for NaN, and for a map in which nothing is positive.
+The map a is the positive part divided by its maximum, 0..1. The masked input x a is the model's input times a, pixel by
+pixel. The masked input lies outside the training distribution, and a map that is large everywhere scores well because it
+changes nothing: a constant map loses nothing. All metrics share one forward pass per image. Maps that contain NaN or nothing
+positive are undefined.
 """
 
 from collections.abc import Callable
@@ -17,24 +18,25 @@ from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 
 GRAD_CAM_PLUS_PLUS_PAPER = "Chattopadhay et al. 2018, arXiv:1710.11063"
-MAX_ROUNDING_STEPS = 64  # steps of the answer's type: another batch may round so differently
+MAX_ROUNDING_STEPS = 64  # machine epsilons by which another batch size may change the output
 NO_POSITIVE_VALUE = "nothing in the map is positive"
-NONPOSITIVE_SCORE = "the image's own answer is not positive: there is no share of it to lose"
-NO_ROOM_FOR_GAIN = "the image's own answer leaves no room below 1"
-NONFINITE_MASKED_MAP = "the map of the masked image holds NaN or infinity"
-CONSTANT_MAP = "the map, or that of the masked image, has one value everywhere: nothing correlates with it"
+NONPOSITIVE_SCORE = "the clean output is not positive: a relative drop is not defined"
+NO_ROOM_FOR_GAIN = "the clean output is already 1: there is no room for a gain"
+NONFINITE_MASKED_MAP = "the map of the masked image contains NaN or infinity"
+CONSTANT_MAP = "the map, or the map of the masked image, is constant: its correlation is not defined"
 
 
 @register_metric(
     "average-drop",
-    input_kind="trial",
+    title="Average Drop",
+    input_kind="perturbation_test",
     formula="max(0, p(x) - p(x a)) / p(x)",
     paper=GRAD_CAM_PLUS_PLUS_PAPER,
     higher_is_better=False,
     chance_level="0 for a constant map",
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): 0..1 of a probability, as a share, not in percent. The mean over images is the metric of the paper."""
+    """Return the relative drop of the output (N,), 0..1 for a probability, as a share. The paper averages it over images."""
     clean, masked, undefined = _select_masking_scores(test, output_kind)
     return test.build_values(
         _compute_relative_drop(clean, masked), masked, {**undefined, NONPOSITIVE_SCORE: clean <= 0}
@@ -43,27 +45,32 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
 
 @register_metric(
     "average-increase",
-    input_kind="trial",
+    title="Average Increase",
+    input_kind="perturbation_test",
     formula="1 if p(x a) > p(x), else 0",
     paper=GRAD_CAM_PLUS_PLUS_PAPER,
     chance_level="0 for a constant map",
 )
 def average_increase(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): 0 or 1; the mean over images is the metric of the paper. What rounding may do is no increase."""
+    """Return 1 where masking increases the output, else 0 (N,). Increases within rounding error do not count.
+
+    The paper averages it over images.
+    """
     clean, masked, undefined = _select_masking_scores(test, output_kind)
-    more = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
-    return test.build_values(more.double(), masked, undefined)
+    increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
+    return test.build_values(increased.double(), masked, undefined)
 
 
 @register_metric(
     "average-gain",
-    input_kind="trial",
+    title="Average Gain",
+    input_kind="perturbation_test",
     formula="max(0, p(x a) - p(x)) / (1 - p(x))",
     paper="Zhang et al. 2024, arXiv:2301.07002",
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): 0..1, of a probability only; undefined where the image's own is 1 already."""
+    """Return the relative gain of the probability (N,), 0..1; undefined where the clean probability is already 1."""
     clean, masked, undefined = _select_masking_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
@@ -72,37 +79,39 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
 
 @register_metric(
     "adcc",
-    input_kind="again",
+    title="ADCC",
+    input_kind="perturbation_test_and_maps",
     formula="3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - average drop))",
     paper="Poppi et al. 2021, arXiv:2104.10252",
 )
 def adcc(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
 ) -> MetricValues:
-    """(N,): 0..1; 0 where one of the three is 0.
+    """Return the harmonic mean of coherency, 1 - complexity and 1 - average drop (N,), 0..1; 0 where one of them is 0.
 
-    `compute_maps`: the same method's maps (N,*S) of other inputs (N,C,*S), for the classes of x. Coherency: (1 + r) / 2, r the
-    correlation of a with that of the map of x a; undefined where one of them is constant. Complexity: the mean of a.
+    Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a; it is undefined where one of them is constant.
+    Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the same method for other inputs (N,C,*S), for the
+    classes of x.
     """
     clean, masked, undefined = _select_masking_scores(test, output_kind)
     a, x = test.normalized_maps, test.scorer.x
-    other = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
-    if other.shape != a.shape:
+    masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
+    if masked_maps.shape != a.shape:
         raise GeometryError(
-            f"compute_maps returned maps {tuple(other.shape)}; expected {tuple(a.shape)}, the size of the input"
+            f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {tuple(a.shape)}, the size of the input"
         )
-    here, there = a.flatten(1), other.flatten(1)
-    undefined[NONFINITE_MASKED_MAP] = ~there.isfinite().all(1)
-    correlated, constant = correlate_batch(here, there.clamp(min=0))
+    clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
+    undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
+    correlation, constant = correlate_batch(clean_flat, masked_flat.clamp(min=0))
     undefined |= {NONPOSITIVE_SCORE: clean <= 0, CONSTANT_MAP: constant}
-    parts = [(1 + correlated) / 2, 1 - here.mean(1), 1 - _compute_relative_drop(clean, masked)]
-    worst = torch.stack(parts).amin(0)
+    parts = [(1 + correlation) / 2, 1 - clean_flat.mean(1), 1 - _compute_relative_drop(clean, masked)]
+    smallest = torch.stack(parts).amin(0)
     harmonic = 3 / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
-    return test.build_values(torch.where(worst > 0, harmonic, 0), masked, undefined)
+    return test.build_values(torch.where(smallest > 0, harmonic, 0), masked, undefined)
 
 
 def _select_masking_scores(test: PerturbationTest, output_kind: OutputKind) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(N,) each: p(x) and p(x a); the images without a map to mask with."""
+    """Return p(x) (N,), p(x a) (N,), and the undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     return (
         test.scorer.clean_scores[get_score_row(output_kind)],

@@ -36,7 +36,8 @@ def removal_curve(
 
 @register_metric(
     "deletion",
-    input_kind="trial",
+    title="Deletion",
+    input_kind="perturbation_test",
     formula="the area under p(x without the map's first k of n regions) over k / n in 0..1, by trapezoids",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the curve is MoRF, Samek et al. 2017, arXiv:1509.06321",
     higher_is_better=False,
@@ -51,7 +52,8 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
 
 @register_metric(
     "insertion",
-    input_kind="trial",
+    title="Insertion",
+    input_kind="perturbation_test",
     formula="the area under p(the fill with the map's first k of n regions shown) over k / n in 0..1, by trapezoids",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; backwards the curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
     chance_level=RANDOM_ORDER_LEVEL,
@@ -65,7 +67,8 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
 
 @register_metric(
     "lerf-morf-gap",
-    input_kind="trial",
+    title="LeRF-MoRF gap",
+    input_kind="perturbation_test",
     formula="the area between LeRF and MoRF: with one fill, insertion - deletion",
     paper="Samek et al. 2017, arXiv:1509.06321",
     lower_bound=-1.0,
@@ -80,7 +83,8 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
 
 @register_metric(
     "aopc",
-    input_kind="trial",
+    title="AOPC",
+    input_kind="perturbation_test",
     formula="1 / (L + 1) Σ_k p(x) - p(x without the map's first k regions), k = 0 … L",
     paper="Samek et al. 2017, arXiv:1509.06321",
     lower_bound=-1.0,
@@ -100,7 +104,8 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
 
 @register_metric(
     "necessity",
-    input_kind="trial",
+    title="Necessity",
+    input_kind="perturbation_test",
     formula="p(x) - p(x without the map's first regions, a share of them)",
     paper="comprehensiveness of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
@@ -114,7 +119,8 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
 
 @register_metric(
     "sufficiency",
-    input_kind="trial",
+    title="Sufficiency",
+    input_kind="perturbation_test",
     formula="p(x) - p(only the map's first regions, a share of them)",
     paper="sufficiency of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
@@ -146,7 +152,8 @@ ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @register_metric(
     "road-morf",
-    input_kind="trial",
+    title="ROAD (MoRF)",
+    input_kind="perturbation_test",
     formula="the mean over shares of p(x without the map's strongest share, imputed)",
     paper=ROAD_PAPER,
     higher_is_better=False,
@@ -164,7 +171,8 @@ def road_morf(
 
 @register_metric(
     "road-lerf",
-    input_kind="trial",
+    title="ROAD (LeRF)",
+    input_kind="perturbation_test",
     formula="the mean over shares of p(x without the map's weakest share, imputed)",
     paper=ROAD_PAPER,
     chance_level=RANDOM_ORDER_LEVEL,
@@ -181,7 +189,8 @@ def road_lerf(
 
 @register_metric(
     "road",
-    input_kind="trial",
+    title="ROAD",
+    input_kind="perturbation_test",
     formula="road-lerf - road-morf",
     paper=ROAD_PAPER,
     lower_bound=-1.0,

@@ -33,7 +33,8 @@ NO_SPREAD_REASON = (
 
 @register_metric(
     "infidelity",
-    input_kind="trial",
+    title="Infidelity",
+    input_kind="perturbation_test",
     formula="the mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², β such that it is least",
     paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed; the best β for maps without a scale",
     upper_bound=None,
@@ -67,7 +68,8 @@ def infidelity(
 
 @register_metric(
     "faithfulness-correlation",
-    input_kind="trial",
+    title="Faithfulness Correlation",
+    input_kind="perturbation_test",
     formula="Pearson's r over random sets S of one size of Σ_S map and f(x) - f(x without S)",
     paper="Bhatt et al. 2020, arXiv:2005.00631",
     lower_bound=-1.0,
@@ -84,7 +86,8 @@ def faithfulness_correlation(
 
 @register_metric(
     "sensitivity-n",
-    input_kind="trial",
+    title="Sensitivity-n",
+    input_kind="perturbation_test",
     formula="the mean over sizes n of Pearson's r over random sets S of n regions of Σ_S map and f(x) - f(x without S)",
     paper="Ancona et al. 2018, arXiv:1711.06104: a curve over n; its mean",
     lower_bound=-1.0,
@@ -107,7 +110,8 @@ def sensitivity_n(
 
 @register_metric(
     "completeness-gap",
-    input_kind="trial",
+    title="Completeness gap",
+    input_kind="perturbation_test",
     formula="|Σ map - (f(x) - f(fill))|",
     paper="Sundararajan et al. 2017, proposition 1, arXiv:1703.01365",
     upper_bound=None,

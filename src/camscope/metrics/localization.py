@@ -23,6 +23,7 @@ IOU_THRESHOLDS = tuple(np.linspace(0.05, 0.95, 19))
 
 @register_metric(
     "pointing-game",
+    title="Pointing Game",
     input_kind="mask",
     formula="1 if the peak lies in the mask, or no farther than tolerance from it; of tied peaks the share that does",
     paper="Zhang et al. 2018, arXiv:1608.00507",
@@ -40,6 +41,7 @@ def pointing_game(
 
 @register_metric(
     "energy-inside",
+    title="Energy inside",
     input_kind="mask",
     formula="sum of the map in the mask / sum of the map",
     paper="Arras et al. 2022, relevance mass accuracy, arXiv:2003.07258",
@@ -53,6 +55,7 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "enrichment",
+    title="Enrichment",
     input_kind="mask",
     formula="energy inside / (mask's area / image's area)",
     paper="energy inside, made comparable across sizes of masks",
@@ -66,6 +69,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "rank-accuracy",
+    title="Relevance rank accuracy",
     input_kind="mask",
     formula="share of the |M| strongest cells that lie in the mask M",
     paper="Arras et al. 2022, relevance rank accuracy, arXiv:2003.07258; it is Dice at the mask's own area",
@@ -83,6 +87,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "average-precision",
+    title="Average precision",
     input_kind="mask",
     formula="sum over thresholds of (recall gained) x precision, the map's values as scores of the mask's pixels",
     paper="as scikit-learn's average_precision_score: no interpolation",
@@ -100,6 +105,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "iou-otsu",
+    title="IoU (Otsu)",
     input_kind="mask",
     formula="|A and M| / |A or M|, A: what exceeds Otsu's threshold of the map",
     paper="Otsu 1979; as localisation is scored by Saporta et al. 2022",
@@ -113,6 +119,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "iou",
+    title="IoU",
     input_kind="mask",
     formula="|A and M| / |A or M|, A: what reaches level times the maximum",
     paper="Zhou et al. 2016, arXiv:1512.04150",
@@ -124,6 +131,7 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
 
 @register_metric(
     "iou-swept",
+    title="Mean IoU over thresholds",
     input_kind="mask",
     formula="the mean of IoU over the levels 0.05, 0.10 … 0.95 of the maximum",
     paper="no cut is chosen; as Choe et al. 2020 sweep their threshold, arXiv:2001.07437",
@@ -141,6 +149,7 @@ def iou_over_thresholds(
 
 @register_metric(
     "matched-dice",
+    title="Dice at mask area",
     input_kind="mask",
     formula="2 |A and M| / (|A| + |M|), A: the |M| strongest cells",
     paper="Dice 1945, at the mask's own area: the same number as rank accuracy",
@@ -153,6 +162,7 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 
 @register_metric(
     "peak-distance",
+    title="Peak distance",
     input_kind="mask",
     formula="distance from the peak to the nearest pixel of the mask; of tied peaks the mean",
     paper="pointing game, as a length",
@@ -167,6 +177,7 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
 
 @register_metric(
     "centroid-distance",
+    title="Centroid distance",
     input_kind="mask",
     formula="distance between the map's centre of mass and the mask's",
     paper="first moments",

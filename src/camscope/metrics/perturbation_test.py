@@ -93,7 +93,7 @@ def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int
 RemovalOrder = Literal["strongest", "weakest"]  # which regions are removed first
 AttributionUnit = Literal["parts", "slopes"]  # of the answer that a map gives
 RemovalPoint = tuple[RemovalOrder, int]
-NONFINITE_MAP = "the map holds NaN or infinity"
+NONFINITE_MAP = "the map contains NaN or infinity"
 NONFINITE_SCORE = "the model's score is NaN or infinite, for the image or for a changed one"
 DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares, where nobody chose
 

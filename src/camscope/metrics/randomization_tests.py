@@ -95,6 +95,7 @@ def run_randomization_test(
 
 @register_metric(
     "random-logit",
+    title="Random Logit",
     input_kind="explainer",
     formula="Spearman(map of the class, map of another one)",
     paper="Sixt et al. 2020, arXiv:1912.09818, where it is SSIM",

@@ -29,6 +29,7 @@ MIN_SHARED_AREA = 0.25  # of the input's pixels: fewer in common are no comparis
 
 @register_metric(
     "max-sensitivity",
+    title="Max-Sensitivity",
     input_kind="explainer",
     formula="max of |map(x + d) - map(x)| / |map(x)| over draws of d, |d| at most radius in each value; Euclidean norms",
     paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo estimate from below",
@@ -51,6 +52,7 @@ def max_sensitivity(
 
 @register_metric(
     "average-sensitivity",
+    title="Average Sensitivity",
     input_kind="explainer",
     formula="the mean over the same draws",
     paper="Yeh et al. 2019, with the mean for the maximum",
@@ -174,6 +176,7 @@ def _compare_sample_maps(
 
 @register_metric(
     "stability",
+    title="Stability",
     input_kind="explainer",
     formula="mean over shifts of 1 and 4 pixels, turns of 1 and 3 degrees and noise of Spearman(map, map carried back), "
     "where the class's probability moved by less than 0.05",
@@ -205,6 +208,7 @@ def stability(
 
 @register_metric(
     "acquisition-stability",
+    title="Acquisition stability",
     input_kind="explainer",
     formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of each side and back, and "
     "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability moved by less than 0.05",
@@ -247,6 +251,7 @@ def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
 
 @register_metric(
     "determinism",
+    title="Determinism",
     input_kind="explainer",
     formula="largest difference between maps of the same input, asked again / largest size of the map",
     paper="a repetition",
@@ -264,6 +269,7 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 
 @register_metric(
     "batch-invariance",
+    title="Batch invariance",
     input_kind="explainer",
     formula="largest difference between the map made alone and in a batch / largest size of the map",
     paper="a repetition, in company",

@@ -27,7 +27,8 @@ CONSTANT_ROW_TOLERANCE = 1e-12  # of the largest value: what is left of a consta
 
 @register_metric(
     "pearson",
-    input_kind="pair",
+    title="Pearson correlation",
+    input_kind="map_pair",
     formula="covariance / product of standard deviations, over cells",
     paper="Pearson 1895",
     lower_bound=-1.0,
@@ -41,7 +42,8 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 
 @register_metric(
     "spearman",
-    input_kind="pair",
+    title="Spearman correlation",
+    input_kind="map_pair",
     formula="Pearson's correlation of the cells' ranks, the mean rank among equals",
     paper="Spearman 1904",
     lower_bound=-1.0,
@@ -55,7 +57,8 @@ def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 
 @register_metric(
     "ssim",
-    input_kind="pair",
+    title="SSIM",
+    input_kind="map_pair",
     formula="mean over windows of (2 m1 m2 + c1)(2 s12 + c2) / ((m1² + m2² + c1)(s1² + s2² + c2)), c = (0.01 R)², (0.03 R)²",
     paper="Wang et al. 2004; as scikit-image's structural_similarity, even windows of 7 pixels a side",
     lower_bound=-1.0,
@@ -84,7 +87,8 @@ def ssim(
 
 @register_metric(
     "hog",
-    input_kind="pair",
+    title="HOG correlation",
+    input_kind="map_pair",
     formula="Pearson's correlation of the histograms of oriented gradients",
     paper="Dalal and Triggs 2005, as Adebayo et al. 2018 compare maps with it, arXiv:1810.03292",
     lower_bound=-1.0,
@@ -100,7 +104,8 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
 
 @register_metric(
     "jaccard",
-    input_kind="pair",
+    title="Jaccard index",
+    input_kind="map_pair",
     formula="sum of min / sum of max of the cells' memberships in the strongest tenth: |A and B| / |A or B| without ties",
     paper="Jaccard 1912, of what is hottest",
     higher_is_better=None,

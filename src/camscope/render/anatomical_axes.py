@@ -31,8 +31,8 @@ class AnatomicalView:
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
         """(D,H,W,…) -> (n,h,w,…): slice after slice, each as it is looked at; shares its memory."""
-        turned = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
-        return turned[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
+        transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
+        return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
     def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
         """(row, column) of a voxel's centre, on the edges of the slice's pixels."""
@@ -52,17 +52,22 @@ class AnatomicalView:
 
 def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
     """Axial, coronal and sagittal, turned as radiologists turn them, if the letters tell which is which; else axis 0, 1, 2."""
-    ends = None if axis_letters is None else ["".join(sorted(pair)) for pair in axis_letters]
-    if axis_letters is None or ends is None or sorted(ends) != ["AP", "IS", "LR"]:
+    axis_names = None if axis_letters is None else ["".join(sorted(pair)) for pair in axis_letters]
+    if axis_letters is None or axis_names is None or sorted(axis_names) != ["AP", "IS", "LR"]:
         return (
             AnatomicalView(0, 1, 2, name="axis 0"),
             AnatomicalView(1, 0, 2, name="axis 1"),
             AnatomicalView(2, 0, 1, name="axis 2"),
         )
-    where = {letter: (axis, place) for axis, pair in enumerate(axis_letters) for place, letter in enumerate(pair)}
+    axis_and_end = {letter: (axis, end) for axis, pair in enumerate(axis_letters) for end, letter in enumerate(pair)}
     axial, coronal, sagittal = (
         AnatomicalView(
-            ends.index(normal), where[top][0], where[left][0], bool(where[top][1]), bool(where[left][1]), name
+            axis_names.index(normal),
+            axis_and_end[top][0],
+            axis_and_end[left][0],
+            bool(axis_and_end[top][1]),
+            bool(axis_and_end[left][1]),
+            name,
         )
         for name, (normal, top, left) in VIEW_DEFINITIONS.items()
     )
@@ -81,8 +86,8 @@ def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
 
 def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
     """Millimetres a voxel, along each array axis."""
-    along = np.sqrt((affine[:3, :3] ** 2).sum(0))
-    return float(along[0]), float(along[1]), float(along[2])
+    lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
+    return float(lengths[0]), float(lengths[1]), float(lengths[2])
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -92,9 +97,9 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
     """
     if affine is None:
         return None
-    place, shift = np.eye(4), np.eye(4)
-    place[:3], shift[:3, 3] = cells_to_voxels, 0.5
-    return np.asarray(check_affine(affine) @ np.linalg.inv(shift) @ place @ shift)
+    cell_matrix, shift = np.eye(4), np.eye(4)
+    cell_matrix[:3], shift[:3, 3] = cells_to_voxels, 0.5
+    return np.asarray(check_affine(affine) @ np.linalg.inv(shift) @ cell_matrix @ shift)
 
 
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:
@@ -116,8 +121,8 @@ def find_world_axis(affine: NDArray[np.float64], axis: int) -> int:
 
 def _match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
     """Each array axis' own axis of the world, so that together they are nearest."""
-    share = np.abs(affine[:3, :3] / compute_spacing(affine))
-    return max(permutations(range(3)), key=lambda axes: sum(share[axis, k] for k, axis in enumerate(axes)))
+    cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
+    return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
 def _order_letters(world_axis: int, is_forward: bool) -> AxisLetters:

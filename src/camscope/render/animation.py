@@ -66,23 +66,31 @@ def animate_volume(
     One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `responses`; `on_progress`: as in `encode_animation`.
     """
     view = volume.get_view(axis)
-    numbers = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
-    factor = (
+    slice_indices = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
+    pixels_per_mm = (
         volume.max_resolution(size)
         if size
         else min(volume.max_resolution(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
     )
-    letters = choose_font_size(round(factor * max(volume.get_slice_size_mm(view))))
-    beside = _draw_animation_side_panel(volume, view, factor, letters, caption)
-    made = (_draw_animation_frame(volume, view, number, factor, letters, beside) for number in numbers)
+    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
+    side_panel = _draw_animation_side_panel(volume, view, pixels_per_mm, font_size, caption)
+    frames = (
+        _draw_animation_frame(volume, view, slice_index, pixels_per_mm, font_size, side_panel)
+        for slice_index in slice_indices
+    )
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
-    marks = np.array(
-        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(colour for _, colour, _ in volume.outlines)]],
+    annotation_colors = np.array(
+        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(color for _, color, _ in volume.outlines)]],
         np.uint8,
     )
-    keep = np.concatenate([ramp, marks], axis=1)
+    palette_colors = np.concatenate([ramp, annotation_colors], axis=1)
     return encode_animation(
-        made, seconds=seconds, suffix=suffix, n_frames=len(numbers), palette_colors=keep, on_progress=on_progress
+        frames,
+        seconds=seconds,
+        suffix=suffix,
+        n_frames=len(slice_indices),
+        palette_colors=palette_colors,
+        on_progress=on_progress,
     )
 
 
@@ -103,32 +111,34 @@ def encode_animation(
     """
     if suffix.lower() not in ANIMATION_FORMATS:
         raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
-    kept = list(_report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress))
-    if not kept or len({one.shape for one in kept}) > 1:
+    checked_frames = list(
+        _report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress)
+    )
+    if not checked_frames or len({frame.shape for frame in checked_frames}) > 1:
         raise InputError(
-            f"{plural(len(kept), 'picture')} of {plural(len({one.shape for one in kept}), 'size')}; expected some, of one size"
+            f"{plural(len(checked_frames), 'picture')} of {plural(len({frame.shape for frame in checked_frames}), 'size')}; expected some, of one size"
         )
-    kind, options = ANIMATION_FORMATS[suffix.lower()]
+    format_name, options = ANIMATION_FORMATS[suffix.lower()]
     images = (
-        _quantize_frames(kept, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
-        if kind == "GIF"
-        else _convert_to_pil(kept)
+        _quantize_frames(checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
+        if format_name == "GIF"
+        else _convert_to_pil(checked_frames)
     )
     stream = io.BytesIO()
     try:
-        first, *rest = images
+        first, *other_images = images
         first.save(
             stream,
-            kind,
+            format_name,
             save_all=True,
-            append_images=rest,
-            duration=_compute_durations(len(kept), seconds),
+            append_images=other_images,
+            duration=_compute_durations(len(checked_frames), seconds),
             loop=0,
             **options,
         )
     except (OSError, ValueError) as error:
         raise ImageError(
-            f"{plural(len(kept), 'picture')} {kept[0].shape} cannot be written as {kind}: {error}"
+            f"{plural(len(checked_frames), 'picture')} {checked_frames[0].shape} cannot be written as {format_name}: {error}"
         ) from error
     return stream.getvalue()
 
@@ -136,8 +146,8 @@ def encode_animation(
 def _report_progress(
     frames: Sequence[RGBImage] | Iterator[RGBImage], n_frames: int | None, on_progress: ProgressCallback | None
 ) -> Iterator[RGBImage]:
-    for done, picture in enumerate(frames, 1):
-        yield check_rgb_image(picture)
+    for done, frame in enumerate(frames, 1):
+        yield check_rgb_image(frame)
         if on_progress is not None:
             on_progress(done, done if n_frames is None else n_frames)
 
@@ -153,7 +163,7 @@ def _compute_durations(n_frames: int, seconds: float) -> list[int]:
 def _convert_to_pil(frames: Sequence[RGBImage]) -> "list[Image]":
     from PIL import Image
 
-    return [Image.fromarray(one) for one in frames]
+    return [Image.fromarray(frame) for frame in frames]
 
 
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
@@ -161,26 +171,32 @@ def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "l
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
-    fixed = np.unique(np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0)[:255]
-    some = np.unique(np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int))
+    fixed_colors = np.unique(
+        np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0
+    )[:255]
+    sample_indices = np.unique(
+        np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int)
+    )
     # each colour once: else the many dark pixels would leave nothing to the few hot ones
-    mixed = _collect_colors([frames[i] for i in some])
-    found = Image.fromarray(mixed[None]).quantize(256 - len(fixed), method=Image.Quantize.MEDIANCUT, kmeans=1)
-    others = np.asarray(found.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed)]
+    colors = _collect_colors([frames[i] for i in sample_indices])
+    quantized = Image.fromarray(colors[None]).quantize(
+        256 - len(fixed_colors), method=Image.Quantize.MEDIANCUT, kmeans=1
+    )
+    free_colors = np.asarray(quantized.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed_colors)]
     palette = Image.new("P", (1, 1))
-    palette.putpalette(np.concatenate([fixed, others]).tobytes())
-    return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
+    palette.putpalette(np.concatenate([fixed_colors, free_colors]).tobytes())
+    return [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
 def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
     """(M,3): the colours of pictures that are no greys, each once; black where all are."""
     present = np.zeros(1 << 24, np.bool_)
-    for one in frames:
-        present[one.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
+    for frame in frames:
+        present[frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
     numbers = np.flatnonzero(present)
-    colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
-    coloured = colours[np.ptp(colours, axis=1) > MAX_GRAY_CHANNEL_SPREAD]
-    return coloured if len(coloured) else np.zeros((1, 3), np.uint8)
+    colors = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
+    chromatic = colors[np.ptp(colors, axis=1) > MAX_GRAY_CHANNEL_SPREAD]
+    return chromatic if len(chromatic) else np.zeros((1, 3), np.uint8)
 
 
 def _draw_animation_side_panel(
@@ -198,14 +214,16 @@ def _draw_animation_side_panel(
 def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
-    ink = ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
+    text_color = (
+        ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
+    )
     title = format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index))
     plane = add_plane_frame(
         draw_slice(volume, view, slice_index, pixels_per_mm),
         title,
         view.get_edge_letters(volume.axis_end_letters),
         font_size,
-        text_color=ink,
+        text_color=text_color,
     )
     left = plane.shape[1] + font_size
     out = pad_image(
@@ -254,8 +272,8 @@ def draw_frames(
     """
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
-    numbers = choose_frames(values) if frame_indices is None else list(frame_indices)
-    made = [
+    selected_frames = choose_frames(values) if frame_indices is None else list(frame_indices)
+    overlays = [
         overlay(
             np.ascontiguousarray(images[i]),
             values[i],
@@ -263,6 +281,6 @@ def draw_frames(
             colormap=colormap,
             covered=None if covered is None else covered[i],
         )
-        for i in numbers
+        for i in selected_frames
     ]
-    return draw_image_grid(made, [f"{i}" for i in numbers], columns=columns, height=height)
+    return draw_image_grid(overlays, [f"{i}" for i in selected_frames], columns=columns, height=height)

@@ -30,10 +30,10 @@ def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
     >>> colourise(np.array([[0.0, 1.0]])).tolist()
     [[[0, 0, 4], [252, 255, 164]]]
     """
-    table, lowest = _load_color_table(colormap), get_colormap_minimum(colormap)
-    position = (np.clip(to_finite_float64(values), lowest, 1.0) - lowest) / (1.0 - lowest)
-    colours: RGBImage = table.take(np.rint(position * (len(table) - 1)).astype(np.intp), axis=0)
-    return colours
+    table, minimum = _load_color_table(colormap), get_colormap_minimum(colormap)
+    position = (np.clip(to_finite_float64(values), minimum, 1.0) - minimum) / (1.0 - minimum)
+    colors: RGBImage = table.take(np.rint(position * (len(table) - 1)).astype(np.intp), axis=0)
+    return colors
 
 
 def get_colormap_minimum(colormap: str) -> float:
@@ -67,8 +67,8 @@ def _build_diverging_table() -> RGBImage:
         axis=-1,
     ).astype(np.float32)
     rgb = cv2.cvtColor(lab[None], cv2.COLOR_Lab2RGB)[0]
-    colours: RGBImage = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
-    return colours
+    colors: RGBImage = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
+    return colors
 
 
 Scale = Literal["max", "robust", "symmetric"] | tuple[float, float]
@@ -112,8 +112,8 @@ def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):
-        top = compute_robust_maximum(values) if scale == "robust" else float(abs(values).max(initial=0.0))
-        return -top, top
+        limit = compute_robust_maximum(values) if scale == "robust" else float(abs(values).max(initial=0.0))
+        return -limit, limit
     if not isinstance(scale, tuple | list) or len(scale) != 2:
         raise InputError(f"scale={scale!r}: expected 'auto', 'max', 'robust', 'symmetric' or (lo, hi)")
     low, high = map(float, scale)

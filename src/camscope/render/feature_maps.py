@@ -116,10 +116,10 @@ def draw_signal_trace(
     if signals.ndim != 2 or values.shape != signals.shape[1:] or not signals.size:
         raise InputError(f"signals are {signals.shape} and the map {values.shape}; expected (C,L) and (L,)")
     check_fraction("alpha", alpha)
-    places = (np.arange(width) + 0.5) / width * len(values) - 0.5
-    across = np.interp(places, np.arange(len(values)), values)
-    strength = alpha * np.minimum(np.abs(across), 1)[:, None]
-    band = np.asarray(BACKGROUND_COLOR) * (1 - strength) + colorize(across[None], colormap)[0] * strength
+    positions = (np.arange(width) + 0.5) / width * len(values) - 0.5
+    column_values = np.interp(positions, np.arange(len(values)), values)
+    strength = alpha * np.minimum(np.abs(column_values), 1)[:, None]
+    band = np.asarray(BACKGROUND_COLOR) * (1 - strength) + colorize(column_values[None], colormap)[0] * strength
     out = np.repeat(np.rint(band).astype(np.uint8)[None], lane_height * len(signals), axis=0)
     columns = (np.arange(len(values)) + 0.5) / len(values) * width
     for i, signal in enumerate(signals):

@@ -68,7 +68,7 @@ def draw_color_bar(
 
 def join_horizontally(*images: RGBImage) -> RGBImage:
     """Pictures of one height -> (H,w,3): one beside the other, with a thin gap."""
-    heights = {check_rgb_image(picture).shape[0] for picture in images}
+    heights = {check_rgb_image(image).shape[0] for image in images}
     if len(heights) != 1:
         raise InputError(f"pictures of {sorted(heights)} rows cannot stand side by side; fit them to one height first")
     gap = max(4, heights.pop() // 40)
@@ -77,8 +77,8 @@ def join_horizontally(*images: RGBImage) -> RGBImage:
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
     """Pictures (H,W,3) of any heights -> the same, all of the tallest one's height, with paper below."""
-    tall = max(check_rgb_image(picture).shape[0] for picture in images)
-    return [pad_image(picture, bottom=tall - picture.shape[0]) for picture in images]
+    max_height = max(check_rgb_image(image).shape[0] for image in images)
+    return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
 def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
@@ -88,13 +88,13 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
     """
     height, width = check_rgb_image(image).shape[:2]
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
-    below = (
+    text_blocks = (
         []
         if flag is None
         else [draw_text(flag, font_size, width=width, max_lines=MAX_CAPTION_LINES, background=WARNING_COLOR)]
     )
-    below.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
-    return np.concatenate([image, *below])
+    text_blocks.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
+    return np.concatenate([image, *text_blocks])
 
 
 def draw_image_grid(
@@ -121,20 +121,22 @@ def draw_image_grid(
         raise InputError(f"columns={columns}; expected 1 at least")
     check_image_height("height", height)
     scaled = [resize_to_fit(image, height, 2 * height) for image in images]
-    size, gap = min(36, max(11, height // 16)), max(4, height // 20)
-    widths = [max(picture.shape[1] for picture in scaled[column::columns]) for column in range(columns)]
+    font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
+    widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
     cells = [
-        add_caption(_center_image(picture, height, widths[i % columns]), captions[i], flag=flags[i], font_size=size)
-        for i, picture in enumerate(scaled)
+        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
+        for i, image in enumerate(scaled)
     ]
     rows = [_join_grid_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
-    wide = max(row.shape[1] for row in rows)
-    return pad_image(np.concatenate([pad_image(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
+    grid_width = max(row.shape[1] for row in rows)
+    return pad_image(
+        np.concatenate([pad_image(row, right=grid_width - row.shape[1]) for row in rows]), top=gap, left=gap
+    )
 
 
 def _join_grid_row(cells: Sequence[RGBImage], gap: int) -> RGBImage:
-    tall = max(cell.shape[0] for cell in cells)
-    return np.concatenate([pad_image(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
+    row_height = max(cell.shape[0] for cell in cells)
+    return np.concatenate([pad_image(c, bottom=row_height - c.shape[0] + gap, right=gap) for c in cells], axis=1)
 
 
 def _choose_grid_columns(n_images: int) -> int:
@@ -207,18 +209,18 @@ def draw_contact_sheet(
     `title`: one line over all; `legend`: what the bottom and the top colour of all maps mean, in words. `columns`:
     pictures side by side, chosen so that the sheet fits a screen and few places stay empty. `height`: rows of a picture.
     """
-    pictures = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
-    if not pictures or not all(rows):
+    images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
+    if not images or not all(rows):
         raise InputError("a sheet needs rows, and each row a picture")
-    hole = CaptionedImage(np.full_like(pictures[0], BACKGROUND_COLOR[0]), "")
-    filled = [[hole if cell is None else cell for cell in row] for row in rows]
+    empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
+    filled_rows = [[empty_cell if cell is None else cell for cell in row] for row in rows]
     columns = columns or _choose_sheet_columns(
-        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in pictures), height
+        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in images), height
     )
-    bodies = [_draw_sheet_row(row, columns, height) for row in filled]
-    wide = max(body.shape[1] for body in bodies)
-    parts = [pad_image(body, right=wide - body.shape[1]) for body in bodies]
-    return np.concatenate([*_draw_sheet_header(title, legend, colormap, wide, height), *parts])
+    bodies = [_draw_sheet_row(row, columns, height) for row in filled_rows]
+    sheet_width = max(body.shape[1] for body in bodies)
+    parts = [pad_image(body, right=sheet_width - body.shape[1]) for body in bodies]
+    return np.concatenate([*_draw_sheet_header(title, legend, colormap, sheet_width, height), *parts])
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
@@ -235,30 +237,32 @@ def _draw_sheet_header(
     title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
 ) -> list[RGBImage]:
     """The title at the left and the legend at the right, in one line, or one under the other."""
-    size, gap = min(36, max(11, height // 14)), max(4, height // 20)
-    room = width - 2 * gap
+    font_size, gap = min(36, max(11, height // 14)), max(4, height // 20)
+    available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
-    left = [draw_text(title, size)] if title else []
-    if left and right and left[0].shape[1] + right[0].shape[1] > room:
-        left = [draw_text(title, size, width=min(room, left[0].shape[1]), max_lines=2)]
+    left = [draw_text(title, font_size)] if title else []
+    if left and right and left[0].shape[1] + right[0].shape[1] > available_width:
+        left = [draw_text(title, font_size, width=min(available_width, left[0].shape[1]), max_lines=2)]
         return [_draw_header_line(left, [], width, gap), _draw_header_line(right, [], width, gap)]
     return [_draw_header_line(left, right, width, gap)] if left or right else []
 
 
 def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width: int, gap: int) -> RGBImage:
-    tall = max(tile.shape[0] for tile in (*left, *right))
-    out = np.full((tall + gap, width, 3), BACKGROUND_COLOR, np.uint8)
+    line_height = max(tile.shape[0] for tile in (*left, *right))
+    out = np.full((line_height + gap, width, 3), BACKGROUND_COLOR, np.uint8)
     for tile in left:
-        out[gap + (tall - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
+        out[gap + (line_height - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
     for tile in right:
         start = max(0, width - gap - tile.shape[1])
-        out[gap + (tall - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - start]
+        out[gap + (line_height - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[
+            :, : width - start
+        ]
     return out
 
 
 def _draw_sheet_row(row: Sequence[CaptionedImage], columns: int, height: int) -> RGBImage:
-    pictures, captions, flags = zip(*row, strict=True)
-    return draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
+    images, captions, flags = zip(*row, strict=True)
+    return draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
 
 
 def _compute_scaled_width(image: RGBImage, height: int) -> int:
@@ -268,5 +272,7 @@ def _compute_scaled_width(image: RGBImage, height: int) -> int:
 
 def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
     """As many as fit, or the number below that leaves the fewest places empty."""
-    most = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
-    return n_images if n_images <= most else min(range(most, 2, -1), key=lambda columns: -n_images % columns)
+    max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
+    return (
+        n_images if n_images <= max_columns else min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)
+    )

@@ -89,14 +89,14 @@ def draw_regions(
         )
     if color_index.min() < 0 or color_index.max() >= len(colors):
         raise InputError(f"numbers {color_index.min()} to {color_index.max()} for {plural(len(colors), 'colour')}")
-    grey: RGBImage = np.repeat(
+    gray: RGBImage = np.repeat(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].astype(np.uint8, copy=False), 3, axis=2
     )
-    out = grey.copy() if covered is None else hatch_uncovered(grey, covered)
+    out = gray.copy() if covered is None else hatch_uncovered(gray, covered)
     table = np.asarray(colors, dtype=np.float64)
     for top in range(0, len(out), ROWS_PER_BAND):
         rows = np.s_[top : top + ROWS_PER_BAND]
-        mixed = np.rint(grey[rows] + opacity[rows, :, None] * (table[color_index[rows]] - grey[rows])).astype(np.uint8)
+        mixed = np.rint(gray[rows] + opacity[rows, :, None] * (table[color_index[rows]] - gray[rows])).astype(np.uint8)
         np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
     return out
 
@@ -123,8 +123,8 @@ def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
         draw_text(truncate_legend_line(line), round(0.85 * font_size)) for line in entry.lines
     ]
     left, gap = 2 * font_size, font_size // 2
-    tall = sum(len(tile) for tile in tiles)
-    out = np.full((tall + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
+    height = sum(len(tile) for tile in tiles)
+    out = np.full((height + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
     out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame, without which white is no swatch
     out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.color
     top = 0
@@ -159,24 +159,24 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
             f"{plural(len(named), 'mask')}; expected {len(OUTLINE_COLORS)} at most: more colours cannot be told apart"
         )
     return [
-        (str(name), colour, _check_mask(name, mask, tuple(shape)))
-        for (name, mask), colour in zip(named.items(), OUTLINE_COLORS, strict=False)
+        (str(name), color, _check_mask(name, mask, tuple(shape)))
+        for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
     ]
 
 
 def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     """(H,W,3) -> (H,W,3): each mask's outline along the edges of its pixels. On a larger picture it is scaled with it."""
     out = check_rgb_image(image).copy()
-    for _, colour, inside in outlines:
+    for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
         for polygon in find_contours(inside.astype(np.float32), 1):
-            draw_polygon(out, polygon * ratio, colour, thin=True)
+            draw_polygon(out, polygon * ratio, color, thin=True)
     return out
 
 
 def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
     """Pieces of a legend on a dark ground: a line in a mask's colour, and the mask's name. Those without one are left out."""
-    return [_draw_outline_key(name, colour, font_size, width) for name, colour, _ in outlines if name]
+    return [_draw_outline_key(name, color, font_size, width) for name, color, _ in outlines if name]
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
@@ -186,7 +186,7 @@ def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     rows: list[list[RGBImage]] = [[]]
     for piece in draw_outline_keys(outlines, size, width=width):
         spaced = pad_image(piece, left=size // 2, background=DARK_BACKGROUND_COLOR)
-        if rows[-1] and sum(one.shape[1] for one in rows[-1]) + spaced.shape[1] > width:
+        if rows[-1] and sum(piece.shape[1] for piece in rows[-1]) + spaced.shape[1] > width:
             rows.append([])
         rows[-1].append(spaced)
     strips = [_draw_key_row(row, width) for row in rows if row]
@@ -195,14 +195,14 @@ def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
 
 def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(mask)
-    what = f"the mask {name}".rstrip()
+    description = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise InputError(f"{what} holds {array.dtype} or NaN; expected True and False, or numbers")
+        raise InputError(f"{description} holds {array.dtype} or NaN; expected True and False, or numbers")
     if array.shape != shape:
-        raise GeometryError(f"{what} is {array.shape} and the picture {shape}; expected one size")
+        raise GeometryError(f"{description} is {array.shape} and the picture {shape}; expected one size")
     if names := find_multiple_labels(array):
         raise InputError(
-            f"{what} holds {format_name_list(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
+            f"{description} holds {format_name_list(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
             "or mask != 0 for all"
         )
     return np.asarray(array != 0)
@@ -210,11 +210,11 @@ def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
 
 def _draw_outline_key(name: str, color: Color, font_size: int, width: int | None) -> RGBImage:
     text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
-    long = round(1.5 * font_size)
-    out = np.full((text.shape[0], long + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
-    middle, thick = text.shape[0] // 2, max(2, font_size // 5)
-    out[middle - thick // 2 :][:thick, :long] = color
-    out[:, long:] = text
+    line_length = round(1.5 * font_size)
+    out = np.full((text.shape[0], line_length + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    middle, line_width = text.shape[0] // 2, max(2, font_size // 5)
+    out[middle - line_width // 2 :][:line_width, :line_length] = color
+    out[:, line_length:] = text
     return out if width is None else out[:, :width]
 
 

@@ -24,12 +24,12 @@ def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
 
     side = min(MAX_SIDE_PIXELS, max(image.shape[:2]))
     while True:
-        smaller = _shrink_to_side(image, side)
-        if len(data := encode_image(smaller, ".png")) <= MAX_IMAGE_BYTES:
+        reduced = _shrink_to_side(image, side)
+        if len(data := encode_image(reduced, ".png")) <= MAX_IMAGE_BYTES:
             return "png", data
         for quality in JPEG_QUALITIES:
             stream = io.BytesIO()
-            Image.fromarray(smaller).save(stream, "JPEG", quality=quality)
+            Image.fromarray(reduced).save(stream, "JPEG", quality=quality)
             if stream.tell() <= MAX_IMAGE_BYTES:
                 return "jpeg", stream.getvalue()
         side = int(side * SHRINK_FACTOR)

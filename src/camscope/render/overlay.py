@@ -58,9 +58,9 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
     """(H,W,3) -> the picture in light greys, of less than half its contrast, on which both red and blue stand out."""
     import cv2
 
-    lighter = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
-    light: RGBImage = lighter[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
-    return light
+    gray_table = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
+    faded: RGBImage = gray_table[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
+    return faded
 
 
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
@@ -74,16 +74,16 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     width = choose_line_width(image)
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
-    grey = cv2.addWeighted(
+    gray = cv2.addWeighted(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY),
         UNCOVERED_CONTRAST,
         np.ascontiguousarray(stripes),
         HATCH_BRIGHTNESS,
         UNCOVERED_BRIGHTNESS,
     )
-    dim: RGBImage = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
-    grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
-    dim[(grown > 0) & ~covered] = BACKGROUND_COLOR
+    dim: RGBImage = cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
+    dilated = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
+    dim[(dilated > 0) & ~covered] = BACKGROUND_COLOR
     cv2.copyTo(image, covered.astype(np.uint8), dim)
     return dim
 
@@ -99,10 +99,10 @@ def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.f
 
 
 def _blend(image: RGBImage, colors: RGBImage, opacity: NDArray[np.float64]) -> RGBImage:
-    mixed = np.subtract(colors, image, dtype=np.float32)
-    mixed *= opacity.astype(np.float32)[..., None]
-    mixed += image
-    return np.rint(mixed, out=mixed).astype(np.uint8)
+    blended = np.subtract(colors, image, dtype=np.float32)
+    blended *= opacity.astype(np.float32)[..., None]
+    blended += image
+    return np.rint(blended, out=blended).astype(np.uint8)
 
 
 def _check_covered(covered: NDArray[np.bool_], image: RGBImage) -> None:

@@ -41,8 +41,10 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
 
     # On a mask of twice the size the traced pixel centres 2i and 2i+1 name the edges i and i+1 of pixel i.
     mask = (to_finite_float64(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
-    found, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    return [_remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(found)]
+    contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    return [
+        _remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(contours)
+    ]
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
@@ -51,12 +53,12 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 
     numbers = to_finite_float64(values)
     count, labels, stats, _ = cv2.connectedComponentsWithStats((numbers >= threshold).astype(np.uint8), connectivity=8)
-    found = []
+    boxes = []
     for label in range(1, count):
         left, top, width, height = (int(number) for number in stats[label, :4])
         window = np.s_[top : top + height, left : left + width]
-        found.append(Box(left, top, width, height, float(numbers[window][labels[window] == label].max())))
-    return sorted(found, key=lambda box: (-box.peak, box.top, box.left))
+        boxes.append(Box(left, top, width, height, float(numbers[window][labels[window] == label].max())))
+    return sorted(boxes, key=lambda box: (-box.peak, box.top, box.left))
 
 
 def draw_contours(
@@ -66,9 +68,9 @@ def draw_contours(
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
-        ink = _get_first_color(colorize(np.array([[level]]), colormap))
+        color = _get_first_color(colorize(np.array([[level]]), colormap))
         for polygon in find_contours(values, level):
-            draw_polygon(out, polygon, ink)
+            draw_polygon(out, polygon, color)
     return out
 
 
@@ -98,8 +100,8 @@ def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CY
 
 
 def _remove_repeated_points(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    fresh: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
-    return points[fresh]
+    is_new: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
+    return points[is_new]
 
 
 def _get_corners(box: Box) -> NDArray[np.float64]:
@@ -114,8 +116,11 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
     width = max(2, choose_line_width(out)) if thin else choose_line_width(out) + 1
     rim = max(1, choose_line_width(out) // 2)
-    for ink, thickness in ((DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim), (color, width)):
-        cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
+    for line_color, thickness in (
+        (DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim),
+        (color, width),
+    ):
+        cv2.polylines(out, [points], True, line_color, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:

@@ -39,32 +39,32 @@ def draw_text(
 
     text, font = _choose_text_and_font(text[:MAX_TEXT_LENGTH], font_size)
     edge = max(2, font_size // 4)
-    room = None if width is None else width - 2 * edge
-    wrapped = _wrap_text(text, max_lines, lambda part: room is None or font.getlength(part) <= room)
+    max_width = None if width is None else width - 2 * edge
+    lines = _wrap_text(text, max_lines, lambda part: max_width is None or font.getlength(part) <= max_width)
     if width is None:
-        width = max(round(font.getlength(line)) for line in wrapped) + 2 * edge
+        width = max(round(font.getlength(line)) for line in lines) + 2 * edge
     step = round(1.25 * font_size)
-    tile = Image.new("RGB", (width, step * len(wrapped) + edge), background)
-    for number, line in enumerate(wrapped):
+    tile = Image.new("RGB", (width, step * len(lines) + edge), background)
+    for number, line in enumerate(lines):
         ImageDraw.Draw(tile).text((width / 2, step * (number + 0.5) + edge / 2), line, text_color, font, anchor="mm")
     return np.array(tile)
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
     """The text in at most `max_lines` lines that all fit; what is left out shows as an ellipsis."""
-    found: list[str] = []
+    lines: list[str] = []
     for paragraph in text.splitlines():
-        rest = paragraph.strip()
-        while rest and len(found) <= max_lines:
-            head = _take_line(rest, fits)
-            found.append(head.rstrip())
-            rest = rest[len(head) :].lstrip()
-    if len(found) > max_lines:
-        last = found[max_lines - 1]
+        remaining = paragraph.strip()
+        while remaining and len(lines) <= max_lines:
+            line = _take_line(remaining, fits)
+            lines.append(line.rstrip())
+            remaining = remaining[len(line) :].lstrip()
+    if len(lines) > max_lines:
+        last = lines[max_lines - 1]
         while last and not fits(last + ELLIPSIS):
             last = last[:-1].rstrip()
-        found[max_lines - 1 :] = [last + ELLIPSIS]
-    return found or [""]
+        lines[max_lines - 1 :] = [last + ELLIPSIS]
+    return lines or [""]
 
 
 def _take_line(text: str, fits: Callable[[str], bool]) -> str:

@@ -59,7 +59,9 @@ class Volume:
             raise NonFiniteError(f"not finite: {(~finite).sum()} of {plural(finite.size, 'value')}")
         if self.covered is not None and self.covered.shape != self.shape:
             raise GeometryError(f"covered is {self.covered.shape} and the map {self.shape}; expected one size")
-        if self.spacing is not None and (len(self.spacing) != 3 or not all(0 < one < np.inf for one in self.spacing)):
+        if self.spacing is not None and (
+            len(self.spacing) != 3 or not all(0 < length < np.inf for length in self.spacing)
+        ):
             raise InputError(f"spacing={self.spacing}: expected three positive numbers, millimetres a voxel")
         if self.axis_letters is not None and [len(pair) for pair in self.axis_letters] != [2, 2, 2]:
             raise InputError(f"axis_letters={self.axis_letters}: expected a pair of letters for each of three axes")
@@ -78,10 +80,10 @@ class Volume:
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
         """Millimetres a voxel; 1 each where nothing is known."""
-        known = (
+        affine_spacing = (
             anatomical_axes.compute_spacing(self.affine_matrix) if self.affine_matrix is not None else (1.0, 1.0, 1.0)
         )
-        return self.spacing or known
+        return self.spacing or affine_spacing
 
     @property
     def has_physical_size(self) -> bool:
@@ -122,10 +124,12 @@ class Volume:
     @cached_property
     def peak(self) -> VoxelIndex:
         """The strongest voxel, the first of several; the middle of a volume whose map has none."""
-        known = self.magnitudes if self.covered is None else np.where(self.covered, self.magnitudes, -np.inf)
-        if known.max() <= 0 or known.max() == known.min():
+        covered_magnitudes = (
+            self.magnitudes if self.covered is None else np.where(self.covered, self.magnitudes, -np.inf)
+        )
+        if covered_magnitudes.max() <= 0 or covered_magnitudes.max() == covered_magnitudes.min():
             return self.shape[0] // 2, self.shape[1] // 2, self.shape[2] // 2
-        d, r, c = np.unravel_index(int(known.argmax()), self.shape)
+        d, r, c = np.unravel_index(int(covered_magnitudes.argmax()), self.shape)
         return int(d), int(r), int(c)
 
     @cached_property
@@ -133,14 +137,14 @@ class Volume:
         """What has to be seen of the map: its flag, or that nothing in it stands out."""
         if self.flag is not None:
             return self.flag or None
-        known = self.values if self.covered is None else self.values[self.covered]
-        if not known.size:
+        covered_values = self.values if self.covered is None else self.values[self.covered]
+        if not covered_values.size:
             return "the map covers nothing of this volume"
-        if not known.any():
+        if not covered_values.any():
             return "the map is 0 everywhere"
-        if known.min() == known.max():
+        if covered_values.min() == covered_values.max():
             return "flat: the map has one value everywhere"
-        return "nothing in the map is positive" if self.colormap != DIVERGING and known.max() <= 0 else None
+        return "nothing in the map is positive" if self.colormap != DIVERGING and covered_values.max() <= 0 else None
 
     @cached_property
     def outlines(self) -> MaskOutlines:
@@ -153,8 +157,8 @@ class Volume:
         if self.image.dtype == np.uint8 and self.window is None:
             return self.image
         numbers = np.nan_to_num(self.image.astype(np.float32), posinf=0.0, neginf=0.0)
-        some = numbers.reshape(-1)[:: max(1, numbers.size // MAX_CONTRAST_SAMPLES)]
-        low, high = self.window or np.percentile(some, CONTRAST_PERCENTILES).tolist()
+        sample = numbers.reshape(-1)[:: max(1, numbers.size // MAX_CONTRAST_SAMPLES)]
+        low, high = self.window or np.percentile(sample, CONTRAST_PERCENTILES).tolist()
         if not low < high:
             return np.full(numbers.shape, 128, np.uint8)
         numbers -= low
@@ -166,7 +170,7 @@ class Volume:
         if voxel_index is None:
             return self.peak
         if len(voxel_index) != 3 or not all(
-            0 <= one < length for one, length in zip(voxel_index, self.shape, strict=True)
+            0 <= index < length for index, length in zip(voxel_index, self.shape, strict=True)
         ):
             raise InputError(
                 f"voxel_index={voxel_index}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
@@ -180,7 +184,9 @@ class Volume:
     @property
     def extent_mm(self) -> tuple[float, float, float]:
         """Millimetres of each axis."""
-        depth, height, width = (length * one for length, one in zip(self.shape, self.voxel_size, strict=True))
+        depth, height, width = (
+            length * voxel_length for length, voxel_length in zip(self.shape, self.voxel_size, strict=True)
+        )
         return depth, height, width
 
     def max_resolution(self, size: int | None) -> float:
@@ -188,14 +194,14 @@ class Volume:
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
-        own = round(longest / min(self.voxel_size))
-        return (min(MAX_SIDE_PIXELS, max(MIN_SIDE_PIXELS, own)) if size is None else size) / longest
+        native_side = round(longest / min(self.voxel_size))
+        return (min(MAX_SIDE_PIXELS, max(MIN_SIDE_PIXELS, native_side)) if size is None else size) / longest
 
 
 def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
     """(h,w,3): one slice with its part of the map, at `pixels_per_mm` pixels a millimetre."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
-    masks = [(name, colour, view.extract_slices(inside)[slice_index]) for name, colour, inside in volume.outlines]
+    masks = [(name, color, view.extract_slices(inside)[slice_index]) for name, color, inside in volume.outlines]
     return draw_slice_overlay(
         volume,
         view,
@@ -226,11 +232,11 @@ def draw_slice_overlay(
     numbers = resize_plane(
         normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap), size
     )
-    known = None if covered is None else resize_plane(covered.astype(np.uint8), size, nearest=True) > 0
+    covered_pixels = None if covered is None else resize_plane(covered.astype(np.uint8), size, nearest=True) > 0
     if volume.colormap == DIVERGING and volume.alpha > 0:
         rgb = fade_to_gray(rgb)
-    picture = overlay(rgb, numbers, alpha=volume.alpha, colormap=volume.colormap, covered=known)
-    return draw_outlines(picture, outlines)
+    blended = overlay(rgb, numbers, alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels)
+    return draw_outlines(blended, outlines)
 
 
 def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = False) -> NDArray[Any]:
@@ -238,6 +244,6 @@ def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = 
     import cv2
 
     rows, columns = plane.shape[:2]
-    smaller = size[0] <= rows and size[1] <= columns
-    method = cv2.INTER_NEAREST if nearest else cv2.INTER_AREA if smaller else cv2.INTER_LINEAR
+    is_reduced = size[0] <= rows and size[1] <= columns
+    method = cv2.INTER_NEAREST if nearest else cv2.INTER_AREA if is_reduced else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(np.ascontiguousarray(plane), (size[1], size[0]), interpolation=method), plane.dtype)

@@ -46,22 +46,32 @@ def add_plane_frame(
     text_color: Color = LIGHT_TEXT_COLOR,
 ) -> RGBImage:
     """(h,w,3) -> larger: a plane below its title, with letters at its top, bottom, left and right."""
-    edge, head = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
-    known = any(edge_letters)
-    out = pad_image(plane, edge if known else 2, edge if known else 4, edge, edge, background=DARK_BACKGROUND_COLOR)
+    margin, title_tile = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
+    has_letters = any(edge_letters)
     out = pad_image(
-        out, top=head.shape[0], right=max(0, edge + head.shape[1] - out.shape[1]), background=DARK_BACKGROUND_COLOR
+        plane,
+        margin if has_letters else 2,
+        margin if has_letters else 4,
+        margin,
+        margin,
+        background=DARK_BACKGROUND_COLOR,
     )
-    paste_tile(out, head, 0, edge - max(2, font_size // 4))
-    top, left = out.shape[0] - plane.shape[0] - (edge if known else 4), edge
-    middle, centre = top + plane.shape[0] / 2, left + plane.shape[1] / 2
-    places = (
-        (top - edge / 2, centre),
-        (top + plane.shape[0] + edge / 2, centre),
-        (middle, edge / 2),
-        (middle, left + plane.shape[1] + edge / 2),
+    out = pad_image(
+        out,
+        top=title_tile.shape[0],
+        right=max(0, margin + title_tile.shape[1] - out.shape[1]),
+        background=DARK_BACKGROUND_COLOR,
     )
-    for letter, (row, column) in zip(edge_letters, places, strict=True):
+    paste_tile(out, title_tile, 0, margin - max(2, font_size // 4))
+    top, left = out.shape[0] - plane.shape[0] - (margin if has_letters else 4), margin
+    middle, center = top + plane.shape[0] / 2, left + plane.shape[1] / 2
+    positions = (
+        (top - margin / 2, center),
+        (top + plane.shape[0] + margin / 2, center),
+        (middle, margin / 2),
+        (middle, left + plane.shape[1] + margin / 2),
+    )
+    for letter, (row, column) in zip(edge_letters, positions, strict=True):
         if letter:
             tile = draw_text_on_dark(letter, font_size)
             paste_tile(out, tile, round(row - tile.shape[0] / 2), round(column - tile.shape[1] / 2))
@@ -78,8 +88,8 @@ def compute_plane_corner(font_size: int, has_letters: bool) -> tuple[int, int]:
 def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
     """A tile on `out` itself, cut at its borders."""
     row, column = max(0, row), max(0, column)
-    room = out[row : row + tile.shape[0], column : column + tile.shape[1]]
-    room[:] = tile[: room.shape[0], : room.shape[1]]
+    target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
+    target[:] = tile[: target.shape[0], : target.shape[1]]
 
 
 def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
@@ -106,9 +116,11 @@ def arrange_tiles(rows: Sequence[Sequence[RGBImage]], gap: int = 0) -> RGBImage:
     widths = [max(cell.shape[1] for cell in column) + gap for column in zip(*rows, strict=True)]
     bands = []
     for row in rows:
-        tall = max(cell.shape[0] for cell in row) + gap
+        row_height = max(cell.shape[0] for cell in row) + gap
         cells = [
-            pad_image(cell, bottom=tall - cell.shape[0], right=width - cell.shape[1], background=DARK_BACKGROUND_COLOR)
+            pad_image(
+                cell, bottom=row_height - cell.shape[0], right=width - cell.shape[1], background=DARK_BACKGROUND_COLOR
+            )
             for cell, width in zip(row, widths, strict=True)
         ]
         bands.append(np.concatenate(cells, axis=1))
@@ -117,8 +129,8 @@ def arrange_tiles(rows: Sequence[Sequence[RGBImage]], gap: int = 0) -> RGBImage:
 
 def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
     """A plane's name and number: `axial 17`, `axis 0: 17`, and where it lies."""
-    apart = " " if view.name.isalpha() else ": "
-    return f"{view.name}{apart}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
+    separator = " " if view.name.isalpha() else ": "
+    return f"{view.name}{separator}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
 
 def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> VoxelIndex:
@@ -143,11 +155,11 @@ def draw_side_panel(
 ) -> RGBImage:
     """(h,w,3), about `height` rows: a warning, the bar with the raw range, words, the masks' legend, a ruler."""
     edge, gap = max(2, font_size // 4), font_size // 2
-    wide = 12 * font_size
+    panel_width = 12 * font_size
     above = (
         []
         if volume.warning is None
-        else [draw_text(volume.warning, font_size, width=wide, max_lines=4, background=WARNING_COLOR)]
+        else [draw_text(volume.warning, font_size, width=panel_width, max_lines=4, background=WARNING_COLOR)]
     )
     below = [
         draw_text_on_dark(truncate_legend_line(part), font_size)
@@ -161,20 +173,31 @@ def draw_side_panel(
     ]
     if volume.has_physical_size:
         below.append(
-            pad_image(draw_ruler(pixels_per_mm, wide // 2, font_size), left=edge, background=DARK_BACKGROUND_COLOR)
+            pad_image(
+                draw_ruler(pixels_per_mm, panel_width // 2, font_size), left=edge, background=DARK_BACKGROUND_COLOR
+            )
         )
     if bar and volume.alpha > 0:
-        room = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
+        available_height = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
         above.append(
             pad_image(
-                _draw_color_bar(volume, font_size, room), left=edge, bottom=gap // 2, background=DARK_BACKGROUND_COLOR
+                _draw_color_bar(volume, font_size, available_height),
+                left=edge,
+                bottom=gap // 2,
+                background=DARK_BACKGROUND_COLOR,
             )
         )
     pieces = [pad_image(piece, bottom=gap, background=DARK_BACKGROUND_COLOR) for piece in (*above, *below)]
-    wide = max([wide, *(piece.shape[1] for piece in pieces)])
-    top = np.full((1, wide, 3), DARK_BACKGROUND_COLOR, np.uint8)
+    panel_width = max([panel_width, *(piece.shape[1] for piece in pieces)])
+    top = np.full((1, panel_width, 3), DARK_BACKGROUND_COLOR, np.uint8)
     return np.concatenate(
-        [top, *(pad_image(one, right=wide - one.shape[1], background=DARK_BACKGROUND_COLOR) for one in pieces)]
+        [
+            top,
+            *(
+                pad_image(piece, right=panel_width - piece.shape[1], background=DARK_BACKGROUND_COLOR)
+                for piece in pieces
+            ),
+        ]
     )
 
 
@@ -193,7 +216,9 @@ def _draw_color_bar(volume: Volume, font_size: int, max_height: int) -> RGBImage
 
 def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
     """(h,w,3): a line as long as so many millimetres, and how many."""
-    length = max((one for one in RULER_LENGTHS_MM if one * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
+    length = max(
+        (candidate for candidate in RULER_LENGTHS_MM if candidate * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0]
+    )
     pixels = max(2, round(length * pixels_per_mm))
     text = draw_text_on_dark(f"{length} mm", font_size)
     out = np.full((text.shape[0], pixels + 6 + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
@@ -213,12 +238,12 @@ def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
 def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
     """What the map says at a voxel, and where that lies."""
     value = float(volume.values[voxel])
-    what = "peak" if voxel == volume.peak and not volume.warning else "value"
-    words = [f"{what} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
+    label = "peak" if voxel == volume.peak and not volume.warning else "value"
+    descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
     return (
-        words
+        descriptions
         if volume.affine_matrix is None
-        else [*words, f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm"]
+        else [*descriptions, f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm"]
     )
 
 

@@ -26,7 +26,7 @@ def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
     assert tally == ["The model 0 0 0 0", "The maps 1 0 0 0", "The data 0 0 0 0"]
     assert "Contradicts the maps" in html
     assert "Contradicts the model" not in html
-    assert "No question about the model was asked. This says nothing for the model." in html
+    assert "No question about the model was tested. This is not evidence in favor of the model." in html
 
 
 def test_every_question_is_about_something():

@@ -205,7 +205,7 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     own = page_module._read_template
     planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}
     monkeypatch.setattr(page_module, "_read_template", lambda name: planted.get(name) or own(name))
-    with pytest.raises(InputError, match="numbers go through a filter"):
+    with pytest.raises(InputError, match="without a filter"):
         render_page(nothing())
     planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"
     assert find_unsupported_claims(render_page(nothing()), to_json_dict(nothing())) == [
@@ -300,7 +300,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
     warned = [one for one in list_warnings(full()) if "overlap" in one]
     assert warned == [
-        f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
+        f"Regions that the prediction for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
         for finding in FINDINGS
     ]
 
@@ -320,9 +320,9 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     assert len(stages) == 9
     assert all(f"{name} : {SKIPPED}" in text for name in stages)
     assert "Nothing odd" not in text
-    assert "Nothing that could be tested" not in text
-    assert "Not tested at all: check , resolve" in text
-    assert "No question was asked." in text
+    assert "No verdict contradicts" not in text
+    assert "Stages not tested: check , resolve" in text
+    assert "No question was tested." in text
     untested = [one for one in full().verdicts if one.conclusion == "not testable"]
     missing = " ".join(whole.partition('<section id="missing"')[2].partition("</section>")[0].split())
     assert untested
@@ -468,7 +468,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     text = Reader(whole).text
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
-        assert f"Share of the maps of gradcam inside the finding, by subgroup: {finding}" in text
+        assert f"Share of the attribution of gradcam inside the finding, by subgroup: {finding}" in text
         assert f"Effect of the region marker by subgroup: {finding}" in text
 
 
@@ -485,7 +485,7 @@ def test_figures_are_of_what_was_tested():
         )
     )
     assert drawn["performance"] == drawn["localization"] == drawn["robustness"] == drawn["masked_auroc"] == []
-    assert [one.title_parts for one in drawn["leakage"]] == [("What can be read off the features",)]
+    assert [one.title_parts for one in drawn["leakage"]] == [("Columns predicted from the features",)]
     assert {one.title_parts[1] for one in drawn["interventions"]} == {FINDINGS[0]}
     assert [one.title_parts[2] for one in drawn["sanity"]] == ["control"] * 2
     assert "no value" not in drawn["interventions"][0].svg
@@ -573,8 +573,8 @@ def test_an_image_and_its_map_lie_apart_and_one_without_image_says_so(pictures, 
     assert heat[..., 3].max() > 200
     assert (gone.image_data_uri, gone.missing_reason) == (None, "there is no such file")
     assert all(map.includes_image and "without its image" in map.alt_text for map in gone.maps)
-    assert "Its image is not shown:" in Reader(whole).text
-    assert "the map on grey" in whole.lower()
+    assert "The image is not shown:" in Reader(whole).text
+    assert "the map on gray" in whole.lower()
 
 
 def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
@@ -626,7 +626,7 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     summary, own = full(findings=FINDINGS[:1], shortcut=ShortcutResult()), known()[:1]
     for allowed in (False, True):
         found = BatchRun(tmp_path / "run", tmp_path / "list.csv")
-        shot = (
+        image = (
             build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
         )
         assert (image.image_data_uri is not None) is allowed
@@ -649,7 +649,7 @@ def test_the_page_says_which_items_nobody_has_checked(whole):
     rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
     own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
     assert own.count("<strong>not checked</strong>") == sum(row["checked_against"] == "not checked" for row in rows) > 0
-    assert "still to be held against the text" in own
+    assert "has not yet been checked against its source" in own
 
 
 def test_paper_gets_no_slider_and_nothing_that_sticks():

@@ -110,11 +110,11 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         said = text(describe_absent_objections(made, subject.name_in_sentence, subject.questions))
         about = [one for one in made.verdicts if find_topic_id(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
-        if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) (questions?) could be tested", said):
+        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
-        elif found := re.match(r"None of the (\d+) questions about .* could be tested. This says nothing for", said):
+        elif found := re.match(r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said):
             assert int(found[1]) == len(about) > 0
             assert not tested
         elif said.startswith("The only question"):
@@ -132,8 +132,8 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     )
     html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
     said = on_page(html)
-    assert "None of the 10 questions about the model could be tested. This says nothing for the model." in said
-    assert "No question about the maps was asked" in said
+    assert "None of the 10 questions about the model was testable. This is not evidence in favor of the model." in said
+    assert "No question about the maps was tested" in said
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
     )
@@ -314,18 +314,18 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     )
     found = summarize_estimate(made.estimate)
     assert (found.n_values, found.unit, found.n_groups) == (92, "insertions", 20)
-    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("third patients", 31))
+    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("controls", 31))
     one = InterventionEffect(region="marker", finding=FINDING, kind="insert", imputation=None, effect=found)
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)
     html = render_page(summary)
-    assert "92 insertions 92 receivers, 20 donors, 31 third patients" in on_page(html)
+    assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
     few = estimate_insertion_effect(
         "token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9)
     )
-    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in summarize_estimate(few.estimate).reason
+    assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in summarize_estimate(few.estimate).reason
 
 
 def test_no_count_of_patients_exceeds_that_of_images():
@@ -340,7 +340,7 @@ def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped
     check = full().check.model_copy(update={"has_patient_column": grouped, "n_patients": 12})
     said = text(describe_patient_grouping(check))
     assert said.startswith(
-        "The images are of 12 patients." if grouped else "No column says which images are of one patient"
+        "The images come from 12 patients." if grouped else "No column identifies the patient"
     )
     (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
@@ -372,7 +372,7 @@ def test_warnings_count_what_they_say(seed):
         assert f"flat: {statuses['flat']}" in one
         assert f"no spatial resolution: {statuses['no_spatial_resolution']}" in one
     lost = sum(one.n_rows for one in steps)
-    assert any(re.match(rf"{lost} images? lacks? a map", one) for one in told) == (lost > 0)
+    assert any(re.match(rf"{lost} images? lacks? the map", one) for one in told) == (lost > 0)
 
 
 # --- intervals
@@ -404,7 +404,7 @@ def test_an_estimate_says_how_its_interval_was_made():
     }
     for method, own in made.items():
         for one in own:
-            assert one.method == method
+            assert one.interval_method == method
             assert summarize_estimate(one).interval_method == method
     assert summarize_estimate(estimate_mean([0.1, 0.2, 0.3])).interval_method == "", (
         "of three patients there is no interval"
@@ -471,25 +471,25 @@ def test_why_a_column_cannot_be_told_is_so(seed):
         ({}, "It is not recorded whether other margins were declared"),
         (
             {"declarations": 1, "declared_before_results": True},
-            "The config was declared before the model was asked anything",
+            "The config was declared before the first prediction",
         ),
         (
             {"declarations": 3, "declared_before_results": True},
-            "3 different configs were declared: this one is the first",
+            "3 different configs were declared in this folder: this is the first",
         ),
-        ({"declarations": 3, "declared_before_results": False}, "declared after results of another one could be seen"),
+        ({"declarations": 3, "declared_before_results": False}, "declared when results of another config were available"),
     ],
 )
 def test_margins_are_said_to_be_declared_first_only_where_they_were(provenance, said):
     assert said in text(describe_config_declarations(provenance))
-    assert ("declared before the model was asked" in text(describe_config_declarations(provenance))) == bool(
+    assert ("declared before the first prediction" in text(describe_config_declarations(provenance))) == bool(
         provenance.get("declared_before_results")
     )
 
 
 def test_a_page_of_a_second_config_does_not_call_it_declared_first():
     said = on_page(render_page(nothing(), None, {"declarations": 2, "declared_before_results": False}))
-    assert said.count("declared after results of another one could be seen") == 2
+    assert said.count("declared when results of another config were available") == 2
     assert "declared before" not in said.lower()
 
 
@@ -507,7 +507,7 @@ def test_groups_of_maps(claimed, reason, left_out):
     )
     said = text(describe_clusters(one))
     assert said.startswith(
-        "Not tested" if reason else "2 groups are claimed" if claimed == 2 else "No grouping is claimed"
+        "Not tested" if reason else "2 clusters were found" if claimed == 2 else "No clusters were found"
     )
     if not reason:
         assert "18 maps of 17 patients" in said
@@ -520,7 +520,7 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
             StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
         )
     )
-    assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
+    assert said == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
     assert "0.9" in text(
         describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
     )
@@ -539,7 +539,7 @@ def test_what_images_were_used_is_told_finding_by_finding():
         for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))
     ]
     assert said == [
-        f"Images with {name} whose place is marked and whose maps have a value: {count}."
+        f"Images with {name} that are annotated and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
     assert list(describe_image_count(full().robustness)) == []
@@ -549,7 +549,7 @@ def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
     assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "end where these round to 0 or 1" in describe_target(ended)
+    assert "limited where these round to 0 or 1" in describe_target(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
@@ -559,7 +559,7 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
     summary = full(shortcut=full().shortcut.model_copy(update={"cluster_analyses": (one,)}))
     html = render_page(summary)
-    assert "Probability below a half" in on_page(html)
+    assert "Missed (probability below one half)" in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
 
 
@@ -571,7 +571,7 @@ def test_the_report_says_which_category_counted():
     )
     html = render_page(full(check=full().check.model_copy(update={"annotation_sources": (marks,)})))
     said = on_page(html)
-    assert said.count("Marked places of nodule : WBC of a COCO file . Not counted: RBC , Platelets .") == 2
+    assert said.count("Annotations of nodule : WBC of a COCO file . Excluded: RBC , Platelets .") == 2
 
 
 def test_the_console_says_which_category_counted(capsys):

@@ -93,7 +93,7 @@ def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
 
 def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     def blank(fill: str, area: float) -> MaskedAuroc:
-        return MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, 0.05))
+        return MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation=fill, auroc=num(area, 0.05))
 
     both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "masked organ")[0]
     assert (both.conclusion, both.direction) == ("supported", "contradicts")
@@ -117,7 +117,7 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
 )
 def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, shown):
     each = [
-        MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, spread))
+        MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation=fill, auroc=num(area, spread))
         for fill, area in zip(("mean", "blur"), areas, strict=True)
     ]
     found = told(with_shortcut(masked_auroc=tuple(each)), "masked organ")[0]
@@ -128,13 +128,13 @@ def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, show
 
 def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
     area = EstimateSummary(value=0.52, low=0.25, high=0.68, n_values=40, n_groups=40)
-    one = MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=area)
+    one = MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=area)
     assert told(with_shortcut(masked_auroc=(one,)), "masked organ")[0].conclusion == "not testable"
 
 
 def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
     none = MaskedAuroc(
-        region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=EstimateSummary(reason="one class")
+        region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=EstimateSummary(reason="one class")
     )
     found = told(with_shortcut(masked_auroc=(none,)), "masked organ")[0]
     assert (found.conclusion, found.reason, found.effect.value) == ("not testable", "one class", None)
@@ -180,7 +180,7 @@ def test_the_pixels_of_the_finding_have_to_speak_for_it():
     for effects in (against, [pushed("the finding", "insert", -0.4, 0.1)]):
         found = shown("the finding", *effects)
         assert (found.conclusion, found.direction, found.effect.value) == ("not supported", "contradicts", -0.4)
-        assert "speak against it" in found.reason
+        assert "contradict it" in found.reason
     found = shown("the finding", *against, pushed("the finding", "insert", 0.4, 0.1))
     assert found.conclusion == "not testable"
     assert "contradict" in found.reason
@@ -278,7 +278,7 @@ def test_of_maps_that_show_nothing_it_is_said_that_they_do_not():
     )
     assert "no image has it" in _summarize_values(np.array([]), [], 0.1, "chance", subject).reason
     dark = {"method": "gradcam", "layer": "a", "metric": "enrichment", "value": None, "control": False, "row": 0}
-    nothing = {"fill": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
+    nothing = {"imputation": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
     rows = [{**dark, **nothing, "row": n, "reason": why} for n, why in enumerate(("dark", "dark", "gone"))]
     (line,) = summarize_metrics(pyarrow.Table.from_pylist(rows), "nodule", n_resamples=200, seed=0)
     assert line.value.reason == "no map has a value: dark"

@@ -400,7 +400,7 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
             <= share
             < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
         )
-        assert f"{share} takes {compute_min_patients_for_absence(share)} patients" in MARGIN_COMMENTS["prevalence"]
+        assert f"{share} takes {compute_min_patients_for_absence(share)} patients" in MARGIN_COMMENTS["reliance_prevalence"]
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     [
         (1, "There is only 1 patient: there are no intervals, and no verdict is given."),
         (7, "There are only 7 patients: intervals are wide, and no verdict is given."),
-        (12, "There are only 12 patients: intervals are wide, and some questions may not be answered."),
+        (12, "There are only 12 patients: intervals are wide, and some questions may not be testable."),
     ],
 )
 def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):

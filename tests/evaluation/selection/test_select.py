@@ -347,7 +347,7 @@ def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model
         for worth, one in enumerate(racing):
             one.metric_values[FAITHFULNESS_METRIC] += [0.5] * len(some)
             one.metric_values[LOCALIZATION_METRIC] += [np.nan if each.mask is None else 1.0 + worth for each in some]
-            one.images += len(some)
+            one.n_images += len(some)
 
     tools = build_candidates(model, pool[0].item.x[None], ["gradcam", "layercam"], ["layer4"])
     made = select_method(tools, known, evaluate_block=judge)

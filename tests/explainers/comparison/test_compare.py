@@ -308,7 +308,10 @@ def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
     found = compare(net, scan, [ScoreCAM(net, n_channels=2), ScoreCAM(net, n_channels=4)])
     assert found.column_labels == ("scorecam n_channels=2", "scorecam n_channels=4")
     steep = [Denoised(ScoreCAM(net, n_channels=top)) for top in (2, 4)]
-    assert compare(net, scan, steep).column_labels == ("scorecam, denoised top=2", "scorecam, denoised top=4")
+    assert compare(net, scan, steep).column_labels == (
+        "scorecam, denoised n_channels=2",
+        "scorecam, denoised n_channels=4",
+    )
     with pytest.raises(InputError, match="gradcam is named twice"):
         compare(net, scan, ["gradcam", GradCAM])
 

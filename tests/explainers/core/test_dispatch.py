@@ -92,6 +92,13 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
         tool.explain_methods(torch.zeros(3, 24, 16), "gradcam")
 
 
+def test_an_explainer_is_callable_as_attribute_is():
+    model, x = CASES["pooled"].make()
+    explainer = GradCAM(model, "features")
+    assert torch.equal(explainer(x, 1), explainer.attribute(x, 1))
+    assert torch.equal(explainer(x, target=[1] * len(x)), explainer.attribute(x, 1))
+
+
 def test_methods_of_two_models_are_refused():
     (one, x), (other, _) = CASES["pooled"].make(), CASES["flat"].make()
     with pytest.raises(InputError, match="not of one model"):
@@ -177,7 +184,7 @@ def test_a_question_is_asked_of_versions_of_their_own_samples():
     clean = score(x)
     owners = torch.tensor([2, 0, 0, 1, 2])
     torch.testing.assert_close(score(x[owners], owners), clean[owners])
-    with pytest.raises(TargetError, match="the output has 4 samples; the question was asked of 3"):
+    with pytest.raises(TargetError, match="the output has 4 samples; the first call had 3"):
         score(x[[0, 1, 2, 0]])
 
 
@@ -305,9 +312,9 @@ def test_explainers_with_another_preprocessing_do_not_answer_together():
     model, x = CASES["pooled"].make()
     one = GradCAM(model, "features", preprocess=Preprocess(resize=(16, 12), mean=(0.5,) * 3, std=(0.5,) * 3))
     other = GradCAM(model, "features", preprocess=Preprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
-    with pytest.raises(InputError, match="have another preprocess: explain each by itself"):
+    with pytest.raises(InputError, match="have different preprocess: explain each separately"):
         one.explain_methods(x[0], [one, other])
-    with pytest.raises(InputError, match="have another class_names"):
+    with pytest.raises(InputError, match="have different class_names"):
         one.explain_methods(x[0], [one, replace(one, class_names=["a", "b", "c"])])
 
 
@@ -321,7 +328,7 @@ def test_explainers_with_the_same_callable_as_their_preprocessing_answer_togethe
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), dtype=np.uint8)
     one, two = (row[0] for row in explain_grid(tools, photo, [1]))
     assert (one.method, two.method) == ("gradcam", "layercam")
-    with pytest.raises(InputError, match="have another preprocess"):
+    with pytest.raises(InputError, match="have different preprocess"):
         explain_grid([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
 
 

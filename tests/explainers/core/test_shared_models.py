@@ -218,7 +218,7 @@ def test_the_map_of_a_sample_does_not_depend_on_its_batch(method):
 
 
 def interaction_note(explanation):
-    return "the samples of a batch see one another in this model: each was explained by itself" in explanation.notes
+    return "the samples of a batch affect one another in this model: each was explained by itself" in explanation.notes
 
 
 def test_interaction_is_seen_in_any_model_once_per_shape_and_leaves_no_trace():
@@ -360,5 +360,5 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
         warnings.warn("told", stacklevel=1)
     assert [str(one.message) for one in heard] == ["told"]
     filters = list(warnings.filters)
-    with ignore_warnings(module="anything"):
+    with ignore_warnings(module_pattern="anything"):
         assert list(warnings.filters)[-len(filters) :] == filters

@@ -152,7 +152,7 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="not of one model"):
         Fused([GradCAM(model), GradCAM(other)])
     for setting in ({"class_names": ["a", "b", "c"]}, {"preprocess": Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)}):
-        with pytest.raises(InputError, match=f"have another {next(iter(setting))}: explain each by itself"):
+        with pytest.raises(InputError, match=f"have different {next(iter(setting))}: explain each separately"):
             Fused([GradCAM(model), GradCAM(model, **setting)])
         assert Fused([GradCAM(model, **setting), LayerCAM(model, **setting)]).inner
     with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
@@ -162,7 +162,9 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="nothing to fuse: pass a list"):
         Fused(GradCAM(model))
     for layers in (["features.1", "features.4"], [model.features]):
-        with pytest.raises(InputError, match=r"for one method at several layers, Fused\.of\(explainer, layers\)"):
+        with pytest.raises(
+            InputError, match=r"for one method at several layers, Fused\.at_layers\(explainer, layers\)"
+        ):
             Fused(layers)
     with pytest.raises(InputError, match="goes round an explainer"):
         Fused([3])
@@ -171,12 +173,12 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="takes a list of layers"):
         Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
-        "gradcam": r"as Fused\.of\(GradCAM\(model\), layers\); 'gradcam' came instead",
-        GradCAM: r"as Fused\.of\(GradCAM\(model\), layers\); <class",
-        FullGrad(model): r"FullGrad\(Pooled\) has no one layer to choose: Fused\.of takes a method that has",
+        "gradcam": r"as Fused\.at_layers\(GradCAM\(model\), layers\); 'gradcam' came instead",
+        GradCAM: r"as Fused\.at_layers\(GradCAM\(model\), layers\); <class",
+        FullGrad(model): r"FullGrad\(Pooled\) has no one layer to choose: Fused\.at_layers takes a method that has",
         RefineCAM(model): "RefineCAM.* has no one layer to choose",
         Fused([GradCAM(model)]): "of several layers already",
-        Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.of\(explainer, layers\)\)",
+        Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.at_layers\(explainer, layers\)\)",
     }.items():
         with pytest.raises(InputError, match=why) as caught:
             Fused.at_layers(wrong, ["features"])

@@ -148,7 +148,7 @@ def test_dark_and_bright_are_each_channels_least_and_largest_and_white_is_what_t
     for name, level in (("black", -0.5), ("white", 0.5)):
         found = IntegratedGradients(linear(weight), n_steps=1, baseline=name, **made).explain(x, 1)
         np.testing.assert_allclose(found.attribution, (x - level).sum(0), rtol=1e-12, atol=1e-13)
-        with pytest.raises(InputError, match=f"baseline='{name}': what {name} is to the model is known from its pre"):
+        with pytest.raises(InputError, match=f"baseline='{name}' needs the preprocessing of an image"):
             IntegratedGradients(linear(weight), baseline=name).attribute(x[None], 1)
 
 
@@ -417,11 +417,13 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
 def test_a_baseline_that_is_none_says_what_to_pass():
     model, x = CASES["pooled"].make()
     for wrong in (None, True, [[0.0]], {}, ["zero", None]):
-        with pytest.raises(InputError, match=r"^baseline=.*: expected 'zero', .* or a tensor \(C,H,W\)$"):
+        with pytest.raises(
+            InputError,
+            match=r"^baseline=.*: expected 'zero', .* a tensor \(C,H,W\) or \(N,C,H,W\), or a function of the input$",
+        ):
             IntegratedGradients(model, baseline=wrong)
-    for wrong in (0, 0.5):
-        with pytest.raises(InputError, match=rf"^baseline={wrong}: .*: torch.full\(\(C,H,W\), {float(wrong)}\)$"):
-            IntegratedGradients(model, baseline=wrong)
+    with pytest.raises(InputError, match="the baseline has 1 NaN or infinite value of 1"):
+        IntegratedGradients(model, baseline=torch.inf).attribute(x, 1)
     broken = x[0].clone()
     broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
     with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):

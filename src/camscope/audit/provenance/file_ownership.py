@@ -20,10 +20,15 @@ from camscope.errors import OutputError
 from camscope.safe_files import read_bytes
 
 PLAN_FILE, STAGES_FOLDER = "audit.json", "stages"
-RUN_FOLDERS = {"maps": ("",), "localise": ("",), "faithfulness": ("maps", "values"), "robustness": ("maps", "values")}
+RUN_FOLDERS = {
+    "maps": ("",),
+    "localization": ("",),
+    "faithfulness": ("maps", "values"),
+    "robustness": ("maps", "values"),
+}
 TABLE_COLUMNS = {
     "predictions.parquet": ("row", "id", "error"),
-    "interventions.parquet": ("row", "finding", "region", "without"),
+    "interventions.parquet": ("row", "finding", "region", "log_odds_without"),
 }
 OUTPUT_BY_STAGE = {
     "explain": "maps",
@@ -230,8 +235,8 @@ def _is_top_level_output(path: Path) -> bool:
         return _has_columns(path, *TABLE_COLUMNS[path.name])
     checks: dict[str, Callable[[Path], bool]] = {
         PLAN_FILE: is_plan,
-        SUMMARY_FILE: lambda file: _has_keys(file, "camscope", "verdicts"),
-        GALLERY_FILE: lambda file: _has_keys(file, "shelves"),
+        SUMMARY_FILE: lambda file: _has_keys(file, "camscope_version", "verdicts"),
+        GALLERY_FILE: lambda file: _has_keys(file, "sections"),
         REPORT_FILE: _is_report_page,
         FAILURES_FILE: _is_failures_table,
         METRICS_FILE: lambda file: _has_columns(file, "stage", "finding", "metric", "control"),

@@ -1,7 +1,7 @@
 """Charts of the report: forest plots and curves.
 
-- Forests: a row for each estimate, its interval beside others, what knows nothing, and the margin that was declared.
-- Curves: reliability of answers, similarity along a randomisation, and what clusters rest on.
+- Forest plots: estimates with intervals, baselines and margins.
+- Curves: reliability of predictions, similarity during weight randomization, eigenvalues and stability of clusters.
 """
 
 import textwrap
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-CHART_WIDTH, ROW_HEIGHT, TWO_LINE_ROW_HEIGHT = 460.0, 22.0, 33.0  # of a figure; of a row, and of one with two lines
-LABEL_COLUMN_WIDTH, MIN_VALUE_COLUMN_WIDTH = 142.0, 152.0  # columns left and right, the right one at least
-VALUE_CHARACTER_WIDTH = 6.4  # of a value, in pixels
+CHART_WIDTH, ROW_HEIGHT, TWO_LINE_ROW_HEIGHT = 460.0, 22.0, 33.0  # pixels; a row with one and with two lines
+LABEL_COLUMN_WIDTH, MIN_VALUE_COLUMN_WIDTH = 142.0, 152.0  # left column; right column at least
+VALUE_CHARACTER_WIDTH = 6.4  # pixels
 ForestRowKind = Literal["method", "control", "unresolved"]
 
 
 @dataclass(frozen=True)
 class ForestRow:
-    """An estimate by its name. `kind`: of a method, of a map that knows nothing, or of a region that no map can resolve.
+    """A row of a forest plot. `kind`: a method, a control map, or a region below the map resolution.
 
-    `shaded_range`: shaded beside this row alone.
+    `shaded_range`: a range shaded in this row only.
     """
 
     name: str
@@ -49,12 +49,12 @@ class ForestRow:
 
     @property
     def label_lines(self) -> list[str]:
-        """The name, in two lines at most."""
+        """The name in at most two lines."""
         return textwrap.wrap(sanitize_text(self.name), 21, max_lines=2, placeholder="…", break_long_words=True) or ["–"]
 
     @property
     def height(self) -> float:
-        """In pixels."""
+        """The height in pixels."""
         return TWO_LINE_ROW_HEIGHT if len(self.label_lines) > 1 else ROW_HEIGHT
 
 
@@ -69,7 +69,7 @@ def draw_forest_svg(
     margin: float | None = None,
     show_baselines: bool = False,
 ) -> "Markup":
-    """`shaded_range`: between what would not matter, of all rows; `reference_value`: what knows nothing; `margin`: what counts."""
+    """Draw a forest plot; `shaded_range`: irrelevant values, `reference_value`: chance, `margin`: the declared margin."""
     height, right = sum(row.height for row in rows), CHART_WIDTH - _compute_value_column_width(rows)
     plot = Plot(CHART_WIDTH, height + 46)
     panel = plot.add_axes(LABEL_COLUMN_WIDTH, 4, right - LABEL_COLUMN_WIDTH, height)
@@ -172,7 +172,7 @@ def _draw_forest_row(
 
 
 def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
-    """`0.83 [0.79, 0.87]`, and the numbers in it."""
+    """Return a text such as `0.83 [0.79, 0.87]`, and the numbers in it."""
     if estimate.value is None:
         return "", []
     decimals, width_note = choose_decimals(estimate), ci_width_note(estimate)
@@ -187,7 +187,7 @@ def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
 
 
 def _compute_value_column_width(rows: Sequence[ForestRow]) -> float:
-    """As wide as the longest of the values is, at most."""
+    """Return the width of the longest value, or the minimum width."""
     return max(
         MIN_VALUE_COLUMN_WIDTH,
         14 + VALUE_CHARACTER_WIDTH * max((len(format_estimate_text(row.estimate)[0]) for row in rows), default=0),
@@ -197,7 +197,7 @@ def _compute_value_column_width(rows: Sequence[ForestRow]) -> float:
 def _compute_x_limits(
     rows: Sequence[ForestRow], reference_values: Sequence[float | None], show_baselines: bool
 ) -> tuple[float, float]:
-    """So wide that everything is seen."""
+    """Return limits that include all values."""
     estimate_values = [value for row in rows for value in (row.estimate.value, row.estimate.low, row.estimate.high)]
     estimate_values += [row.estimate.baseline for row in rows] if show_baselines else []
     values = [value for value in [*estimate_values, *reference_values] if value is not None] or [0.0, 1.0]
@@ -210,9 +210,9 @@ LEFT_MARGIN, RIGHT_MARGIN = 50.0, 14.0
 
 
 def draw_reliability_diagram(figure_id: str, aria_label: str, performance: FindingPerformance) -> "Markup":
-    """What share of images has the finding, against what the model says; the diagonal is a model that is right about it."""
+    """Draw the observed share of the finding over the predicted probability; the diagonal is perfect calibration."""
     plot = Plot(CHART_WIDTH, 270)
-    panel = _add_labeled_axes(plot, 212, "what the model says", "share with the finding")
+    panel = _add_labeled_axes(plot, 212, "predicted probability", "share with the finding")
     panel.set_xlim(-0.02, 1.02)
     panel.set_ylim(-0.02, 1.02)
     panel.plot([0, 1], [0, 1], color=MUTED_COLOR, linewidth=1, linestyle=(0, (4, 3)))
@@ -241,7 +241,7 @@ def draw_randomization_curve(
     *,
     is_control: bool,
 ) -> "Markup":
-    """The similarity to the trained model's map, step by step, over the band of maps of different images."""
+    """Draw the similarity to the trained map after each randomization step, with the band of maps of different images."""
     plot = Plot(CHART_WIDTH, 216)
     panel = _add_labeled_axes(plot, 158, "", "similarity")
     points = [(n, value) for n, value in enumerate(similarity.curve) if value is not None]
@@ -278,7 +278,7 @@ def draw_randomization_curve(
     plot.add_text(
         LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2,
         202,
-        "training lost from the output down",
+        "weights randomized from the output layer",
         color=MUTED_COLOR,
         ha="center",
     )
@@ -286,7 +286,7 @@ def draw_randomization_curve(
 
 
 def draw_eigenvalue_spectrum(figure_id: str, aria_label: str, analysis: ClusterAnalysis) -> "Markup":
-    """The smallest eigenvalues: a jump after the k-th is a hint of k clusters."""
+    """Draw the smallest eigenvalues: a jump after the k-th suggests k clusters."""
     plot = Plot(CHART_WIDTH, 216)
     panel = _add_labeled_axes(plot, 158, "number of clusters", "eigenvalue")
     positions = range(1, len(analysis.eigenvalues) + 1)
@@ -299,7 +299,7 @@ def draw_eigenvalue_spectrum(figure_id: str, aria_label: str, analysis: ClusterA
 
 
 def draw_cluster_stability(figure_id: str, aria_label: str, analysis: ClusterAnalysis) -> "Markup":
-    """How alike clusterings of different draws are, over what one way of looking would give."""
+    """Draw the agreement of clusterings of subsamples, and the agreement expected for a single cluster."""
     plot = Plot(CHART_WIDTH, 216)
     panel = _add_labeled_axes(plot, 158, "number of clusters", "stability")
     panel.plot(
@@ -326,7 +326,7 @@ def draw_cluster_stability(figure_id: str, aria_label: str, analysis: ClusterAna
 
 
 def _add_labeled_axes(plot: Plot, height: float, x_label: str, y_label: str) -> Any:
-    """Axes whose names stand below and above on the left."""
+    """Add axes with labels below and on the left."""
     panel = plot.add_axes(LEFT_MARGIN, 12, plot.width - LEFT_MARGIN - RIGHT_MARGIN, height)
     panel.grid(axis="x", visible=False)
     panel.grid(axis="y", color=LINE_COLOR, linewidth=0.7)

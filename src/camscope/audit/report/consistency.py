@@ -1,4 +1,4 @@
-"""Reading: what a finished report says, held against the files that it was made of. Nothing in it may be of its own."""
+"""Check a finished report against its source files: every number and text with digits must come from them."""
 
 import json
 import math
@@ -10,16 +10,17 @@ from typing import Any
 from camscope.audit.report.number_format import count_items
 from camscope.audit.report.verdict_labels import sanitize_text
 
-ALLOWED_PHRASES = ("95 %",)  # what an interval is called
+ALLOWED_PHRASES = ("95 %",)
 VOID_TAGS = {"meta", "img", "input", "br", "link", "hr", "use", "path", "line", "rect", "circle", "polygon"}
 TEXT_ATTRIBUTES = ("alt", "aria-label", "title", "placeholder")
 DIGIT_PATTERN = re.compile(r"\d")
 
 
 class ReportTextParser(HTMLParser):
-    """`numbers`: (value, as written, what it counts); `texts`: what else holds a digit and is no tick of an axis.
+    """Collects the numbers and the texts with digits of a report.
 
-    `labels`: the same where several texts of the files may be one: rows of a figure, and words for those who do not see.
+    `numbers`: (value, text, count query). `texts`: other texts with digits, except axis ticks. `labels`: row labels of
+    figures and alternative texts, which may combine several texts of the files.
     """
 
     def __init__(self, html: str) -> None:
@@ -32,7 +33,7 @@ class ReportTextParser(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """An element begins."""
+        """Handle a start tag."""
         attributes = dict(attrs)
         self.labels += [
             text for name in TEXT_ATTRIBUTES if (text := attributes.get(name)) and DIGIT_PATTERN.search(text)
@@ -41,16 +42,16 @@ class ReportTextParser(HTMLParser):
             self._open_tags.append((tag, attributes))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """An element that holds nothing."""
+        """Ignore an empty element."""
 
     def handle_endtag(self, tag: str) -> None:
-        """An element ends."""
+        """Handle an end tag."""
         if any(name == tag for name, _ in self._open_tags):
             while self._open_tags.pop()[0] != tag:
                 pass
 
     def handle_data(self, data: str) -> None:
-        """A text."""
+        """Handle a text."""
         if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, attributes) for name, attributes in self._open_tags):
             return
         tspan_attributes = next(
@@ -68,20 +69,20 @@ class ReportTextParser(HTMLParser):
 
 
 def _is_exempt(tag: str, attributes: Mapping[str, str | None]) -> bool:
-    """Whether its digits are nobody's claim: a section's number, a tick of an axis, the table of norms."""
+    """Return whether digits in this element are not claims: section numbers, axis ticks, the table of norms."""
     classes = (attributes.get("class") or "").split()
     return tag in ("style", "script") or "data-static" in attributes or "number" in classes or "tick" in classes
 
 
 def extract_numbers(html: str) -> list[float]:
-    """Every number that a report shows as one."""
+    """Return every tagged number of a report."""
     return [float(value) for value, _, _ in ReportTextParser(html).numbers]
 
 
 def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
-    """What a report says that none of these files does: numbers, or texts with digits; an empty list for a sound one.
+    """Return the numbers and texts with digits of a report that are in none of the files.
 
-    `files`: what was in `summary.json` first, then in `provenance.json`, and of the gallery.
+    `files`: the contents of `summary.json`, `provenance.json` and `gallery.json`.
     """
     numbers = {float(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, int | float)}
     texts = {sanitize_text(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, str)}
@@ -96,7 +97,7 @@ def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
 
 
 def _is_label_supported(label: str, source_texts: Iterable[str]) -> bool:
-    """Whether every word of it with a digit stands in some text of the files."""
+    """Return whether every word with a digit is part of a text of the files."""
     parts = [
         word.strip(",.:;…")
         for word in _remove_phrases(sanitize_text(label), ALLOWED_PHRASES).split()
@@ -122,7 +123,7 @@ def _recount_items(files: tuple[Mapping[str, Any], ...], count_query: str) -> se
 
 
 def _is_rounding_of(value: float, text: str) -> bool:
-    """Whether a text is the value, rounded."""
+    """Return whether a text is the rounded value."""
     number_text = text.strip().replace(",", "").replace("−", "-")
     if number_text.startswith("<"):
         return bool(value < float(number_text[1:]))

@@ -1,4 +1,4 @@
-"""Figures: what of the summary is drawn, section by section, each beside the table of the same numbers."""
+"""Figures of the report, section by section; the same numbers are also in a table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is be
 
 @dataclass(frozen=True)
 class Figure:
-    """`title_parts`: its title, each a text of the summary or of this package; `caption`: to read it."""
+    """A figure of the report; `title_parts`: texts of the summary or of this package."""
 
     title_parts: tuple[str, ...]
     caption: str
@@ -40,13 +40,13 @@ class Figure:
 
 
 class FigureFactory:
-    """Figures of one report, each with a name of its own."""
+    """Creates the figures of one report with unique ids."""
 
     def __init__(self) -> None:
         self._n_figures = 0
 
     def create_figure(self, title_parts: Sequence[str], caption: str, draw: "Callable[[str, str], Markup]") -> Figure:
-        """One more."""
+        """Create the next figure."""
         self._n_figures += 1
         return Figure(
             tuple(title_parts), caption, draw(f"figure-{self._n_figures}", sanitize_text(", ".join(title_parts)))
@@ -54,7 +54,7 @@ class FigureFactory:
 
 
 def draw_figures(summary: Summary) -> dict[str, list[Figure]]:
-    """Section -> its figures."""
+    """Draw all figures, by section."""
     factory = FigureFactory()
     with default_style_scope():
         return {
@@ -77,9 +77,7 @@ INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
     for performance in summary.predict.performance:
         if performance.bins:
-            caption = (
-                "Bars: 95 % intervals; the larger a dot, the more images; broken line: what the model says is the share"
-            )
+            caption = "Bars: 95 % intervals; dot size: number of images; dashed line: perfect calibration"
             yield factory.create_figure(
                 ("Reliability", performance.finding),
                 caption,
@@ -89,8 +87,7 @@ def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Itera
         if performance.subgroup_differences:
             rows = [ForestRow("all images", performance.auroc), *_iter_subgroup_rows(performance)]
             caption = (
-                f"{INTERVAL_LEGEND}; each subgroup by itself; upright line: all images; red, broken: what the model has to "
-                "exceed"
+                f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must exceed"
             )
             margin = summary.margins.get("useful_auroc")
             draw = partial(
@@ -99,13 +96,13 @@ def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Itera
             yield factory.create_figure(("AUROC by subgroup", performance.finding), caption, draw)
             yield _draw_difference_figure(
                 factory,
-                ("AUROC of a subgroup less that of the others", performance.finding),
+                ("AUROC of a subgroup minus that of the others", performance.finding),
                 performance.subgroup_differences,
             )
 
 
 def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
-    """Each subgroup's own AUROC; of one that was held against another alone, the other's too."""
+    """Yield the AUROC of each subgroup, and of both subgroups where two were compared directly."""
     aurocs_by_level = {(group.column, group.level): group.auroc for group in performance.subgroups}
     for level in performance.subgroup_differences:
         other_level = level.value.baseline_name
@@ -128,9 +125,7 @@ def _draw_difference_figure(
     draw = partial(
         draw_forest_svg, rows=rows, axis_label="difference", shaded_range=(-margin, margin), reference_value=0.0
     )
-    return factory.create_figure(
-        title_parts, f"{INTERVAL_LEGEND}; shaded: differences that were declared not to matter", draw
-    )
+    return factory.create_figure(title_parts, f"{INTERVAL_LEGEND}; shaded: differences within the margin", draw)
 
 
 def _format_level(difference: SubgroupDifference) -> str:
@@ -138,7 +133,7 @@ def _format_level(difference: SubgroupDifference) -> str:
 
 
 def _draw_metric_figures(stage: MetricsResult, factory: FigureFactory) -> Iterator[Figure]:
-    """One for each metric and finding: methods, then maps that know nothing."""
+    """Draw a figure for each metric and finding: methods, then control maps."""
     for finding, metric in dict.fromkeys(
         (metric_summary.finding, metric_summary.metric) for metric_summary in stage.metric_summaries
     ):
@@ -149,10 +144,10 @@ def _draw_metric_figures(stage: MetricsResult, factory: FigureFactory) -> Iterat
         ]
         has_controls = any(metric_summary.control for metric_summary in metric_summaries)
         per_imputation = (
-            ", fill by fill" if len({metric_summary.imputation for metric_summary in metric_summaries}) > 1 else ""
+            ", by imputation" if len({metric_summary.imputation for metric_summary in metric_summaries}) > 1 else ""
         )
         caption = (
-            f"{INTERVAL_LEGEND}; grey: maps that know nothing of the model; shaded: the best of them{per_imputation}"
+            f"{INTERVAL_LEGEND}; gray: control maps; shaded: the best control map{per_imputation}"
             if has_controls
             else INTERVAL_LEGEND
         )
@@ -164,11 +159,11 @@ def _draw_metric_figures(stage: MetricsResult, factory: FigureFactory) -> Iterat
         yield factory.create_figure((metric, finding), caption, draw)
     for finding in dict.fromkeys(metric_summary.finding for metric_summary in stage.subgroup_differences):
         levels = [metric_summary for metric_summary in stage.subgroup_differences if metric_summary.finding == finding]
-        yield _draw_difference_figure(factory, ("Share inside in a subgroup less that in the others", finding), levels)
+        yield _draw_difference_figure(factory, ("Share inside in a subgroup minus that in the others", finding), levels)
 
 
 def _iter_metric_rows(metric_summaries: Sequence[MetricSummary]) -> Iterator[ForestRow]:
-    """Fill by fill: methods, then maps that know nothing, the best of them shaded beside all."""
+    """Yield the rows by imputation: methods, then control maps, with the best control shaded."""
     for imputation in dict.fromkeys(summary.imputation for summary in metric_summaries):
         summaries = [summary for summary in metric_summaries if summary.imputation == imputation]
         for summary in sorted(summaries, key=lambda summary: summary.control):
@@ -179,7 +174,7 @@ def _iter_metric_rows(metric_summaries: Sequence[MetricSummary]) -> Iterator[For
 
 
 def _find_best_control_interval(metric_summaries: Sequence[MetricSummary]) -> tuple[float, float] | None:
-    """The interval of the best map that knows nothing."""
+    """Return the interval of the best control map."""
     controls = [summary.value for summary in metric_summaries if summary.control and summary.value.value is not None]
     if not controls or metric_summaries[0].better_direction == "neither":
         return None
@@ -190,7 +185,7 @@ def _find_best_control_interval(metric_summaries: Sequence[MetricSummary]) -> tu
 
 
 def _draw_randomization_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    caption = "Shaded: maps of different images, which a map has to fall to; line in it: their mean"
+    caption = "Shaded: similarity of maps of different images, which a map must fall to; line: their mean"
     for test in summary.sanity.tests:
         for similarity in test.similarities:
             title_parts = (test.method, similarity.name, *(["control"] if test.control else []))
@@ -206,8 +201,8 @@ def _draw_randomization_figures(summary: Summary, factory: FigureFactory) -> Ite
 def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
     rows_of_regions, margin = summary.shortcut.attribution_mass, summary.margins.get("enrichment")
     caption = (
-        f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; red, broken: what was declared to count; "
-        "hollow: finer than "
+        f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; dashed red line: margin; "
+        "hollow: smaller than "
         "the cells of the map, which can show neither use nor its absence"
     )
     for finding, method in dict.fromkeys((mass.finding, mass.method) for mass in rows_of_regions):
@@ -223,20 +218,20 @@ def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> 
             margin=margin,
         )
         yield factory.create_figure(
-            ("Enrichment of the maps in regions", finding, method), caption, partial(draw, show_baselines=True)
+            ("Enrichment in regions", finding, method), caption, partial(draw, show_baselines=True)
         )
 
 
 INTERVENTION_TITLES = {
-    "insert": "What a region of an image with the finding adds, pasted in",
-    "remove": "What is lost without a region",
-    "keep only": "What is lost where only a region is left",
+    "insert": "Effect of inserting a region",
+    "remove": "Effect of removing a region",
+    "keep only": "Effect of keeping only a region",
 }
 
 
 def _draw_intervention_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
     interventions, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
-    caption = f"{INTERVAL_LEGEND}; shaded: effects that were declared not to count"
+    caption = f"{INTERVAL_LEGEND}; shaded: effects within the margin"
     for finding in dict.fromkeys(intervention.finding for intervention in interventions):
         for kind, title in INTERVENTION_TITLES.items():
             selected = [
@@ -260,7 +255,7 @@ def _draw_intervention_figures(summary: Summary, factory: FigureFactory) -> Iter
 
 
 def _draw_masked_auroc_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    caption = f"{INTERVAL_LEGEND}; line: chance; red, broken: above it a model without the organ still answers"
+    caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: margin for detection without the organ"
     for performance in summary.predict.performance:
         masked_results = [masked for masked in summary.shortcut.masked_auroc if masked.finding == performance.finding]
         rows = [
@@ -278,7 +273,7 @@ def _draw_masked_auroc_figures(summary: Summary, factory: FigureFactory) -> Iter
                 reference_value=0.5,
                 margin=summary.margins.get("masked_auroc"),
             )
-            yield factory.create_figure(("AUROC of what is left of the image", performance.finding), caption, draw)
+            yield factory.create_figure(("AUROC of masked images", performance.finding), caption, draw)
 
 
 def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
@@ -289,12 +284,12 @@ def _draw_leakage_figures(summary: Summary, factory: FigureFactory) -> Iterator[
     rows = [ForestRow(leakage.column, leakage.auroc) for leakage in summary.shortcut.leakage]
     if rows:
         draw = partial(draw_forest_svg, rows=rows, axis_label="AUROC of a linear probe", reference_value=0.5)
-        yield factory.create_figure(("What can be read off the features",), f"{INTERVAL_LEGEND}; line: chance", draw)
+        yield factory.create_figure(("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", draw)
 
 
 def _draw_cluster_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    eigenvalue_caption = "A jump after a number is a hint of that many groups, no more"
-    stability_caption = "Round: these maps; diamonds: what one way of looking would give by itself"
+    eigenvalue_caption = "A jump after a number suggests that many clusters"
+    stability_caption = "Dots: these maps; diamonds: expected for a single cluster"
     for analysis in summary.shortcut.cluster_analyses:
         if analysis.eigenvalues:
             yield factory.create_figure(

@@ -1,4 +1,4 @@
-"""Gallery: which images a report shows: first those that the seed draws, then those that a reader should see."""
+"""Selection of the images in a report: a random sample, then misses, false alarms and review cases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,16 +10,16 @@ from camscope.audit.report.gallery_schema import Gallery, GalleryEntry, GalleryS
 from camscope.audit.report.thumbnails import build_gallery_images
 from camscope.batch import BatchRun
 
-GALLERY_SEED_SALT = 11  # of the draw, so that it is not that of another stage
-MIN_IMAGES_PER_EXTREME = 4  # images of a shelf of the worst
-MAX_REVIEW_IMAGES = 24  # images that are to be read
-MAX_PROTOTYPES_PER_CLUSTER = 4  # of each cluster
+GALLERY_SEED_SALT = 11  # separates this random stream from those of other stages
+MIN_IMAGES_PER_EXTREME = 4
+MAX_REVIEW_IMAGES = 24
+MAX_PROTOTYPES_PER_CLUSTER = 4
 
 
 def list_predicted_images(
     predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
 ) -> list[PredictedImage]:
-    """Of all images that were answered, in their order. `truth_by_finding`: finding -> row -> whether it is there."""
+    """List all images with a prediction. `truth_by_finding`: finding -> row -> whether it is present."""
     log_odds_by_finding = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
     return [
         PredictedImage(
@@ -42,10 +42,20 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """The pictures of a report: `n_random_images` that the seed draws, half as many of each other kind, each with a map a method.
+    """Build the gallery of a report, with one map per method for each image.
 
-    `target_by_finding`: finding -> what it was asked for as, in the run's column `format_target`. `allow_burned_in_text`: pictures that may have text
-    in them are shown too.
+    Args:
+        run: the batch run with the maps.
+        summary: the summary of the audit.
+        predicted_images: all images with a prediction.
+        target_by_finding: finding -> its value in the `target` column of the run.
+        n_random_images: images of the random sample; the other sections show half as many.
+        height: height of the images in pixels.
+        allow_burned_in_text: also show images that may contain burned-in text.
+
+    Returns:
+        The sections with their images; sections without images are left out.
+
     """
     entries_by_section = {
         section_key: entries
@@ -104,7 +114,7 @@ def _select_entries(
 def select_extreme_images(
     kind: str, finding: str, predicted_images: Sequence[PredictedImage], n_images: int
 ) -> list[PredictedImage]:
-    """Of a finding the images that are missed, falsely seen, least sure or surest; those first that are it most."""
+    """Return the missed, falsely detected, least or most confident images of a finding, most extreme first."""
     labeled = [image for image in predicted_images if image.truths.get(finding) is not None]
     selected = {
         "missed": [image for image in labeled if image.truths[finding] and image.log_odds[finding] < 0],
@@ -119,7 +129,7 @@ def select_extreme_images(
 
 
 def _choose_finding(predicted_image: PredictedImage) -> str:
-    """Of an image by itself: the finding it has, of several the one that the model is surest of."""
+    """Return the finding of an image; of several, the one with the highest log odds."""
     candidates = [name for name, truth in predicted_image.truths.items() if truth] or list(predicted_image.log_odds)
     return max(candidates, key=lambda name: predicted_image.log_odds[name])
 

@@ -1,4 +1,4 @@
-"""Page: the report of an audit, one file of HTML that needs nothing else and works without scripts."""
+"""The HTML report of an audit: a single self-contained file that works without scripts."""
 
 import base64
 import csv
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     import jinja2
 
 SITE_COLUMNS = ("site", "hospital", "center", "centre", "institution", "clinic")
-NO_QUESTIONS_TEXT = "No question was asked. This says nothing for the model."
+NO_QUESTIONS_TEXT = "No question was tested. This is not evidence in favor of the model."
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """`id`: of its template and its anchor; `number`: as it is printed."""
+    """A section of the page; `id` is the name of its template and its anchor."""
 
     id: str
     number: str
@@ -83,7 +83,7 @@ PAGE_SECTIONS = tuple(
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """The report. Every number in it is one of the summary, of the pictures' own (`Pictures.plain`), or of the provenance."""
+    """Render the report as HTML; every number comes from the summary, the gallery or the provenance."""
     environment = create_template_environment()
     from markupsafe import Markup
 
@@ -130,14 +130,14 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
         norms=list(csv.DictReader(io.StringIO(read_norms_csv()))),
         norms_csv=read_norms_csv(),
         provenance=provenance or {},
-        style=Markup(_read_template("page.css")),  # noqa: S704 - the package's own file
-        script=Markup(_read_template("page.js")),  # noqa: S704 - the package's own file
+        style=Markup(_read_template("page.css")),  # noqa: S704 - a file of this package
+        script=Markup(_read_template("page.js")),  # noqa: S704 - a file of this package
     )
     return html
 
 
 def find_untested_stages(summary: Summary) -> dict[str, StageResult]:
-    """The stages that were not tested, by their names."""
+    """Return the stages that were not tested, by name."""
     names = (
         "check",
         "resolve",
@@ -154,12 +154,12 @@ def find_untested_stages(summary: Summary) -> dict[str, StageResult]:
 
 
 def read_norms_csv() -> str:
-    """Which part of an audit helps to answer which item of which norm, as a table for spreadsheets."""
+    """Return the table of reporting norms and the audit parts that address them, as CSV."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
 def create_template_environment() -> "jinja2.Environment":
-    """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
+    """Create the template environment: all output is escaped, and a number without a filter raises an error."""
     require("jinja2", extra="audit")
     import jinja2
 
@@ -182,7 +182,7 @@ def _finalize_output(value: Any) -> Any:
 
     if isinstance(value, int | float):
         raise InputError(
-            f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | format_number }}}}"
+            f"the template writes the number {value!r} without a filter: write {{{{ x | format_number }}}}"
         )
     return sanitize_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -192,7 +192,7 @@ def _format_item_count(summary_data: Mapping[str, Any], path: str, **field_value
 
 
 def _render_sentence(summary_data: Mapping[str, Any], sentence: sentences.Sentence) -> Any:
-    """A sentence with its numbers marked as such, and what came from outside set apart."""
+    """Render a sentence as HTML, with its numbers tagged and user texts isolated."""
     from markupsafe import Markup
 
     markup = Markup()
@@ -216,7 +216,7 @@ def _sort_verdicts_by_kind(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _find_site_column(summary: Summary) -> str | None:
-    """The column that says where images are from."""
+    """Return the first subgroup column named like a site."""
     return next(
         (
             level_count.column
@@ -228,10 +228,10 @@ def _find_site_column(summary: Summary) -> str | None:
 
 
 def _read_template(file_name: str) -> str:
-    """A file of the package."""
+    """Read a template of the package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")
 
 
 def _compute_csp_digest(text: str) -> str:
-    """As a content security policy names a text that may stand in the page."""
+    """Return the digest of an inline style or script for the content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""Plots: a figure of matplotlib as SVG that stands in the page itself: its texts are text, its colours are the page's."""
+"""Matplotlib figures as inline SVG, with selectable text and the colors of the page."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from camscope.optional import require
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Each stands for a colour that the page's style gives it, in the light and in the dark.
+# Placeholder colors; the style sheet of the page sets them for light and dark mode.
 TEXT_COLOR, MUTED_COLOR, LINE_COLOR, BAND_COLOR, SUPPORTS_COLOR, CONTRADICTS_COLOR, CONTROL_COLOR, BACKGROUND_COLOR = (
     "#000001",
     "#000002",
@@ -32,14 +32,14 @@ COLOR_CLASS_NAMES: Mapping[str, str] = {
     CONTROL_COLOR: "control",
     BACKGROUND_COLOR: "background",
 }
-FONT_SIZE = 11.5  # of letters
+FONT_SIZE = 11.5  # pixels
 DROPPED_STYLE_PROPERTIES = ("font-family", "font-style", "font-variant", "font-stretch", "font")
 DECIMAL_PATTERN = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as `numerals.written` writes them
+FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as number_to_text formats them
 
 
 class Plot:
-    """A figure of so many CSS pixels, measured from its top left."""
+    """A figure measured in CSS pixels from its top left corner."""
 
     def __init__(self, width: float, height: float) -> None:
         from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class Plot:
         self.figure.patch.set_visible(False)
 
     def add_axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes in a part of the figure, with a line below and faint upright ones."""
+        """Add axes with a bottom spine and vertical grid lines."""
         w, h = self.width, self.height
         axes = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
         axes.patch.set_visible(False)
@@ -62,16 +62,16 @@ class Plot:
         return axes
 
     def add_text(self, x: float, y: float, text: str, **text_style: Any) -> None:
-        """Words at a pixel; nothing in them is a formula."""
+        """Add text at a pixel; math markup is not parsed."""
         defaults = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
         self.figure.text(x / self.width, 1 - y / self.height, text, **{**defaults, **text_style})
 
     def add_numbers(self, x: float, y: float, text: str, values: Sequence[float], **text_style: Any) -> None:
-        """Words with numbers of the summary in them, as they are written, in their order."""
+        """Add text that contains these formatted numbers of the summary, in their order."""
         self.add_text(x, y, text, gid="value " + " ".join(map(repr, values)), **text_style)
 
     def to_svg(self, figure_id: str, aria_label: str) -> "Markup":
-        """For the page. `figure_id`: of its own among all figures; `aria_label`: for those who do not see it."""
+        """Return the inline SVG; `figure_id` must be unique on the page."""
         stream = io.StringIO()
         self.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
         return _prepare_inline_svg(stream.getvalue(), figure_id, aria_label)
@@ -79,7 +79,7 @@ class Plot:
 
 @contextmanager
 def default_style_scope() -> Iterator[None]:
-    """Figures look as they come, whatever its user has set; MissingExtraError where it is not there."""
+    """Use matplotlib's default style inside the block, regardless of user settings."""
     matplotlib = require("matplotlib", extra="audit")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -89,12 +89,12 @@ def default_style_scope() -> Iterator[None]:
 
 
 def _prepare_inline_svg(svg: str, figure_id: str, aria_label: str) -> "Markup":
-    """Without ids that nothing refers to, without styles, which the page forbids, and with fewer digits."""
+    """Remove unreferenced ids and inline styles, which the page forbids, and round the coordinates."""
     from xml.etree import ElementTree
 
     from markupsafe import Markup
 
-    root = ElementTree.fromstring(svg.partition("?>")[2].partition('dtd">')[2])  # noqa: S314 - the same
+    root = ElementTree.fromstring(svg.partition("?>")[2].partition('dtd">')[2])  # noqa: S314 - written by matplotlib
     for parent in list(root.iter()):
         for child in list(parent):
             if _strip_namespace(child.tag) in ("metadata", "style"):
@@ -115,7 +115,7 @@ def _prepare_inline_svg(svg: str, figure_id: str, aria_label: str) -> "Markup":
 
 
 def _split_numbers_into_tspans(text_element: Any, values: Sequence[str]) -> None:
-    """Each number of a text becomes an element of its own, which knows its value."""
+    """Wrap each number of a text in a tspan with its exact value."""
     from xml.etree.ElementTree import SubElement
 
     text, position, last_tspan = text_element.text or "", 0, None
@@ -164,7 +164,7 @@ def _convert_attributes(
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
-        if key == "font":  # an older matplotlib says all of it at once
+        if key == "font":  # older matplotlib versions write the font shorthand
             yield from [("font-size", size) for size in re.findall(r"([\d.]+)px", value)]
             yield from [("font-weight", "bold")] * ("bold" in value or "700" in value)
         elif key and key not in DROPPED_STYLE_PROPERTIES:

@@ -1,4 +1,4 @@
-"""Pictures: images and their maps as small files inside the page, the map apart, so that a reader can take it away."""
+"""Thumbnails of images and maps as data URIs; maps are separate images, so that readers can hide them."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 
-MAX_IMAGE_BYTES = 40_000  # bytes of a picture
-MAX_GALLERY_BYTES = 12_000_000  # of all pictures of a page
-MAX_MAP_OPACITY = 0.85  # opacity of a map where it is highest
-UNCOVERED_OPACITY = 0.72  # of what the model was not shown
+MAX_IMAGE_BYTES = 40_000  # per image
+MAX_GALLERY_BYTES = 12_000_000  # all images of a page
+MAX_MAP_OPACITY = 0.85  # at the maximum of a map
+UNCOVERED_OPACITY = 0.72  # outside the model input
 RunRow = dict[str, Any]
 EntriesBySection = Mapping[tuple[str, str], Sequence[GalleryEntry]]
 
@@ -35,7 +35,7 @@ def build_gallery_images(
     *,
     allow_burned_in_text: bool,
 ) -> dict[tuple[str, str], tuple[GalleryImage, ...]]:
-    """Each image is read once, whatever shelves it stands on."""
+    """Build the images of all sections; each image is read once."""
     image_rows = sorted({entry.row for own in entries_by_section.values() for entry in own})
     rows = _query_rows_by_image(run, image_rows)
     max_bytes = _compute_max_bytes(
@@ -62,7 +62,7 @@ def _get_entry_fields(entry: GalleryEntry) -> dict[str, Any]:
 
 
 def _query_rows_by_image(run: BatchRun, image_rows: Sequence[int]) -> dict[int, list[RunRow]]:
-    """Image -> its rows in the run, one for each method and finding."""
+    """Query the rows of the run by image, one for each method and finding."""
     rows_by_image: dict[int, list[RunRow]] = {}
     if image_rows:
         for row in table_to_dicts(run.query(f"row IN ({', '.join(map(str, image_rows))})")):
@@ -71,7 +71,7 @@ def _query_rows_by_image(run: BatchRun, image_rows: Sequence[int]) -> dict[int, 
 
 
 def _load_image(run: BatchRun, rows: Sequence[RunRow], allow_burned_in_text: bool) -> tuple[PixelArray | None, str]:
-    """The image itself, or why it is not shown."""
+    """Load an image; return the reason if it cannot be shown."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -81,7 +81,7 @@ def _load_image(run: BatchRun, rows: Sequence[RunRow], allow_burned_in_text: boo
                 require_unchanged(rows[0], source)
                 return convert_scan_to_display_pixels(read_scan(source), run.run_info["run_config"].get("window")), ""
         except (CamscopeError, OSError):
-            pass  # the usual way says why
+            pass  # read_original reports the reason
     image, reason = read_original(run, rows[0])
     return image, reason or ""
 
@@ -104,7 +104,7 @@ def _build_gallery_image(
         finding=finding,
         truth=truth,
         log_odds=predicted_image.log_odds[finding],
-        maps=maps or (GalleryMap("", reason="it was not asked for"),),
+        maps=maps or (GalleryMap("", reason="no map was computed"),),
         image_data_uri=encode_data_uri(render.resize_to_fit(image, height, 2 * height), max_bytes)
         if image is not None and is_rgb
         else None,
@@ -114,7 +114,7 @@ def _build_gallery_image(
 
 def _build_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int) -> GalleryMap:
     if row["attribution"] is None:
-        return GalleryMap(row["method"], reason=row["error"] or "there is none")
+        return GalleryMap(row["method"], reason=row["error"] or "no map was computed")
     explanation = run.explanation(row, image)
     warning_text = (
         ""
@@ -127,10 +127,10 @@ def _build_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, hei
             render_map_rgba(explanation, height) if map_is_separate else render_thumbnail(explanation, image, height),
             max_bytes,
         )
-    except Exception as error:  # a row may say anything of its map
+    except Exception as error:  # stored rows may be invalid
         return GalleryMap(row["method"], reason=f"it cannot be drawn: {type(error).__name__}")
     alt_text = (
-        "The map over the image" if map_is_separate or image is not None else "The map on grey, without its image"
+        "The map over the image" if map_is_separate or image is not None else "The map on gray, without its image"
     )
     is_signed = explanation.colormap == render.DIVERGING
     return GalleryMap(
@@ -144,10 +144,10 @@ def _build_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, hei
 
 
 def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
-    """(h,w,4): the map alone; nothing where it is zero, hatched grey where the model was not shown the image."""
+    """Render a map as (h, w, 4): transparent where it is zero, hatched gray outside the model input."""
     placement = explanation.placement
     if placement is None:
-        raise CamscopeError("a map without a place")
+        raise CamscopeError("the map has no placement on its image")
     image_size = placement.image_size
     factor = min(height / image_size[0], 2 * height / image_size[1])
     resized = replace(
@@ -167,17 +167,17 @@ def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
 
 
 def _choose_scale(explanation: Explanation) -> render.Scale:
-    """Of a map of single pixels a few would leave the rest dark."""
+    """Choose the robust scale for pixel maps, where a few outliers would hide the rest."""
     return "robust" if explanation.grid == explanation.input_size else "max"
 
 
 def _compute_max_bytes(n_entries: int, n_methods: int) -> int:
-    """Bytes that a picture may have: a map and its image for each method of each frame."""
+    """Compute the byte limit of an image: each entry has an image and a map for each method."""
     return min(MAX_IMAGE_BYTES, MAX_GALLERY_BYTES // max(1, 2 * n_entries * n_methods))
 
 
 def encode_data_uri(image: NDArray[np.uint8], max_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """(h,w,3) or (h,w,4) as a data URI of so many bytes at most."""
+    """Encode an image (h, w, 3) or (h, w, 4) as a data URI of at most `max_bytes` bytes, if possible."""
     from PIL import Image
 
     for data in _iter_encodings(Image.fromarray(image)):
@@ -187,11 +187,11 @@ def encode_data_uri(image: NDArray[np.uint8], max_bytes: int = MAX_IMAGE_BYTES) 
 
 
 def _iter_encodings(image: Any) -> Iterator[bytes]:
-    """The same picture, coarser and coarser, then smaller and smaller."""
+    """Yield encodings of an image with decreasing quality, then decreasing size."""
     for scale in (1.0, 0.75, 0.5, 0.25):
         size = [max(1, round(side * scale)) for side in image.size]
         resized = image if scale == 1 else image.resize(size)
         for quality in (82, 65, 45):
             stream = io.BytesIO()
-            resized.save(stream, "WEBP", quality=quality, method=0)  # a fifth of the time, a fifth more bytes
+            resized.save(stream, "WEBP", quality=quality, method=0)  # method 0: a fifth of the time, a fifth more bytes
             yield stream.getvalue()

@@ -283,7 +283,7 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
         organ_results = [
             masked
             for masked in summary.shortcut.masked_auroc
-            if (masked.region, masked.kind, masked.finding) == (ORGAN_REGION, "blank", finding)
+            if (masked.region, masked.kind, masked.finding) == (ORGAN_REGION, "mask", finding)
         ]
         if organ_results:
             claim = f"The model still detects {finding} when the organ is masked."

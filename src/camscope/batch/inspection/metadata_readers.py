@@ -198,8 +198,9 @@ def check_mask(
     shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
     if image_shape is not None and _drop_singleton_axes(shape) != _drop_singleton_axes(image_shape):
         return "mask-size", names
-    has_position = image_affine is not None and mask_affine is not None
-    if has_position and _max_corner_distance(image_affine, mask_affine, shape) > 1:
+    if image_affine is None or mask_affine is None:
+        return "ok" if names else "mask-empty", names
+    if _max_corner_distance(image_affine, mask_affine, shape) > 1:
         return "mask-position", names
     return "ok" if names else "mask-empty", names
 

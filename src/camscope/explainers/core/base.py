@@ -102,6 +102,17 @@ class Explainer(BaseMethod):
             inputs = inputs.transpose(1, 2)
         return run_methods([tool], inputs, [target], extra)[0].maps[0].attribution
 
+    def __call__(
+        self,
+        inputs: Tensor,
+        target: TargetLike = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the raw maps (N,*s) of an input tensor (N,C,*S): `cam(x, 3)` is `cam.attribute(x, 3)`."""
+        return self.attribute(inputs, target, *args, additional_forward_args=additional_forward_args, **kwargs)
+
     @final
     def explain(
         self, image: Any, target: TargetLike = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
@@ -119,10 +118,8 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
                 f"baselines is a tuple of {len(value)}, but one input is explained: pass its baseline alone"
             )
         value = value[0]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = torch.tensor(value, dtype=torch.float64, device="cpu")
-    one_level = isinstance(value, Tensor) and value.ndim == 0
-    return [value] if setting_name == "background" and one_level else value
+    is_scalar = isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+    return [value] if setting_name == "background" and is_scalar else value
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:

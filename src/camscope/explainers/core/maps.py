@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_OK, ClassScore
 from camscope.layers.layout import Layout
 from camscope.targets import Score
@@ -48,7 +49,22 @@ class AttributionMaps:
         return (*self.notes, *(self.sample_notes[sample] if self.sample_notes else ()))
 
 
-DeferredMap = Callable[[], AttributionMaps]  # a map that takes passes of its own, made when the shared ones are over
+DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own passes, after the shared ones
+
+
+def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
+    """Return the map, or the error of one method, so that other methods of a shared pass go on."""
+    try:
+        return compute()
+    except CamscopeError as error:
+        return error
+
+
+def resolve_map(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
+    """Return the map of an entry of `compute_shared_maps`: compute a deferred one, and raise an error."""
+    if isinstance(entry, CamscopeError):
+        raise entry
+    return entry() if callable(entry) else entry
 
 
 def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:

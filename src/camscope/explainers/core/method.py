@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
@@ -113,9 +113,12 @@ class BaseMethod(ABC):
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
-    ) -> Sequence[Sequence[AttributionMaps | DeferredMap]]:
-        """[method][score] of one company; a family that can share passes between methods does it here."""
-        return [tool.compute_maps(x, scores) for tool in explainers]
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
+        """Return the maps [method][score] of methods with one `share_key`; override it to share passes between methods.
+
+        An entry may be a function that computes a map with passes of its own, or the error of that method alone.
+        """
+        return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
         """An image as the model takes it, and where it lies."""

@@ -154,7 +154,7 @@ def _check_same_target(reference: Explanation, other: Explanation) -> None:
             raise InputError(f"cannot fuse: {fact} is {getattr(reference, fact)!r} and {getattr(other, fact)!r}")
     if not math.isclose(other.score, reference.score, rel_tol=1e-3, abs_tol=1e-6):
         raise InputError(f"cannot fuse: the score is {reference.score:.6g} and {other.score:.6g}: not the same input")
-    for picture in ("image", "seen"):
+    for picture in ("image", "model_input_image"):
         one, another = getattr(reference, picture), getattr(other, picture)
         if one is not None and another is not None and not np.array_equal(one, another):
             raise InputError("cannot fuse: the explanations are of different images")

@@ -40,8 +40,8 @@ def pseudonymize_source(source: Source | Sequence[Source]) -> str:
 
 def load_pseudonym_key() -> bytes:
     """CAMSCOPE_KEY where it is set, else ~/.config/camscope/key, made on first use; else one for this process alone."""
-    if given := os.environ.get("CAMSCOPE_KEY"):
-        return os.fsencode(given)
+    if key := os.environ.get("CAMSCOPE_KEY"):
+        return os.fsencode(key)
     try:
         return _load_or_create_key(Path.home() / KEY_FILE)
     except (OSError, RuntimeError):  # no home, or one that cannot be written
@@ -150,8 +150,10 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
     other threads hear. The two filters here are put in place once, and say nothing outside of the `with`.
     """
     with _silence_lock:
-        for one in (one for one in _WARNING_FILTERS if one not in warnings.filters):
-            warnings.filters.insert(0, one)  # type: ignore[attr-defined]  # it is a list
+        for warning_filter in (
+            warning_filter for warning_filter in _WARNING_FILTERS if warning_filter not in warnings.filters
+        ):
+            warnings.filters.insert(0, warning_filter)  # type: ignore[attr-defined]  # it is a list
     before = _ignored_modules.patterns, _ignored_messages.patterns
     _ignored_modules.patterns += () if module_pattern is None else (module_pattern,)
     _ignored_messages.patterns += () if message_pattern is None else (message_pattern,)

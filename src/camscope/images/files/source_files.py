@@ -35,10 +35,10 @@ def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None
     if isinstance(source, bytes):
         return source, None
     path = Path(source)
-    found = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
-    if found is None or os.path.lexists(path):
+    match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
+    if match is None or os.path.lexists(path):
         return path, None
-    return Path(found[1]), int(found[2])
+    return Path(match[1]), int(match[2])
 
 
 def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
@@ -80,9 +80,9 @@ MAX_TRAILING_BYTES = 2**26  # bytes after it that are unpacked for the checksum
 @contextmanager
 def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
     """The file itself, or what is in it, unpacked no further than it is read."""
-    packed = file.read(2) == GZIP_MAGIC
+    is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
-    if not packed:
+    if not is_gzip:
         yield file
         return
     with gzip.GzipFile(fileobj=file) as stream:
@@ -96,27 +96,27 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
             f"{name}: its voxels begin {plural(n_bytes, 'byte')} into the file; the limit is {MAX_SKIPPED_BYTES}"
         )
     while n_bytes > 0:
-        if not (read := len(stream.read(min(n_bytes, 1 << 20)))):
+        if not (n_read := len(stream.read(min(n_bytes, 1 << 20)))):
             raise ImageError(f"{name}: the file ends before its voxels")
-        n_bytes -= read
+        n_bytes -= n_read
 
 
 def read_trailing_bytes(stream: BinaryIO) -> None:
     """Of a packed file, so that its checksum is compared; not of one in which much more follows."""
-    left = MAX_TRAILING_BYTES
-    while left > 0 and (read := len(stream.read(min(left, 1 << 20)))):
-        left -= read
+    remaining = MAX_TRAILING_BYTES
+    while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
+        remaining -= n_read
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
     """So many bytes, read piece by piece: room is made for what there is, not for what a header says."""
-    pieces, left = [], n_bytes
-    while left > 0 and (piece := stream.read(min(left, 1 << 24))):
+    pieces, remaining = [], n_bytes
+    while remaining > 0 and (piece := stream.read(min(remaining, 1 << 24))):
         pieces.append(piece)
-        left -= len(piece)
-    if left:
+        remaining -= len(piece)
+    if remaining:
         raise ImageError(
-            f"{name}: {plural(n_bytes - left, 'byte')} where the header says {n_bytes}: the file is cut off or its header lies"
+            f"{name}: {plural(n_bytes - remaining, 'byte')} where the header says {n_bytes}: the file is cut off or its header lies"
         )
     return b"".join(pieces)
 
@@ -148,25 +148,25 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
 
 def walk_folders(folder: str) -> Iterator[str]:
     """A folder and all below it but hidden ones and the overlays of runs, each once: by its own path before any link's."""
-    found, links = {_get_folder_id(folder)}, [folder]
+    visited, links = {_get_folder_id(folder)}, [folder]
     while links:
         level, linked = links, []
         for start in level:
-            waiting = [start]
-            while waiting:
-                one = waiting.pop()
-                yield one
-                with os.scandir(one) as entries:
-                    inner = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-                linked += [entry.path for entry in inner if _is_link(entry)]
-                for path in (entry.path for entry in inner if not _is_link(entry)):
-                    if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
-                        found.add(real)
-                        waiting.append(path)
+            pending = [start]
+            while pending:
+                current = pending.pop()
+                yield current
+                with os.scandir(current) as entries:
+                    subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+                linked += [entry.path for entry in subfolders if _is_link(entry)]
+                for path in (entry.path for entry in subfolders if not _is_link(entry)):
+                    if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                        visited.add(folder_id)
+                        pending.append(path)
         links = []
         for path in sorted(linked):
-            if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
-                found.add(real)
+            if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                visited.add(folder_id)
                 links.append(path)
 
 
@@ -186,16 +186,18 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
     if not wild:
         yield from glob.iglob(pattern)  # noqa: PTH207 - Path.glob takes no absolute pattern
         return
-    found: set[str] = set()
+    yielded: set[str] = set()
     for base in glob.iglob(before) if before else [""]:  # noqa: PTH207 - as above
         if not os.path.isdir(base or os.curdir):  # noqa: PTH112 - as above
             continue
         for folder in walk_folders(base or os.curdir):
-            here = os.path.relpath(folder, os.curdir) if not base else folder
-            rest = os.path.join(glob.escape("" if here == os.curdir else here), after or "*")  # noqa: PTH118 - as above
-            for path in _expand_pattern(rest):
-                if path not in found:
-                    found.add(path)
+            folder_pattern = os.path.relpath(folder, os.curdir) if not base else folder
+            remaining_pattern = os.path.join(
+                glob.escape("" if folder_pattern == os.curdir else folder_pattern), after or "*"
+            )  # noqa: PTH118 - as above
+            for path in _expand_pattern(remaining_pattern):
+                if path not in yielded:
+                    yielded.add(path)
                     yield path
 
 

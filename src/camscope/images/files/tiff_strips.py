@@ -26,20 +26,20 @@ def check_tiff_strips(image: "Image", name: str) -> None:
     tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
     if tags is None or file is None:
         return
-    kind = tags.get(COMPRESSION_TAG)
-    if kind != JPEG_COMPRESSION and kind not in DEFLATE_COMPRESSIONS:
+    compression = tags.get(COMPRESSION_TAG)
+    if compression != JPEG_COMPRESSION and compression not in DEFLATE_COMPRESSIONS:
         return
-    at = file.tell()
+    position = file.tell()
     try:
-        whole = all(
+        is_complete = all(
             _is_complete_jpeg(data, tags.get(JPEG_TABLES_TAG, b""), EXTRA_TILE_PIXELS + image.width * image.height)
-            if kind == JPEG_COMPRESSION
+            if compression == JPEG_COMPRESSION
             else _is_complete_deflate(data)
             for data in _read_strips(file, tags)
         )
     finally:
-        file.seek(at)
-    if not whole:
+        file.seek(position)
+    if not is_complete:
         raise ImageError(f"{name}: it is damaged: a strip of the TIFF is cut off or was changed")
 
 

@@ -41,12 +41,12 @@ def load_dicom_dataset(
             return _parse_dataset(file, name, with_pixels), ()
         if head[:2] not in BARE_FILE_PREFIXES:
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
-        dataset, odd = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
+        dataset, flag = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
         if not len(dataset):
             raise ImageError(
                 f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and no element could be read"
             )
-        return dataset, (odd,)
+        return dataset, (flag,)
 
 
 def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":

@@ -64,19 +64,19 @@ def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
     """Of a data set with pixels; `n_requested_frames`: how many of its frames will be read."""
-    held = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
-    if not held:
+    pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
+    if not pixel_keywords:
         kind = get_uid_name(dataset.get("SOPClassUID", "")) or get_uid_name(
             dataset.file_meta.get("MediaStorageSOPClassUID", "")
         )
         raise ImageError(f"{name}: the file has no pixels{f' ({kind})' if kind else ''}")
-    found = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
-    if missing := [keyword for keyword, value in found.items() if value is None]:
+    header_values = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
+    if missing := [keyword for keyword, value in header_values.items() if value is None]:
         raise ImageError(f"{name}: the header has no {', '.join(missing)}")
     rows, columns, allocated, samples = (
-        found[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
+        header_values[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
     )
-    floating = held[0] != "PixelData"
+    floating = pixel_keywords[0] != "PixelData"
     frames = _read_frame_count(dataset)
     stored = allocated if floating else (read_integer(dataset, "BitsStored") or allocated)
     photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
@@ -127,38 +127,40 @@ def decode_frames(
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.TransferSyntaxUID
-    called = get_uid_name(syntax) or "an unknown transfer syntax"
+    syntax_name = get_uid_name(syntax) or "an unknown transfer syntax"
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ImageError(f"{name}: its pixels are {called}, which is not read; convert the file first") from None
+        raise ImageError(f"{name}: its pixels are {syntax_name}, which is not read; convert the file first") from None
     if decoder.is_native:
         _check_pixel_bytes(dataset, layout, name)
     else:
         check_stream_sizes(dataset, layout, frame_indices, name)
         if not decoder.is_available or is_beyond_pillow_depth(str(syntax), layout, decoder.available_plugins):
-            raise build_missing_codec_error(str(syntax), called, name)
+            raise build_missing_codec_error(str(syntax), syntax_name, name)
     # Of many frames one after the other: each by its number would walk from the first again. Of few each by itself:
     # there pydicom corrects the sign of wavelets that contradict the header, and the other way it fails to.
-    every = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
+    is_sequential = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
     try:
-        decoded = decoder.iter_array(dataset, indices=None if every else list(frame_indices))
-        for _, (array, facts) in zip(frame_indices, decoded, strict=False):  # more than the header says are left alone
-            yield array, str(facts.get("photometric_interpretation", layout.photometric_interpretation))
+        decoded = decoder.iter_array(dataset, indices=None if is_sequential else list(frame_indices))
+        for _, (array, properties) in zip(
+            frame_indices, decoded, strict=False
+        ):  # more than the header says are left alone
+            yield array, str(properties.get("photometric_interpretation", layout.photometric_interpretation))
     except Exception as error:
         if isinstance(error, MemoryError | ImageError):
             raise
-        raise ImageError(f"{name}: its pixels ({called}) cannot be decoded ({type(error).__name__})") from None
+        raise ImageError(f"{name}: its pixels ({syntax_name}) cannot be decoded ({type(error).__name__})") from None
 
 
 def _check_pixel_bytes(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
-    held = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
+    n_bytes = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
     bits = layout.rows * layout.columns * layout.n_frames * layout.samples_per_pixel * layout.bits_allocated
     if layout.photometric_interpretation == "YBR_FULL_422":
         bits = bits // 3 * 2
-    if held < (needed := (bits + 7) // 8):
+    if n_bytes < (n_expected := (bits + 7) // 8):
         raise ImageError(
-            f"{name}: {plural(held, 'byte')} of pixels; the header says {needed}: the file is cut off or its header lies"
+            f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: the file is cut off or its header lies"
         )
 
 
@@ -183,9 +185,9 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
         streams = generate_frames(dataset.PixelData, number_of_frames=count)
     else:
         streams = (get_frame(dataset.PixelData, index, number_of_frames=count) for index in frame_indices)
-    wavelets = CODECS_BY_SYNTAX.get(str(dataset.file_meta.TransferSyntaxUID)) == _JPEG_2000_CODEC
+    is_jpeg_2000 = CODECS_BY_SYNTAX.get(str(dataset.file_meta.TransferSyntaxUID)) == _JPEG_2000_CODEC
     for index, stream in zip(frame_indices, streams, strict=False):
-        size = _read_jpeg_2000_size(stream) if wavelets else _read_jpeg_size(stream)
+        size = _read_jpeg_2000_size(stream) if is_jpeg_2000 else _read_jpeg_size(stream)
         if size is not None and size != (layout.rows, layout.columns):
             raise ImageError(
                 f"{name}: frame {index} is compressed as {size[0]} x {size[1]} pixels; "
@@ -204,13 +206,13 @@ def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
 
 def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
     """(H,W) that a JPEG or JPEG-LS stream says it has; None of anything else."""
-    at = 2
-    while stream[:2] == b"\xff\xd8" and at + 9 <= len(stream) and stream[at] == 0xFF:
-        marker, length = stream[at + 1], int.from_bytes(stream[at + 2 : at + 4], "big")
+    position = 2
+    while stream[:2] == b"\xff\xd8" and position + 9 <= len(stream) and stream[position] == 0xFF:
+        marker, length = stream[position + 1], int.from_bytes(stream[position + 2 : position + 4], "big")
         if marker in JPEG_FRAME_MARKERS:
-            height, width = struct.unpack(">2H", stream[at + 5 : at + 9])
+            height, width = struct.unpack(">2H", stream[position + 5 : position + 9])
             return height, width
-        at += 1 if marker == 0xFF else 2 + length
+        position += 1 if marker == 0xFF else 2 + length
     return None
 
 
@@ -224,10 +226,10 @@ def build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> I
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
     packages, extra = CODECS_BY_SYNTAX[syntax_uid]
-    licence = " (its licence is the GPL)" if extra == "codecs-gpl" else ""
+    license_note = " (its licence is the GPL)" if extra == "codecs-gpl" else ""
     return ImageError(
         f"{name}: its pixels are {syntax_name}; the codec for it is not installed ({packages}); "
-        f'run: pip install "camscope[{extra}]"{licence}'
+        f'run: pip install "camscope[{extra}]"{license_note}'
     )
 
 
@@ -244,21 +246,21 @@ def get_color_converter(
         table, first, bits = _read_palette(dataset, name)
         step = f"palette: {plural(len(table), 'colour')} of {plural(bits, 'bit')} to 8"
 
-        def looked_up(stored: Array, space: str) -> Array:
+        def look_up_palette(stored: Array, space: str) -> Array:
             return table[np.clip(stored.astype(np.int64) - first, 0, len(table) - 1)]
 
-        return looked_up, (step, *icc)
+        return look_up_palette, (step, *icc)
     changed = layout.photometric_interpretation != "RGB"
     steps: tuple[str, ...] = (f"colours: {layout.photometric_interpretation} to RGB",) if changed else ()
     if layout.bits_stored > 8:
         steps += (f"colours: {plural(layout.bits_stored, 'bit')} to 8",)
 
-    def as_rgb(decoded: Array, space: str) -> Array:
+    def convert_to_rgb(decoded: Array, space: str) -> Array:
         if space != "RGB" and not space.startswith("YBR_RCT") and not space.startswith("YBR_ICT"):
             raise ImageError(f"{name}: colours of {layout.photometric_interpretation} did not become RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else rescale_to_8_bits(decoded, layout.bits_stored)
 
-    return as_rgb, steps + icc
+    return convert_to_rgb, steps + icc
 
 
 def rescale_to_8_bits(values: Array, bits: int) -> Array:
@@ -271,11 +273,11 @@ def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
     if "RedPaletteColorLookupTableData" not in dataset:
         raise ImageError(f"{name}: its palette is segmented, or not there; only plain palettes are read")
     columns = []
-    for colour in COLOR_CHANNELS:
-        descriptor = read_numbers(dataset, f"{colour}PaletteColorLookupTableDescriptor", 3)
-        data = dataset.get(f"{colour}PaletteColorLookupTableData")
+    for color in COLOR_CHANNELS:
+        descriptor = read_numbers(dataset, f"{color}PaletteColorLookupTableDescriptor", 3)
+        data = dataset.get(f"{color}PaletteColorLookupTableData")
         if descriptor is None or not isinstance(data, bytes):
-            raise ImageError(f"{name}: its palette has no {colour.lower()}")
+            raise ImageError(f"{name}: its palette has no {color.lower()}")
         entries, first, bits = int(descriptor[0]) or 1 << 16, int(descriptor[1]), int(descriptor[2])
         columns.append((_read_palette_column(dataset, data, entries, bits, name), first, bits))
     first, bits = columns[0][1:]
@@ -289,7 +291,7 @@ def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: 
         raise ImageError(
             f"{name}: a palette of {plural(len(data), 'byte')} for {plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
         )
-    wide = len(data) >= 2 * n_entries
-    table = (decode_uint16_table(dataset, data) if wide else np.frombuffer(data, np.uint8))[:n_entries]
+    is_16_bit = len(data) >= 2 * n_entries
+    table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
     # 8 bits in 16: the high byte may be a copy, and is left alone
-    return (table & 0xFF).astype(np.uint8) if bits == 8 else rescale_to_8_bits(table, 16 if wide else 8)
+    return (table & 0xFF).astype(np.uint8) if bits == 8 else rescale_to_8_bits(table, 16 if is_16_bit else 8)

@@ -89,24 +89,24 @@ def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> 
         return None
     values = [value] if isinstance(value, str | int | float) or not isinstance(value, Iterable) else list(value)
     try:
-        found = tuple(float(one) for one in values)
+        numbers = tuple(float(item) for item in values)
     except (TypeError, ValueError):
         return None
-    if not found or not all(map(math.isfinite, found)) or (count is not None and len(found) != count):
+    if not numbers or not all(map(math.isfinite, numbers)) or (count is not None and len(numbers) != count):
         return None
-    return found
+    return numbers
 
 
 def read_number(dataset: "Dataset", keyword: str) -> float | None:
     """The one finite number of an element, the first of several."""
-    found = read_numbers(dataset, keyword)
-    return found[0] if found else None
+    numbers = read_numbers(dataset, keyword)
+    return numbers[0] if numbers else None
 
 
 def read_integer(dataset: "Dataset", keyword: str) -> int | None:
     """The one whole number of an element."""
-    found = read_number(dataset, keyword)
-    return int(found) if found is not None and found == int(found) else None
+    number = read_number(dataset, keyword)
+    return int(number) if number is not None and number == int(number) else None
 
 
 def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
@@ -125,9 +125,9 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
     """Where facts of each frame stand: its own group, the one that all frames share, the header itself."""
-    own = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
+    per_frame = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
     shared = [*read_sequence_items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
-    return [[*own[frame : frame + 1], *shared] for frame in frame_indices]
+    return [[*per_frame[frame : frame + 1], *shared] for frame in frame_indices]
 
 
 def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
@@ -141,8 +141,10 @@ def read_first_numbers(
     functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
 ) -> tuple[float, ...] | None:
     """Numbers of a macro, from the first place that has them."""
-    found = (read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword))
-    return next((values for values in found if values), None)
+    candidates = (
+        read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword)
+    )
+    return next((values for values in candidates if values), None)
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
@@ -153,12 +155,14 @@ def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
     """Whether text is part of the pixels; None where the file does not say and such images often have it."""
-    if said := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
-        return said == "YES"
-    kind = str(dataset.get("SOPClassUID", ""))
-    screen = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
+    if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+        return declared == "YES"
+    sop_class_uid = str(dataset.get("SOPClassUID", ""))
+    is_screen_save = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
     suspicious = (
-        read_code(dataset, "Modality", BURNED_IN_MODALITIES) or kind.startswith(SECONDARY_CAPTURE_UID) or screen
+        read_code(dataset, "Modality", BURNED_IN_MODALITIES)
+        or sop_class_uid.startswith(SECONDARY_CAPTURE_UID)
+        or is_screen_save
     )
     return None if suspicious else False
 

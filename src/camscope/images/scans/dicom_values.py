@@ -59,8 +59,8 @@ class ModalityLUT:
         """(H,W) stored numbers -> (H,W) float32."""
         least, largest = layout.stored_range
         if self.table is not None:
-            at = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
-            values = self.table[at].astype(np.float64)
+            index = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
+            values = self.table[index].astype(np.float64)
             return ((1 << self.table_bits) - 1 - values if self.is_inverted else values).astype(np.float32)
         values = stored.astype(np.float64)
         if self.is_inverted:
@@ -74,18 +74,18 @@ class ModalityLUT:
     def describe_steps(self) -> tuple[str, ...]:
         """In words, in order."""
         unit = f" ({self.unit})" if self.unit else ""
-        told = (
+        steps = (
             [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
             if self.table is not None
             else []
         )
         if self.is_declared:
-            told.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
+            steps.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
         if not self.is_inverted:
-            return tuple(told)
+            return tuple(steps)
         where = "values within the LUT's range" if self.table is not None else "stored values within their range"
         step = f"MONOCHROME1: inverted ({where})"
-        return (*told, step) if self.table is not None else (step, *told)
+        return (*steps, step) if self.table is not None else (step, *steps)
 
 
 def read_modality_lut(
@@ -121,8 +121,10 @@ def read_modality_lut(
     if slope is not None and slope[0] == 0:
         raise ImageError(f"{name}: a rescale slope of 0 makes every pixel the same")
     # a CT says its unit only where it is not HU
-    said = any(place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE))
-    unit = unit or ("HU" if modality == "CT" and not said else "")
+    is_unit_declared = any(
+        place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE)
+    )
+    unit = unit or ("HU" if modality == "CT" and not is_unit_declared else "")
     return ModalityLUT((slope or (1.0,))[0], (intercept or (0.0,))[0], unit, is_declared=True, is_inverted=inverted)
 
 
@@ -149,14 +151,14 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
     """Real-world value maps are recorded, not applied: the modality's values are what models were trained on."""
     maps = next(
-        (found for group in functional_groups if (found := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
+        (items for group in functional_groups if (items := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
     )
-    told = []
-    for one in maps[:3]:
-        slope, intercept = read_number(one, "RealWorldValueSlope"), read_number(one, "RealWorldValueIntercept")
-        what = "a table" if slope is None else f"slope {slope:.10g}, intercept {intercept or 0:.10g}"
-        told.append(f"real-world value map: {what}, not applied")
-    return tuple(told)
+    steps = []
+    for item in maps[:3]:
+        slope, intercept = read_number(item, "RealWorldValueSlope"), read_number(item, "RealWorldValueIntercept")
+        mapping = "a table" if slope is None else f"slope {slope:.10g}, intercept {intercept or 0:.10g}"
+        steps.append(f"real-world value map: {mapping}, not applied")
+    return tuple(steps)
 
 
 def read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
@@ -165,7 +167,7 @@ def read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, in
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
     # a negative number is written unsigned by some, and the other way round
-    ends = [_wrap_to_stored_sign(one, layout) for one in (value, value if limit is None else limit)]
+    ends = [_wrap_to_stored_sign(number, layout) for number in (value, value if limit is None else limit)]
     return min(ends), max(ends)
 
 
@@ -198,7 +200,7 @@ class DecodedFrames:
     @property
     def unit(self) -> str:
         """That of all frames; '' where they differ, and of what was inverted."""
-        units = {"" if amount.is_inverted else amount.unit for amount in self.modality_luts}
+        units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
@@ -207,18 +209,22 @@ class DecodedFrames:
 
     def list_flags(self) -> tuple[str, ...]:
         """What is odd about the values."""
-        units = {amount.unit for amount in self.modality_luts}
-        inverted = [amount.unit for amount in self.modality_luts if amount.is_inverted and amount.unit]
-        odd = [f"MONOCHROME1 in {inverted[0]}: inverted, and so no longer {inverted[0]}"] if inverted else []
+        units = {lut.unit for lut in self.modality_luts}
+        inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
+        flags = (
+            [f"MONOCHROME1 in {inverted_units[0]}: inverted, and so no longer {inverted_units[0]}"]
+            if inverted_units
+            else []
+        )
         if len(units) > 1:
-            odd.append("the unit is not the same for all")
-        if len({amount.is_inverted for amount in self.modality_luts}) > 1:
-            odd.append("MONOCHROME1 and MONOCHROME2 side by side")
+            flags.append("the unit is not the same for all")
+        if len({lut.is_inverted for lut in self.modality_luts}) > 1:
+            flags.append("MONOCHROME1 and MONOCHROME2 side by side")
         if self.n_padded_pixels:
-            odd.append(
+            flags.append(
                 f"padding: {plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g} are outside what was measured"
             )
-        return (*odd, *flag_non_finite(self.values))
+        return (*flags, *flag_non_finite(self.values))
 
 
 def decode_dicom_pixels(
@@ -229,37 +235,39 @@ def decode_dicom_pixels(
     decoded = decode_frames(dataset, layout, frame_indices, name)
     if layout.is_color:
         convert, steps = get_color_converter(dataset, layout, name)
-        colours = np.empty((*shape, 3), np.uint8)
-        _fill_frames(colours, (convert(array, space) for array, space in decoded), name)
-        return DecodedFrames(colours, (*_describe_storage(dataset, layout), *steps))
-    amounts = _read_modality_luts(dataset, layout, frame_indices, name)
+        colors = np.empty((*shape, 3), np.uint8)
+        _fill_frames(colors, (convert(array, space) for array, space in decoded), name)
+        return DecodedFrames(colors, (*_describe_storage(dataset, layout), *steps))
+    modality_luts = _read_modality_luts(dataset, layout, frame_indices, name)
     padding, counts = read_padding_range(dataset, layout), []
 
-    def converted() -> Iterator[Array]:
-        for (array, _), amount in zip(decoded, amounts, strict=False):
+    def iter_converted() -> Iterator[Array]:
+        for (array, _), lut in zip(decoded, modality_luts, strict=False):
             if padding is not None:
                 counts.append(int(np.count_nonzero((array >= padding[0]) & (array <= padding[1]))))
-            yield amount(array, layout)
+            yield lut(array, layout)
 
     values = np.empty(shape, np.float32)
-    _fill_frames(values, converted(), name)
-    said = float(amounts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
-    maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
-    return DecodedFrames(values, _describe_storage(dataset, layout), tuple(amounts), maps, sum(counts), said)
+    _fill_frames(values, iter_converted(), name)
+    padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
+    real_world_maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
+    return DecodedFrames(
+        values, _describe_storage(dataset, layout), tuple(modality_luts), real_world_maps, sum(counts), padding_value
+    )
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
     """Pictures of one frame each, as one of many, whose values are `values`."""
     first = parts[0]
-    amounts = tuple(amount for picture in parts for amount in picture.modality_luts)
-    before, after = ([getattr(picture, when) for picture in parts] for when in ("steps_before", "steps_after"))
-    padding = next((picture.padding_value for picture in parts if picture.n_padded_pixels), 0.0)
-    padded = sum(picture.n_padded_pixels for picture in parts)
+    modality_luts = tuple(lut for part in parts for lut in part.modality_luts)
+    before, after = ([getattr(part, when) for part in parts] for when in ("steps_before", "steps_after"))
+    padding = next((part.padding_value for part in parts if part.n_padded_pixels), 0.0)
+    padded = sum(part.n_padded_pixels for part in parts)
     return replace(
         first,
         values=values,
         steps_before=_merge_steps(before),
-        modality_luts=amounts,
+        modality_luts=modality_luts,
         steps_after=_merge_steps(after),
         n_padded_pixels=padded,
         padding_value=padding,
@@ -268,14 +276,15 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Steps that all have as they are; of those that differ, that they do."""
-    kinds: dict[str, set[str]] = {}
+    variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
-            kinds.setdefault(step.split(":")[0], set()).add(step)
+            variants_by_kind.setdefault(step.split(":")[0], set()).add(step)
     if len(set(steps_by_frame)) == 1:
         return steps_by_frame[0]
     return tuple(
-        min(said) if len(said) == 1 else f"{kind}: not the same for all slices" for kind, said in kinds.items()
+        min(variants) if len(variants) == 1 else f"{kind}: not the same for all slices"
+        for kind, variants in variants_by_kind.items()
     )
 
 
@@ -302,13 +311,13 @@ def _read_modality_luts(
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
     """Their steps where all have the same, else the range of what differs."""
-    every = {amount.describe_steps(): None for amount in modality_luts}
-    if len(every) < 2:
-        return next(iter(every), ())
-    slopes, intercepts = ({getattr(amount, key) for amount in modality_luts} for key in ("slope", "intercept"))
-    others = {step: None for steps in every for step in steps if not step.startswith("rescale")}
+    distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
+    if len(distinct_steps) < 2:
+        return next(iter(distinct_steps), ())
+    slopes, intercepts = ({getattr(lut, key) for lut in modality_luts} for key in ("slope", "intercept"))
+    other_steps = {step: None for steps in distinct_steps for step in steps if not step.startswith("rescale")}
     rescale = f"rescale: each {item_name} its own, slope {_format_range(slopes)}, intercept {_format_range(intercepts)}"
-    return (*others, rescale)
+    return (*other_steps, rescale)
 
 
 def _format_range(values: set[float]) -> str:

@@ -46,21 +46,21 @@ class MonaiPreprocess:
         key = next((step.keys[0] for step in steps if getattr(step, "keys", None)), None)
         name = pseudonymize_source(path)
         try:
-            made = self.transform(str(path) if key is None else {key: str(path)})
+            result = self.transform(str(path) if key is None else {key: str(path)})
         except Exception as error:  # whatever a transform raises; its words may name the patient
             raise ImageError(f"{name}: MONAI's transforms raised {type(error).__name__}") from None
-        made = made[key] if isinstance(made, dict) and key is not None else made
-        if not isinstance(made, Tensor) or made.ndim not in (3, 4):
-            came = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
+        result = result[key] if isinstance(result, dict) and key is not None else result
+        if not isinstance(result, Tensor) or result.ndim not in (3, 4):
+            received = f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
             raise ImageError(
-                f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
+                f"{name}: MONAI's transforms returned {received}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )
-        known = all(
+        is_affine_known = all(
             is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
             for step in steps
         )
-        placement, world = read_tensor_placement(made) if known else (None, None)
-        return strip_metadata(made), placement, world
+        placement, affine = read_tensor_placement(result) if is_affine_known else (None, None)
+        return strip_metadata(result), placement, affine
 
     def __repr__(self) -> str:
         return f"MonaiTransforms({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
@@ -74,18 +74,18 @@ def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
         return None, None
-    before, after = (np.asarray(one, np.float64) for one in (meta["original_affine"], tensor.affine))
+    before, after = (np.asarray(matrix_like, np.float64) for matrix_like in (meta["original_affine"], tensor.affine))
     axes = tensor.ndim - 1
     shape = tuple(int(side) for side in np.asarray(meta["spatial_shape"]).ravel()[:axes])
     if before.shape != (4, 4) or after.shape != (4, 4) or len(shape) != axes:
         return None, None
-    way = np.linalg.inv(before) @ after
-    linear, offset = way[:axes, :axes], way[:axes, 3]
+    output_to_original = np.linalg.inv(before) @ after
+    linear, offset = output_to_original[:axes, :axes], output_to_original[:axes, 3]
     matrix = np.column_stack([linear, offset + 0.5 - linear @ np.full(axes, 0.5)])  # from centres to edges
-    world = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS_TO_RAS @ before
+    affine = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS_TO_RAS @ before
     if axes == 2:  # a picture's axes are the last two of an index
-        world = world[:, [2, 0, 1, 3]]
-    return Placement(np.round(matrix, 9), tuple(tensor.shape[1:]), shape), world
+        affine = affine[:, [2, 0, 1, 3]]
+    return Placement(np.round(matrix, 9), tuple(tensor.shape[1:]), shape), affine
 
 
 def strip_metadata(tensor: Tensor) -> Tensor:
@@ -100,5 +100,5 @@ def _flatten_transforms(transform: Any) -> Iterator[Any]:
     if inner is None:
         yield transform
         return
-    for one in inner:
-        yield from _flatten_transforms(one)
+    for step in inner:
+        yield from _flatten_transforms(step)

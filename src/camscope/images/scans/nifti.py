@@ -70,9 +70,9 @@ def _detect_version(head: bytes) -> int | None:
 
 def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     header, length = _read_header(stream, name)
-    dtype, colour = _parse_dtype(header, name)
+    dtype, is_color = _parse_dtype(header, name)
     shape, volumes = _parse_shape(header, volume_index, name)
-    check_voxel_count((*shape, 3) if colour else shape, name)
+    check_voxel_count((*shape, 3) if is_color else shape, name)
     count = math.prod(shape)
     offset = max(int(header["vox_offset"]), length)
     if offset > MAX_VOXEL_OFFSET:
@@ -82,19 +82,19 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     data = read_exactly(stream, count * dtype.itemsize, name)
     read_trailing_bytes(stream)
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
-    scaled, step = (stored, ()) if colour else _apply_scaling(header, stored)
-    values = _stack_color_channels(scaled) if colour else np.ascontiguousarray(scaled, np.float32)
-    world, pixel, placed, odd = _parse_geometry(header, len(shape))
-    taken = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
+    scaled, scaling_steps = (stored, ()) if is_color else _apply_scaling(header, stored)
+    values = _stack_color_channels(scaled) if is_color else np.ascontiguousarray(scaled, np.float32)
+    affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))
+    volume_steps = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
     return Scan(
         values,
         name,
-        affine=world,
-        is_color=colour,
-        steps=(*taken, f"stored: {dtype.name if not colour else 'RGB24'}", *step, placed),
-        flags=(*odd, *(() if colour else flag_non_finite(values))),
+        affine=affine,
+        is_color=is_color,
+        steps=(*volume_steps, f"stored: {dtype.name if not is_color else 'RGB24'}", *scaling_steps, geometry_step),
+        flags=(*geometry_flags, *(() if is_color else flag_non_finite(values))),
         sources=sources,
-        pixel_spacing=pixel,
+        pixel_spacing=pixel_spacing,
         format_codes={key: int(header[key]) for key in ("sform_code", "qform_code", "xyzt_units", "datatype")},
     )
 
@@ -170,13 +170,13 @@ def _stack_color_channels(stored: Array) -> Array:
 def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
     """World, spacing where there is none, the step that says which was taken, and what is odd."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
-    said = f"sform code {codes['sform']}, qform code {codes['qform']}"
-    unit, called = {1: (1000.0, "; metres taken to mm"), 3: (1e-3, "; micrometres taken to mm")}.get(
+    declared_codes = f"sform code {codes['sform']}, qform code {codes['qform']}"
+    unit, unit_note = {1: (1000.0, "; metres taken to mm"), 3: (1e-3, "; micrometres taken to mm")}.get(
         int(header["xyzt_units"]) & 7, (1.0, "")
     )
-    said += called
+    declared_codes += unit_note
     spacing = tuple(abs(float(side)) * unit for side in header["pixdim"][1 : n_axes + 1])
-    pixel = spacing if all(0 < side < 1e6 for side in spacing) else None
+    pixel_spacing = spacing if all(0 < side < 1e6 for side in spacing) else None
     for kind, code in codes.items():
         if code <= 0:
             continue
@@ -187,10 +187,15 @@ def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float
         affine[:3] *= unit
         if np.isfinite(affine).all() and abs(affine).max() < 1e9 and abs(np.linalg.det(affine[:3, :3])) > 1e-12:
             # of a flat file the first index is always 0, and the second and third are its i and j
-            world = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
-            return world, pixel, f"place: the {kind} ({said})", ()
-        return None, pixel, f"place: none ({said})", (f"no place: the {kind} is no invertible matrix",)
-    return None, pixel, f"place: none ({said})", ("no place: neither sform nor qform is set",)
+            world_affine = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
+            return world_affine, pixel_spacing, f"place: the {kind} ({declared_codes})", ()
+        return (
+            None,
+            pixel_spacing,
+            f"place: none ({declared_codes})",
+            (f"no place: the {kind} is no invertible matrix",),
+        )
+    return None, pixel_spacing, f"place: none ({declared_codes})", ("no place: neither sform nor qform is set",)
 
 
 def read_nifti_header(source: Path | bytes) -> Any:

@@ -48,23 +48,23 @@ def _compute_pixel_limit(file: BinaryIO) -> int:
 
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
-    pages = int(getattr(image, "n_frames", 1))
-    if frame is not None and not 0 <= frame < pages:
-        raise ImageError(f"{name}: frame {frame} is out of range: the file has {pages} (0..{pages - 1})")
-    wanted = list(range(pages)) if frame is None else [frame]
-    check_voxel_count((len(wanted), image.height, image.width), name)
-    arrays = [_read_page(image, page, max_pixels, name) for page in wanted]
+    n_pages = int(getattr(image, "n_frames", 1))
+    if frame is not None and not 0 <= frame < n_pages:
+        raise ImageError(f"{name}: frame {frame} is out of range: the file has {n_pages} (0..{n_pages - 1})")
+    page_indices = list(range(n_pages)) if frame is None else [frame]
+    check_voxel_count((len(page_indices), image.height, image.width), name)
+    arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
         raise ImageError(
-            f"{name}: not all of its {plural(pages, 'page')} are alike; choose one: file#0 .. file#{pages - 1}"
+            f"{name}: not all of its {plural(n_pages, 'page')} are alike; choose one: file#0 .. file#{n_pages - 1}"
         )
-    colour = arrays[0].ndim == 3
+    is_color = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)
-    values = values if colour else values.astype(np.float32)
-    taken = (f"frame: {frame} of {pages}, counted from 0",) if frame is not None and pages > 1 else ()
-    flags = () if colour else flag_non_finite(values)
-    return Scan(values, name, is_color=colour, steps=(*taken, *stored), flags=flags, sources=sources)
+    values = values if is_color else values.astype(np.float32)
+    page_steps = (f"frame: {frame} of {n_pages}, counted from 0",) if frame is not None and n_pages > 1 else ()
+    flags = () if is_color else flag_non_finite(values)
+    return Scan(values, name, is_color=is_color, steps=(*page_steps, *stored), flags=flags, sources=sources)
 
 
 def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> Array:

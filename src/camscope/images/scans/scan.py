@@ -63,9 +63,9 @@ class Scan:
         if axes not in (2, 3) or not self.values.size or self.values.dtype != kind:
             raise ImageError(f"{self.name}: an array of {self.values.dtype} with shape {self.values.shape} is no scan")
         if self.affine is not None:
-            world = np.array(self.affine, np.float64)
-            world.setflags(write=False)
-            object.__setattr__(self, "affine", world)
+            affine = np.array(self.affine, np.float64)
+            affine.setflags(write=False)
+            object.__setattr__(self, "affine", affine)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,10 +98,10 @@ class Scan:
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
-        words = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
+        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
         if self.spacing:
-            words.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
-        return f"<Scan {', '.join(words)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
+            parts.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
+        return f"<Scan {', '.join(parts)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
 
     def _describe_range(self) -> str:
         if self.is_color:
@@ -149,10 +149,10 @@ class Window:
     def __post_init__(self) -> None:
         if self.kind not in WINDOW_KINDS:
             raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(WINDOW_KINDS)}")
-        least = 1 if self.kind == "LINEAR" else 0
+        min_width = 1 if self.kind == "LINEAR" else 0
         # a LINEAR width of 1 is a step, and allowed; a width of 0 is nothing
-        if not np.isfinite([self.center, self.width]).all() or self.width < least or self.width == 0:
-            at_least = "of at least 1" if least else "above 0"
+        if not np.isfinite([self.center, self.width]).all() or self.width < min_width or self.width == 0:
+            at_least = "of at least 1" if min_width else "above 0"
             raise PreprocessError(
                 f"a window of centre {self.center} and width {self.width}; the width has to be {at_least}"
             )
@@ -164,13 +164,13 @@ class Window:
             return value
         parts = value.split(",") if isinstance(value, str) else value
         try:
-            centre, width, *kind = parts
-            centre, width = float(centre), float(width)
+            center, width, *kind = parts
+            center, width = float(center), float(width)
         except (TypeError, ValueError):
             raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}") from None
         if len(kind) > 1:
             raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
-        return cls(centre, width, *(str(word).strip().upper() for word in kind))
+        return cls(center, width, *(str(word).strip().upper() for word in kind))
 
     def __call__(self, values: Values, low: float = 0.0, high: float = 1.0) -> Values:
         """Values of any shape -> from `low` to `high`, in their own precision, at least float32."""
@@ -228,9 +228,9 @@ def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
         )
     if scan.is_color:
         return np.ascontiguousarray(scan.values), scan
-    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
-    grey = np.rint(shown.values * 255).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2), shown
+    displayed = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
+    gray = np.rint(displayed.values * 255).astype(np.uint8)
+    return np.repeat(gray[..., None], 3, axis=2), displayed
 
 
 def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
@@ -242,8 +242,8 @@ def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
         return convert_scan_to_rgb(scan, window)[0]
     if scan.is_color:
         return np.asarray(scan.values, np.uint8)
-    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
-    return np.asarray(np.rint(np.nan_to_num(shown.values, nan=0.0) * 255), np.uint8)
+    displayed = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
+    return np.asarray(np.rint(np.nan_to_num(displayed.values, nan=0.0) * 255), np.uint8)
 
 
 def rescale_to_display_range(scan: Scan) -> Scan:
@@ -251,8 +251,8 @@ def rescale_to_display_range(scan: Scan) -> Scan:
     if scan.display_range is not None:
         low, high, steps = *scan.display_range, scan.steps
     else:
-        known = scan.values[np.isfinite(scan.values)]
-        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        finite = scan.values[np.isfinite(scan.values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         unit = f" {scan.unit}" if scan.unit else ""
         steps = (*scan.steps, f"no window was given: the whole range, {low:g} to {high:g}{unit}")
     values = (np.nan_to_num(scan.values, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)

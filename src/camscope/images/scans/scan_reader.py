@@ -58,7 +58,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
         return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
         files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
-        if not files or not all(isinstance(one, str | Path) for one in files):
+        if not files or not all(isinstance(item, str | Path) for item in files):
             raise ImageError(
                 f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
                 f"camscope.images.scans.scan.Scan(values, name)"
@@ -86,7 +86,7 @@ def is_safe_to_display(source: Path) -> bool:
     path, _ = split_selector(source)
     try:
         files = (
-            list(islice((one for one in path.iterdir() if one.is_file()), MAX_PROBED_FILES))
+            list(islice((entry for entry in path.iterdir() if entry.is_file()), MAX_PROBED_FILES))
             if path.is_dir()
             else [path]
         )
