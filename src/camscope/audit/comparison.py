@@ -1,9 +1,4 @@
-"""Two audits of the same images, compared image by image.
-
-- comparing: two audits of the same images held against one another, image by image, patients drawn whole.
-- repeating: how alike the maps of two checkpoints are on the same images: what replicates do not share, none of them
-  shows.
-"""
+"""A paired comparison of two audits of the same images: predictions, metrics, interventions, maps and verdicts."""
 
 import json
 import os
@@ -45,15 +40,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-MAX_COMPARED_IMAGES = 500  # images, drawn by the seed
+MAX_COMPARED_IMAGES = 500  # drawn by the seed
 MAP_COLUMNS = ("id", "method", "target", "grid", "attribution")
-MethodFinding = tuple[str, str]  # method, finding
-MapsById = dict[tuple[MethodFinding, str], Any]  # by the image's id, too
+MethodFinding = tuple[str, str]  # the method and the finding
+MapsById = dict[tuple[MethodFinding, str], Any]  # the second key is the image id
 
 
 @dataclass(frozen=True)
 class CrossModelAgreement:
-    """Spearman's correlation of a method's maps of the same images, by two models: its mean, with the interval by patient."""
+    """The mean Spearman correlation of a method's maps for two models, with its interval by patient."""
 
     method: str
     finding: str
@@ -63,7 +58,7 @@ class CrossModelAgreement:
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Of every method and finding. Maps without an order, and of other sizes, are undefined rows."""
+    """Yield the agreement for every method and finding; constant maps and maps of different sizes count as undefined."""
     ids = list(patients)
     sampled_ids = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
     values: dict[MethodFinding, dict[str, float]] = {}
@@ -76,13 +71,13 @@ def compute_cross_model_agreements(
             estimate = estimate_mean(
                 list(correlations.values()), [patients[name] for name in correlations], bounds=(-1.0, 1.0)
             )
-            yield CrossModelAgreement(method, finding, summarize_estimate(estimate, 0.0, "nothing in common"))
+            yield CrossModelAgreement(method, finding, summarize_estimate(estimate, 0.0, "no correlation"))
 
 
 def _iter_paired_maps(
     first_run: AuditRun, second_run: AuditRun, ids: Sequence[str]
 ) -> Iterator[tuple[MapsById, MapsById]]:
-    """The maps of the same images in both, those of a part of the first at a time: all of them may be gigabytes."""
+    """Yield the maps of the same images in both audits, one file of the first at a time to bound the memory."""
     first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
     reader = RowReader(second_run.maps.dataset)
     for table in RowReader(first_run.maps.dataset).iter_tables(
@@ -97,7 +92,7 @@ def _find_positions(id_column: Any, ids: Any) -> Any:
 
 
 def _collect_maps(run: AuditRun, table: Any) -> MapsById:
-    """Findings are called what they are in the summary, as in all else that is compared."""
+    """Return the maps by method, finding and image; findings have their names in the summary."""
     names, maps = run.summary.resolve.class_names, dict[tuple[MethodFinding, str], Any]()
     for row in table_to_dicts(table):
         if row["attribution"] is not None:
@@ -130,7 +125,7 @@ UncorrectedDifference = tuple[
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A number of both audits, and second - first, paired: interval and `marker_share` corrected over all differences (Bonferroni)."""
+    """A number of both audits and its paired difference, second minus first, with Bonferroni correction over all tests."""
 
     name: str
     finding: str
@@ -140,13 +135,13 @@ class PairedDifference:
 
     @property
     def is_significant(self) -> bool:
-        """At 5 %."""
+        """Whether the corrected p-value is below 5 %."""
         return self.difference.p_value is not None and self.difference.p_value < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A verdict that is another one; `first`, `second`: "not there" where only the other audit has it."""
+    """A claim with different conclusions; "absent" where only one audit has it."""
 
     claim: str
     first: str
@@ -156,7 +151,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class AuditComparison:
-    """What differs between two audits. `notes`: what of it may not be the model's doing."""
+    """The differences of two audits. `notes`: other possible causes than the model."""
 
     weights_digests: tuple[str, str]
     differences: tuple[PairedDifference, ...]
@@ -165,7 +160,7 @@ class AuditComparison:
     cross_model_agreements: tuple[CrossModelAgreement, ...] = ()
 
     def to_json(self) -> str:
-        """Sorted, without NaN."""
+        """Return the comparison as sorted JSON without NaN."""
         document = {
             "schema_version": "camscope/audit-comparison/2",
             "weights_digests": list(self.weights_digests),
@@ -197,7 +192,7 @@ class AuditComparison:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Answers, maps and interventions of the same images; InputError where more than the model differs: see `check_comparable`."""
+    """Compare two audits of the same images; InputError where more than the model differs: see `check_comparable`."""
     first_run, second_run = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
     notes, findings = check_comparable(first_run, second_run), first_run.summary.resolve.findings
     patients = _read_patient_numbers(first_run)
@@ -215,7 +210,7 @@ def compare_audits(
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
+    """Correct for the number of distinct tests; removing the organ and keeping its outside are the same test."""
     tests = {
         (finding, first, second, difference)
         for _, finding, first, second, difference in uncorrected
@@ -227,10 +222,7 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
-    """Verdicts that are another one, in the order of the second, then those that only the first has.
-
-    Claims of two findings may be worded alike.
-    """
+    """Yield changed verdicts in the order of the second audit, then those that only the first audit has."""
     remaining = {_get_verdict_key(verdict): verdict for verdict in first}
     for verdict in second:
         previous = remaining.pop(_get_verdict_key(verdict), None)
@@ -291,9 +283,9 @@ def _compare_aurocs(
 def _compute_auroc_difference(
     truth: Any, first_scores: Any, second_scores: Any, groups: Sequence[int], seed: int
 ) -> Estimate:
-    """AUROC of the second answers less that of the first; both from the same draws of patients.
+    """Return the AUROC of the second scores minus that of the first, from the same bootstrap resamples of patients.
 
-    Answers that differ by no more than rounding are the same.
+    Scores that differ only by rounding count as equal.
     """
     second_scores = np.where(
         np.isclose(first_scores, second_scores, rtol=RELATIVE_PRECISION, atol=RELATIVE_PRECISION),
@@ -357,7 +349,7 @@ def _list_methods(table: "pa.Table", metric: str) -> list[str]:
 
 
 def _compute_mean_values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
-    """Id -> the mean over fills."""
+    """Return image id -> the mean value over the imputations."""
     compute = import_arrow("compute")
     rows = table.filter(compute.and_(compute.equal(table["metric"], metric), compute.equal(table["method"], method)))
     values: dict[str, list[float]] = {}
@@ -368,7 +360,7 @@ def _compute_mean_values(table: "pa.Table", metric: str, method: str) -> dict[st
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
-    """Intervention -> id -> its effect, in the run's own standard deviations."""
+    """Return intervention -> image id -> its effect in standard deviations of the log odds."""
     path = run.folder / "interventions.parquet"
     if not path.is_file():
         return {}

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ def _iter_finding_masks(
             context,
             FINDING_REGION,
             samples,
-            lambda ground_truth=ground_truth: ground_truth.load_mask(row, _require_image_size(placement)),
+            partial(_load_annotated_mask, ground_truth, row, placement),
             placement,
         )
         if mask is not None:
@@ -173,7 +174,7 @@ def _iter_region_masks(
 
     for name in [*region_masks, *(name for name in list_requested_regions(context) if name not in region_masks)]:
         find = (
-            (lambda n=name: region_masks[n].load_mask(row, _require_image_size(placement)))
+            partial(_load_annotated_mask, region_masks[name], row, placement)
             if name in region_masks
             else (lambda n=name: REGIONS[n](pixels()))
         )
@@ -214,14 +215,14 @@ def _read_manifest_row(context: AuditContext, loaded_image: LoadedImage) -> dict
     return context.cohort.manifest.rows(position, position + 1)[0]
 
 
-def _get_placement(loaded_image: LoadedImage) -> Placement | None:
-    return None if loaded_image.item is None else loaded_image.item.placement
-
-
-def _require_image_size(placement: Placement | None) -> tuple[int, ...]:
+def _load_annotated_mask(ground_truth: GroundTruth, row: dict[str, Any], placement: Placement | None) -> Mask:
     if placement is None:
         raise UndefinedError("where the model's input lies on the image is unknown")
-    return placement.image_size
+    return ground_truth.load_mask(row, placement.image_size)
+
+
+def _get_placement(loaded_image: LoadedImage) -> Placement | None:
+    return None if loaded_image.item is None else loaded_image.item.placement
 
 
 def _to_channels_last(pixels: Tensor) -> Any:
