@@ -137,12 +137,12 @@ def _render_template(values: Mapping[str, Any]) -> str:
         import jinja2
     except ImportError as error:
         raise MissingExtraError("jinja2", "audit") from error
-    environment = jinja2.Environment(  # noqa: S701 - TOML, not HTML: the filters below quote all values
+    environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=False,  # noqa: S701 - TOML, not HTML: the filters below quote all values
     )
     environment.filters |= {
         "quote": _quote,

@@ -1,11 +1,9 @@
-"""Studies with a planted shortcut, and nets that learn it.
+"""Synthetic datasets with a planted shortcut, and small networks that learn it.
 
-Studies: radiographs of two classes in whose corner a token travels with the finding, as often as one chooses.
+The images are radiographs of two classes with a marker in one corner that is correlated with the lesion. The masks of
+lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
 
-What the image shows is known to the pixel: the lesion, the token, the lungs. Chest, grain and lesion of an image hang on
-the seed alone, so that two studies of one seed differ in their tokens.
-
-Nets that learn a study in seconds, and with it the shortcut that it offers: how far an audit finds it is then known.
+The networks learn a dataset and its shortcut within seconds, so that the power of an audit can be measured.
 
 From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
 """
@@ -63,7 +61,7 @@ class ShortcutStudy:
 
     @property
     def has_marker(self) -> BoolArray:
-        """(N,): whether an image carries the token."""
+        """Whether each image (N,) has the marker."""
         carried: BoolArray = self.marker_masks.reshape(len(self), -1).max(1)
         return carried
 
@@ -91,11 +89,10 @@ def draw_study(
 ) -> ShortcutStudy:
     """N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
 
-    `marker_share`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
-    `marker_site`: the token occurs at this site alone, and the shares are of it. `mixed`: of the positives one half shows a
-    lesion and no token, the other the token and no lesion, and no negative has either: two ways to be right, whatever
-    `marker_share`. `site_tint`: how much brighter site B is, of 1.
-    InputError for a number out of its range.
+    `marker_share`: the share of lesions with a marker; of clear images 1 minus this. At 0.5 the marker is uninformative.
+    `marker_site`: the marker occurs at this site only. `mixed`: one half of the positives shows a lesion and no marker, the
+    other half a marker and no lesion, and negatives show neither, whatever `marker_share` is. `site_tint`: the additional
+    brightness of site B, as a share of the full range. InputError for a number out of range.
     """
     _check_study_arguments(n_images, seed, marker_share)
     people, labels, random = _draw_patients(n_images, seed)
@@ -131,7 +128,7 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
-    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_token,
+    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker,
     region_lungs; paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
     is there with other content is an OutputError.
     """
@@ -207,7 +204,7 @@ def _build_study(parts: list[NDArray[Any]], labels: NDArray[np.int64], patient_t
 def _draw_study_image(
     seed: int, patient: int, image_number: int, lesion: bool, marker: bool, tint: float
 ) -> tuple[NDArray[np.uint8], BoolArray, BoolArray, BoolArray]:
-    """(64,64) the image, and where lesion, token and lungs are."""
+    """Return the image (64,64) and the masks of lesion, marker and lungs."""
     build, film, finding = (
         Generator(Philox(SeedSequence(seed, spawn_key=key)))
         for key in ((1, patient), (2, image_number), (3, image_number))
@@ -287,7 +284,7 @@ TARGET_LAYER: Final = {"create_shortcut_model": "layer3", "create_shortcut_volum
 class ShortcutNet(nn.Module):
     """Grey images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
 
-    A cell of `layer3` is 8 pixels wide and sees 22: a token of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
+    A cell of `layer3` is 8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
     """
 
     def __init__(self, n_axes: int = 2) -> None:

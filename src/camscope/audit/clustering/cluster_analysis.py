@@ -1,8 +1,4 @@
-"""Clusters of maps: whether there are several, and what each is made of.
-
-- ways: whether the maps of images with a finding fall into several ways of looking, and what each is made of.
-- What the clusters of maps are made of: sites, scanners and classes that one holds more of, and means of any number.
-"""
+"""The analysis of clusters of maps: their number, their regions, and the subgroup levels that are enriched in them."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +154,9 @@ def _describe_enriched_levels(
 
 @dataclass(frozen=True)
 class LevelEnrichment:
-    """How much more of a level is in a cluster than elsewhere: `n_inside` patients (or images) of `cluster_size` in it, `n_outside` of `outside_size`.
+    """How much more of a level is in a cluster than elsewhere.
+
+    `n_inside` patients (or images) of `cluster_size` in it, `n_outside` of `outside_size`.
 
     `p_value`: Fisher's exact test, two-sided; `corrected_p_value`: Holm's over all that were asked.
     """

@@ -1,4 +1,4 @@
-"""Spectral relevance analysis: do a model's maps fall into groups, as if it had several strategies, or are they of one kind?"""
+"""Spectral relevance analysis (SpRAy): whether maps form several clusters, as if the model used several strategies."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -50,8 +50,10 @@ class Partition:
     """The maps in k clusters, the largest first: `labels` (N,), -1 for a map without heat.
 
     `stability`: mean adjusted Rand index between these clusters and those of draws of four fifths of the patients.
-    `reference_stabilities`: the same of each of several sets of as many points from one Gaussian with the maps' own covariance, in which
-    there is one cluster. `eigengap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more; `reference_eigengap`: the
+    `reference_stabilities`: the same of each of several sets of as many points from one Gaussian with the maps' own
+    covariance, in which
+    there is one cluster. `eigengap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more;
+    `reference_eigengap`: the
     largest of those sets. `is_stable` and `is_separate` are what `n_clusters` needs.
     """
 
@@ -71,7 +73,8 @@ class ClusteringResult:
     """What the maps of a model fall into.
 
     `n_clusters`: of the k whose clusters are stable and separate the one with the largest gap, 1 where there is none, with the
-    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero_rows`: rows without heat, which are left out of the `n_rows`;
+    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero_rows`: rows without heat, which are left out
+    of the `n_rows`;
     `n_maps` maps of `n_patients` are not.
     """
 
@@ -117,7 +120,8 @@ def cluster_maps(
     """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbours; Lapuschkin et al. 2019.
 
     After doi:10.1038/s41467-019-08987-4: maps pooled to `grid_size` cells an axis, of sum 1; a graph of `n_neighbors` nearest, of
-    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a finding in either
+    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a
+    finding in either
     lung is one strategy. `blur_fraction`: heat as near as that share of the picture is in about the same place.
 
     Clusters can always be made, and are often stable. They are `claimed` where they are more stable than in every

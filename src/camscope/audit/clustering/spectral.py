@@ -1,8 +1,4 @@
-"""Spectral clustering: a graph of near maps, the eigenvectors of its Laplacian, and the parts into which these fall.
-
-A cloud of points: the parts into which it falls, how far these are apart, and how alike those of most of it are.
-Maps as points: pooled to a coarse grid, so that two that are near one another show heat in about the same places.
-"""
+"""Spectral clustering of maps: pooled maps as points, their neighbor graph, its Laplacian, and the stability of clusters."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,7 +161,8 @@ def smooth_and_normalize(
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """(N,*side) -> (M,cells) of the maps with any heat, each of sum 1, and (N,) which these are.
 
-    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is still in about the same
+    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is
+    still in about the same
     place, as a share of the picture: heat in neighbouring cells is alike, and noise cancels out.
     """
     folded = pooled_maps + pooled_maps[..., ::-1] if merge_left_right else pooled_maps

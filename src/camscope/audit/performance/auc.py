@@ -1,8 +1,4 @@
-"""AUROC and average precision, with intervals by patient.
-
-- Ranking: rows in the order of their answers, and AUROC and average precision of any number of draws of patients.
-- How well a model tells images with a finding from those without: numbers of images, intervals of patients.
-"""
+"""AUROC and average precision, with confidence intervals by patient."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -143,7 +139,7 @@ def check_truth(truth: npt.ArrayLike) -> Mask:
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """(replicates,): the number of draws of groups; NaN where a draw holds one class only."""
+    """Return the area in each bootstrap resample of groups; NaN where a resample holds one class only."""
     rows = len(ranking.truth)
     areas = []
     for group_draws in iter_bootstrap_indices(ranking.n_resampled_groups, n_resamples, seed, rows):
@@ -158,7 +154,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
 
 
 def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """The replicates with a value; UndefinedError where more than a tenth have none."""
+    """Return the resampled areas that are defined; UndefinedError where more than a tenth are not."""
     lost = int(np.isnan(resampled_areas).sum())
     if lost > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
@@ -204,7 +200,8 @@ def auroc(
 ) -> Estimate:
     """(N,) bool, (N,) -> area under the ROC curve: the chance that an image with the finding is answered higher, ties half.
 
-    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `compute_auroc_interval`. NaN
+    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of
+    `compute_auroc_interval`. NaN
     answers are left out, and counted. UndefinedError where one class has no row, or more than a tenth of the draws none.
     """
     check_positive_integer(n_resamples=n_resamples)

@@ -1,7 +1,4 @@
-"""Calibration: of the images that a model gives 70 %, do 70 % show the finding?
-
-The line that truth's log odds follow along a model's: its slope and its intercept, with intervals of patients.
-"""
+"""Calibration of probabilities: Brier score, expected calibration error, reliability bins and logistic recalibration."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -158,7 +155,9 @@ N_PERFECT_SIMULATIONS = 1000  # sets of perfectly calibrated truth that say what
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Images of about one probability, for a plot: their mean `mean_probability`, the `positive_share` with the finding, `low`..`high`.
+    """Images of about one probability, for a plot.
+
+    Their mean `mean_probability`, the `positive_share` with the finding, `low`..`high`.
 
     The interval is Wilson's, of as many independent answers as there are `n_groups`.
     """
@@ -175,7 +174,8 @@ class CalibrationBin:
 class Calibration:
     """How far probabilities can be taken at their word.
 
-    `brier`: the mean of (p - y)², 0 the best. `calibration_error`: expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally
+    `brier`: the mean of (p - y)², 0 the best. `calibration_error`: expected calibration error, Σ_b n_b/N |p_b - y_b|
+    over bins of equally
     many images. It is never 0 by chance, and too large where n is small: `chance_error` is what it would be, and
     `chance_error_high` what it would be in 1 of 40 such sets, were every probability right. `slope` (1 is best, less:
     answers too extreme), `intercept` (0 is best) of the truth's log odds on the model's, and `in_the_large`, the intercept

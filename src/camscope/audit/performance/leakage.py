@@ -1,7 +1,4 @@
-"""Can site, scanner or sex be read off what a model keeps of an image? A linear probe that never saw the patient.
-
-leaks: which columns of the manifest can be read off the model's features.
-"""
+"""Linear probes that predict site, scanner or sex from the model's features, tested on other patients."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +47,10 @@ class LinearProbeResult:
 
     `auroc`: of two levels, or the mean over levels, each against all others; its interval is of other patients read by the
     same probes. `chance_auroc`: what it is on average where labels are dealt to patients at random and probes learnt anew,
-    `chance_auroc_max` the most that any of `n_permutations` deals gave, `p_value` how often chance gives as much. `is_decodable`: the
-    interval lies above a half and p is at most 5 %. `n_features`: how many vary. `excluded_levels`: levels with too few patients, and
+    `chance_auroc_max` the most that any of `n_permutations` deals gave, `p_value` how often chance gives as much.
+    `is_decodable`: the
+    interval lies above a half and p is at most 5 %. `n_features`: how many vary. `excluded_levels`: levels with too
+    few patients, and
     how many these have.
     """
 

@@ -1,10 +1,6 @@
-"""Forward passes of the audited model, and its answers as log odds.
+"""Forward passes of the audited model, and its predictions as log odds.
 
-- asking: what the model gives, in eval mode, leaving it as it was; and its log odds.
-
-The question of an audit, as log odds: an answer without a ceiling.
-
-A region's share of it shows where the probability is 0.999 as where it is 0.7.
+Log odds do not saturate: the effect of a region is visible at a probability of 0.999 as at 0.7.
 """
 
 import math
@@ -131,7 +127,7 @@ class LogOdds(Target):
         return replace(self, outputs_are_probabilities=are_probabilities(class_scores(output).detach()))
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """The question in words."""
+        """Describe the target."""
         return f"log odds of {class_name(self.index)}"
 
     def __call__(self, output: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""measuring: the numbers of answers as the summary holds them, of all images and of each subgroup."""
+"""The performance of predictions as the summary holds it, for all images and for each subgroup."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from camscope.metrics import Estimate
 
 BoolArray = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-MIN_PATIENTS_PER_SUBGROUP = 10  # patients of a subgroup: of fewer an interval says nothing of others
+MIN_PATIENTS_PER_SUBGROUP = 10  # with fewer, an interval does not generalize
 
 
 def compute_performance(
@@ -45,7 +45,7 @@ def compute_performance(
 def compute_subgroup_performance(
     cohort: Cohort, rows: Sequence[int], truth: BoolArray, log_odds: Floats
 ) -> Iterator[SubgroupPerformance]:
-    """The same of every level of every subgroup with enough patients; of the others it is said that they are too few."""
+    """Yield the performance in every subgroup level, or the reason where it has too few patients."""
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
         for level, is_in_level in split_by_level([levels[row] for row in rows]).items():
@@ -65,7 +65,7 @@ def compute_subgroup_performance(
 
 
 def summarize_bins(calibration: Calibration) -> Iterator[ReliabilityPoint]:
-    """Of a reliability plot."""
+    """Yield the points of a reliability diagram."""
     for item in calibration.bins:
         yield ReliabilityPoint(
             predicted=round_significant(item.mean_probability) or 0.0,

@@ -1,8 +1,4 @@
-"""Subgroups: whether a number differs between sites, sexes or scanners.
-
-- Contrasts: does a number differ between sites, sexes or scanners, does it not, or is that open?.
-- subgroups: a number held against itself, level by level of the columns that were named.
-"""
+"""Contrasts between subgroup levels: whether a number differs between sites, sexes or scanners."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +47,9 @@ SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 class Contrast:
     """A level of a column against another, or against all others (`reference_level` is None).
 
-    `level_estimate`, `reference_estimate`: the number of either. `difference`: own - other; its interval and `marker_share` are corrected for how many levels are
-    compared (Bonferroni), and are of one procedure. `conclusion`: "equivalent" where the interval lies within ± the margin; else
+    `level_estimate`, `reference_estimate`: the number of either. `difference`: own - other; its interval
+    and p-value are corrected for the number of compared levels (Bonferroni), and follow from one procedure.
+    `conclusion`: "equivalent" where the interval lies within ± the margin; else
     "different" where it leaves zero out; else "undecided". A `reason` says why nothing, or less, could be said; where a side
     is too small all the others are None.
     """
@@ -70,8 +67,10 @@ class Contrast:
 class ContrastSide:
     """The number of one side; of its own `patient_indices`, by number, `n_groups` vouch for it.
 
-    Of a mean, `jackknife_effects`: by how much each group, by number, moves it (see `compute_jackknife_deviations`), and `dof`: degrees of freedom
-    of what they say. Of an AUROC, `resampled_aurocs`: the number in draws of the patients of both sides, and `interval_at_level`: its interval at a level.
+    Of a mean, `jackknife_effects`: by how much each group, by number, moves it (see `compute_jackknife_deviations`),
+    and `dof`: degrees of freedom
+    of what they say. Of an AUROC, `resampled_aurocs`: the number in draws of the patients of both sides, and
+    `interval_at_level`: its interval at a level.
     """
 
     estimate: Estimate
@@ -102,7 +101,8 @@ def compare_level_means(
     """(N,) a number of each image, (N,) its level -> the mean of each level against that of all others; two: one contrast.
 
     `margin`: the difference that would not matter, declared before looking. `groups`: patients, drawn whole from all rows,
-    so that one may have images in several levels. A side needs `min_patients` patients. Rows without a value or level are left out.
+    so that one may have images in several levels. A side needs `min_patients` patients. Rows without a value or level
+    are left out.
     """
     numbers = np.asarray(values, np.float64)
     if numbers.ndim != 1 or np.isinf(numbers).any():

@@ -95,7 +95,10 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """A donor and another for each row. `prefer_unused_controls`: of the others a patient that has not served before any that has."""
+    """A donor and another for each row.
+
+    `prefer_unused_controls`: of the others a patient that has not served before any that has.
+    """
     served: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})

@@ -1,8 +1,4 @@
-"""Interventions: regions removed, inserted or kept alone, and the table of the answers.
-
-- trying: the model asked about images in which a region is removed, inserted or all that is left.
-- trials: what the model answered about each changed image, as `interventions.parquet`.
-"""
+"""Interventions on regions: removal, insertion and keeping only the region, with the table of the predictions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,9 +38,9 @@ INTERVENTIONS_FILE = "interventions.parquet"
 
 @dataclass(frozen=True)
 class InterventionRecord:
-    """An intervention on one image: its log odds `log_odds_without` the region, and `log_odds_with`.
+    """An intervention on one image: the log odds without and with the region.
 
-    `donor_row`, `control_row`: of an insertion the rows whose region was pasted, and whose pixels without it.
+    `donor_row`, `control_row`: for insertions, the row of the pasted region, and of the pasted pixels without it.
     """
 
     row: int
@@ -59,7 +55,7 @@ class InterventionRecord:
 
 
 def write_interventions(folder: Path, records: Iterable[InterventionRecord], image_ids: Mapping[int, str]) -> None:
-    """Every trial, with the name of its image."""
+    """Write `interventions.parquet`: every intervention, with the id of its image."""
     rows = [{"id": image_ids[record.row], **asdict(record)} for record in records]
     with open_atomic(folder / INTERVENTIONS_FILE) as file:
         import_arrow("parquet").write_table(
@@ -68,7 +64,7 @@ def write_interventions(folder: Path, records: Iterable[InterventionRecord], ima
 
 
 def read_interventions(folder: Path) -> "pa.Table":
-    """row, id, finding, region, kind, fill, without, with_it, donor, other; no row where none was written."""
+    """Read `interventions.parquet`; an empty table where it does not exist."""
     place = folder / INTERVENTIONS_FILE
     return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
@@ -80,14 +76,17 @@ def _build_interventions_schema() -> "pa.Schema":
     return pa.schema({"row": pa.int64(), **words, **numbers, "donor_row": pa.int64(), "control_row": pa.int64()})
 
 
-NO_EFFECT_BASELINE = 0.0, "no effect"  # what knows nothing
+NO_EFFECT_BASELINE = 0.0, "no effect"
 FloatArray = npt.NDArray[np.float64]
 ImageEdit = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
 
 
 @dataclass(eq=False)
 class InterventionRunner:
-    """The interventions of a finding. `log_odds`: of each image as it is; `log_odds_std`: of all of them, the unit of effects."""
+    """Runs the interventions for a finding.
+
+    `log_odds`: row -> log odds of the original image; `log_odds_std`: their standard deviation, the unit of effects.
+    """
 
     context: AuditContext
     samples: RegionSamples
@@ -102,13 +101,13 @@ class InterventionRunner:
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:
-        """Every region removed from images with the finding, all that is left of them, and inserted into images without."""
+        """Yield the effects of removing, keeping and inserting every region."""
         for name in self.samples.region_names:
             yield from self.run_removals(name)
             yield self._run_insertion(name)
 
     def run_removals(self, region_name: str) -> Iterator[InterventionEffect]:
-        """What of these asks for no second image: a region removed, and all that is left of it."""
+        """Yield the effects of removing a region, and of keeping only the region, for every imputation."""
         samples = [
             sample for sample in self.samples.select_with_region(region_name) if self.truth_by_row[sample.row] is True
         ]
@@ -117,7 +116,7 @@ class InterventionRunner:
             yield self._run_removal(region_name, samples, imputation, "keep only")
 
     def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
-        """How well the finding is told when a region is filled, or all but it."""
+        """Yield the AUROC after a region, or everything else, is replaced."""
         for name in self.samples.region_names:
             samples = [
                 sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
@@ -131,7 +130,7 @@ class InterventionRunner:
     def _run_removal(
         self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["remove", "keep only"]
     ) -> InterventionEffect:
-        """How much less the model answers without the region, or without all the rest."""
+        """Return the decrease of the log odds without the region, or without everything else."""
         edit = remove_region if kind == "remove" else keep_region
         original_log_odds = np.array([self.log_odds[sample.row] for sample in samples])
         edited_log_odds = self._compute_edited_log_odds(
@@ -154,9 +153,9 @@ class InterventionRunner:
         )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
-        """Of a donor that has it and the finding, less that of an image without the finding: pasting is in both.
+        """Return the effect of pasting a donor's region, relative to pasting the same region of a control image.
 
-        Where that one has no such region, as a marker, the same pixels of it.
+        Donors have the finding and the region. Where the control lacks the region, the donor's mask is used for it.
         """
         try:
             triples = list(self._iter_insertion_triples(region_name))
@@ -191,10 +190,7 @@ class InterventionRunner:
         )
 
     def _iter_insertion_triples(self, region_name: str) -> Iterator[tuple[RegionSample, RegionSample, RegionSample]]:
-        """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
-
-        Where some images lack the region, neither the receiver nor the third one has it. UndefinedError where there are none.
-        """
+        """Yield receiver, donor and control of three patients; see `match_insertion_triples`."""
         labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
         has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
@@ -214,7 +210,7 @@ class InterventionRunner:
         )
         try:
             if not samples:
-                raise UndefinedError("no image has it")
+                raise UndefinedError("no image has the region")
             estimate = summarize_estimate(
                 auroc(truth, log_odds, groups, **self.context.config.bootstrap_options), 0.5, "chance"
             )
@@ -246,7 +242,7 @@ class InterventionRunner:
 
     def _summarize_effect(self, build_effect: Callable[[], StandardizedEffect]) -> EstimateSummary:
         if self.log_odds_std <= 0:
-            return summarize_estimate(None, *NO_EFFECT_BASELINE, "the model gives every image the same answer")
+            return summarize_estimate(None, *NO_EFFECT_BASELINE, "the model gives every image the same score")
         effect = build_effect()
         return summarize_estimate(
             effect.estimate, *NO_EFFECT_BASELINE, effect.undefined_reason or effect.too_few_reason
@@ -270,7 +266,7 @@ class InterventionRunner:
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], edit: ImageEdit, region_name: str
     ) -> FloatArray:
-        """(N,) log odds of changed images."""
+        """Return the log odds (N,) of edited images."""
         log_odds, size = [], self.context.config.perturbed_batch_size
         for start in range(0, len(samples), size):
             part = list(samples[start : start + size])

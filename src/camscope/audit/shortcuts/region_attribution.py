@@ -1,8 +1,4 @@
-"""How much of the maps lies in a region, and how far regions overlap.
-
-- Masses: how much of the maps lies in a region, beside the maps of other images in the same place.
-- Overlaps: how much of a region lies in another one, so that what is one cause is not read as several.
-"""
+"""The share of attribution in regions, compared with the maps of other patients, and the overlap of regions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -24,7 +20,7 @@ from camscope.geometry import Placement
 from camscope.metrics.statistics import estimate_mean
 
 FloatArray = npt.NDArray[np.float64]
-MAX_OTHER_MAPS = 8  # maps of other patients, that a map is shuffled with
+MAX_OTHER_MAPS = 8  # maps of other patients in the baseline
 SHARE_BOUNDS = (0.0, 1.0)
 TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the confounder sensitivity of Sun et al. 2023
 
@@ -32,7 +28,7 @@ TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the con
 def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
-    """Row -> map (*s) of a method, as it was made; without those that hold NaN."""
+    """Return row -> raw map (*s) of a method, without maps that hold NaN."""
     compute = import_arrow("compute")
     field = import_arrow("dataset").field
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
@@ -50,7 +46,7 @@ def load_attributions(
 def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
-    """Of every region, for the maps of a method."""
+    """Return the attribution mass of a method's maps in every region."""
     attribution_by_row = load_attributions(
         context, explainer.full_name, finding, [sample.row for sample in samples.samples]
     )
@@ -119,20 +115,20 @@ def _summarize_region_mass(
 
 
 def _measure_region_width(mask: Mask) -> float:
-    """How wide a region is: of a blob its diameter, of a frame its thickness."""
+    """Return the width of a region: the diameter of a blob, or the thickness of a frame."""
     edt = import_module("scipy.ndimage").distance_transform_edt
     return min(equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Of what is positive in a map (*S), how much lies in the region; NaN where nothing is positive."""
+    """Return the share of a map's positive attribution in the region; NaN where nothing is positive."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Share of the region's pixels among the hottest tenth of the map; ties count in expectation. NaN of a constant map."""
+    """Return the share of the region's pixels in the top tenth of the map; ties count in expectation. NaN if constant."""
     count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
     threshold = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
     if attribution.max() == attribution.min():
@@ -149,7 +145,7 @@ def _compute_shuffled_share(
     attributions: Mapping[int, FloatArray],
     shuffled_rows: Sequence[int],
 ) -> float:
-    """The mean share of maps of other patients in this image's region."""
+    """Return the mean share of maps of other patients in this image's region."""
     start = shuffled_rows.index(sample.row)
     other_rows = [
         row
@@ -189,11 +185,11 @@ def _summarize_values(
         return summarize_estimate(None, baseline, baseline_name, str(error))
 
 
-MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: who changes the other one changes it, too
+MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: editing the other region edits most of it, too
 
 
 def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
-    """Region by region, what of it lies in each other one, without those that it never touches."""
+    """Yield the overlap of each region with every other region that it touches."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region in names:
         present = samples.select_with_region(region)
@@ -214,12 +210,12 @@ def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterat
 
 
 def _compute_overlap_share(mask: Mask, other_mask: Mask | None) -> float:
-    """Of a region's pixels; an image without the other one has none of it."""
+    """Return the share of a region's pixels in another region; 0 where the image lacks the other region."""
     return 0.0 if other_mask is None else float(np.count_nonzero(mask & other_mask) / np.count_nonzero(mask))
 
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
-    """Finding -> the groups of overlapping regions among those that its answer is said to rely on."""
+    """Return for each finding the groups of overlapping regions among those that its prediction relies on."""
     relied_regions: dict[str, list[str]] = {}
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("shortcut", "supported"):
@@ -232,7 +228,7 @@ def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
 
 
 def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
-    """Those of some regions that hang together, most of one lying in another, in their order; none that stands alone."""
+    """Return groups of at least two regions that are connected by overlaps above `MIN_OVERLAP_SHARE`, in order."""
     groups = [{one} for one in regions]
     for one in region_overlaps:
         if one.share > MIN_OVERLAP_SHARE and {one.region, one.other_region} <= set(regions):

@@ -1,8 +1,4 @@
-"""The base of the region detectors.
-
-- What every region is made of: one function of an image's pixels, and a reason where the image has no such region.
-- From an image to the model's input, and how large a region is there.
-"""
+"""The base of the region detectors, and the projection of regions from an image to the model's input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +50,7 @@ def is_color_image(image: NDArray[Any]) -> bool:
 
 
 def to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """(*S) float64: of a colour image the mean of its channels; UndefinedError where all pixels have one value."""
+    """(*S) float64: of a color image the mean of its channels; UndefinedError where all pixels have one value."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if is_color_image(image) else values
     if values.min() == values.max():
@@ -95,10 +91,10 @@ def import_skimage(submodule: str) -> Any:
 def project_region_to_input(
     mask: NDArray[np.bool_], placement: Placement | None, *, include_touched: bool = False
 ) -> BoolArray:
-    """(*S) of the image -> (*S) of the model's input: True where a pixel's centre lies on the mask.
+    """(*S) of the image -> (*S) of the model's input: True where a pixel's center lies on the mask.
 
     What lies outside the image is False. `placement` None: the model sees the image as it is. `include_touched`: also every pixel
-    that holds the centre of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
+    that holds the center of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
     """
     image_mask = np.asarray(mask)
     if image_mask.dtype != np.bool_:

@@ -1,10 +1,9 @@
-"""Detectors of regions where shortcuts live, by an image's pixels alone.
+"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality.
 
-- Regions around the round field of an endoscope, a dermatoscope or a fundus camera.
-- Regions around a body: what lies outside of it, outside the scanner's field, and along its edge.
-- Regions at the edges of an image: its border, its corners, and what it was padded with.
-- Regions that somebody wrote, stuck or drew on an image: burned-in tokens, ink, pens; and slides without tissue.
-- Regions where shortcuts live, found by an image's pixels alone; which of them are looked for, by modality.
+- The surroundings and the rim of a round field of view.
+- The outside of the body or of the scanner's field, and the shell of the foreground.
+- The border, the corners and the padding of an image.
+- Burned-in markers, ink and pen marks, and glass without tissue.
 """
 
 from collections.abc import Mapping
@@ -43,7 +42,7 @@ MAX_NOTCH_DISTANCE: Final = (
 
 @dataclass(frozen=True)
 class Circle:
-    """Centre in (row, column), pixel i having its centre at i; radius in pixels."""
+    """A circle: center as (row, column) with pixel centers at whole numbers, and radius in pixels."""
 
     row: float
     column: float
@@ -240,9 +239,9 @@ def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float
 
 
 SATURATION_TOLERANCE: Final = 0.02  # of the image's range: how far below its maximum a pixel is still saturated
-MAX_MARKER_FRACTION: Final = 0.01  # of the image: a token is smaller
-MIN_MARKER_PIXELS: Final = 4  # pixels: a token is larger
-MIN_EDGE_STEP: Final = 0.25  # of the image's range: what a token's edge steps down at least; a bright organ ends softly
+MAX_MARKER_FRACTION: Final = 0.01  # of the image
+MIN_MARKER_PIXELS: Final = 4  # smaller parts are noise
+MIN_EDGE_STEP: Final = 0.25  # of the image's range: the smallest step at a marker's edge; organs have soft edges
 INK_HUE_RANGE: Final = (0.69, 0.87)  # hues of gentian violet, in turns
 PEN_HUE_RANGES: Final = ((0.22, 0.50), (0.50, 0.63))  # green and blue; red is also that of blood
 MIN_INK_SATURATION: Final = 0.25

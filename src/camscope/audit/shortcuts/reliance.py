@@ -1,4 +1,4 @@
-"""Whether what a region says is reliance on it: the rule, and which effect it went by."""
+"""The rule that decides from effect sizes whether a model relies on a region."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, log, log1p
@@ -11,13 +11,13 @@ from camscope.plurals import plural
 
 Conclusion = Literal["supported", "not supported", "not testable"]
 
-DEFAULT_MARGIN_SD: Final = 0.1  # SD of log odds
-DEFAULT_RELIANCE_PREVALENCE: Final = 0.05  # of patients: a reliance of fewer of them need not be found
-MIN_IMPUTATIONS: Final = 2  # that a removal is seen under: one fill's effect may be its own
+DEFAULT_MARGIN_SD: Final = 0.1  # standard deviations of the log odds
+DEFAULT_RELIANCE_PREVALENCE: Final = 0.05  # of patients: a reliance in a smaller share may be missed
+MIN_IMPUTATIONS: Final = 2  # for a removal, because the effect of one imputation may be its artifact
 
 
 class SupportsInterval(Protocol):
-    """An effect and its interval, by so many patients; None where there is none, and `reason` says why."""
+    """An effect with its interval and its number of patients; None where undefined, for the `reason`."""
 
     @property
     def value(self) -> float | None:
@@ -25,31 +25,31 @@ class SupportsInterval(Protocol):
 
     @property
     def low(self) -> float | None:
-        """The lower end."""
+        """The lower end of the interval."""
 
     @property
     def high(self) -> float | None:
-        """The upper end."""
+        """The upper end of the interval."""
 
     @property
     def n_groups(self) -> int:
-        """Patients."""
+        """The number of patients."""
 
     @property
     def reason(self) -> str:
-        """Why there is none."""
+        """Why the interval is missing."""
 
 
 class SupportsEffect(Protocol):
-    """What `judge_reliance` looks at."""
+    """An intervention, as `judge_reliance` needs it."""
 
     @property
     def imputation(self) -> str | None:
-        """What was put in the region's place."""
+        """What replaced the region."""
 
     @property
     def effect(self) -> SupportsInterval:
-        """What it did."""
+        """The effect of the intervention."""
 
 
 EffectT = TypeVar("EffectT", bound=SupportsEffect)
@@ -63,17 +63,17 @@ def judge_reliance(
     *,
     uncounted_removals: Sequence[SupportsEffect] = (),
 ) -> tuple[Conclusion, str]:
-    """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
+    """Return whether the model relies on a region, and the reason in words.
 
-    "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
-    side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
-    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins, and
-    the insertion or the removal was tried in so many patients that a reliance of a share `prevalence` of them would have been
-    met with 95 % certainty. An interval cannot show what is rare and large: where 5 % of patients have an effect of 3 SD, 6
-    of 10 samples of ten patients hold none of them. "not testable": anything else: no effect of ten patients or more, fills
-    that disagree, intervals across a margin, too few patients for an absence.
+    - "supported": the intervals of every insertion, or of the removals under at least two imputations, lie beyond the margin
+      on the same side. One of both is enough, because a marker may matter only where it is added or only where it is present.
+    - "not supported": all intervals lie within the margin, and there are enough patients to observe a reliance in a share
+      `prevalence` of them with 95 % certainty. An interval alone does not exclude rare large effects: if 5 % of patients have
+      an effect of 3 SD, 60 % of samples of ten patients contain none of them.
+    - "not testable": all other cases, such as fewer than ten patients, imputations that disagree, or intervals that include
+      the margin.
 
-    `uncounted_removals`: removals that were measured and do not count, for every image has the region; the reason says so.
+    `uncounted_removals`: removals that were measured but do not count, because every image has the region.
     """
     if not 0 < prevalence < 1:
         raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
@@ -99,7 +99,7 @@ def judge_reliance(
 def _judge_absence(
     effects_by_kind: Mapping[str, Sequence[SupportsEffect]], prevalence: float, uncounted_reasons: Mapping[str, str]
 ) -> tuple[Conclusion, str]:
-    """Whether so many patients would have shown a reliance, were it there."""
+    """Decide whether the number of patients suffices to claim that there is no reliance."""
     patients = {
         kind: min(effect.effect.n_groups for effect in effects) for kind, effects in effects_by_kind.items() if effects
     }
@@ -114,7 +114,7 @@ def _judge_absence(
 
 
 def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
-    """Why so many patients cannot show that nothing occurs in a share `prevalence` of them; "" where they can."""
+    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them; "" where they suffice."""
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
     are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
@@ -122,7 +122,7 @@ def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
 
 
 def compute_min_patients_for_absence(prevalence: float) -> int:
-    """How many patients it takes to meet, with 95 % certainty, what a share `prevalence` of them has: 59 for 0.05."""
+    """Return the number of patients needed to observe a share `prevalence` with 95 % certainty: 59 for 0.05."""
     return ceil(log(0.05) / log1p(-prevalence))
 
 
@@ -138,10 +138,10 @@ def judge_finding_reliance(
     *,
     uncounted_removals: Sequence[SupportsEffect] = (),
 ) -> tuple[Conclusion, str]:
-    """Whether a region speaks for the finding, as its own pixels should: `judge_reliance` of which only one side is "supported".
+    """Return whether a region supports the finding, as the pixels of the finding should.
 
-    "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
-    for different sides.
+    The rule is that of `judge_reliance`, with two exceptions. A region that contradicts the finding is "not supported", and
+    insertion and removal with opposite signs are "not testable".
     """
     directions = set(_find_direction_by_kind(_select_counted_by_kind(insertions, removals), margin).values())
     conclusion, reason = judge_reliance(insertions, removals, margin, prevalence, uncounted_removals=uncounted_removals)
@@ -155,9 +155,9 @@ def judge_finding_reliance(
 def select_reported_effect(
     insertions: Sequence[EffectT], removals: Sequence[EffectT], margin: float = DEFAULT_MARGIN_SD
 ) -> EffectT | None:
-    """Of the effects that gave the word the largest: of those that speak, else of those that leave it open, else of all.
+    """Return the largest of the effects that decide: those beyond the margin, else those that are undecided, else all.
 
-    Effects of ten patients or more come first, of these insertions; None where there is no effect.
+    Effects with at least ten patients come first, and among them insertions. None where there is no effect.
     """
     effects_by_kind = _select_counted_by_kind(insertions, removals)
     counted = [*effects_by_kind["insertion"], *effects_by_kind["removal"]]
@@ -173,7 +173,7 @@ def select_reported_effect(
 
 
 def _select_counted_by_kind(insertions: Sequence[EffectT], removals: Sequence[EffectT]) -> dict[str, list[EffectT]]:
-    """What enough patients vouch for."""
+    """Return the effects with enough patients, by kind."""
     return {
         "insertion": [e for e in insertions if _has_enough_patients(e)],
         "removal": [e for e in removals if _has_enough_patients(e)],
@@ -181,7 +181,7 @@ def _select_counted_by_kind(insertions: Sequence[EffectT], removals: Sequence[Ef
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Sequence[SupportsEffect]], margin: float) -> dict[str, str]:
-    """Which ways have all their intervals beyond the margin, and for which side they speak; insertion before removal."""
+    """Return the direction of each kind whose intervals all lie beyond the margin; insertion before removal."""
     if not 0 < margin < float("inf"):
         raise InputError(f"margin={margin}: expected a positive number of standard deviations")
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
@@ -199,7 +199,7 @@ def _has_enough_patients(intervention: SupportsEffect) -> bool:
 
 
 def _compute_interval_sign(intervention: SupportsEffect, margin: float) -> int:
-    """1, -1: the whole interval is above the margin, or below it; 0: neither."""
+    """Return 1 where the whole interval lies above the margin, -1 where it lies below the negative margin, else 0."""
     low, high = intervention.effect.low, intervention.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
@@ -210,7 +210,7 @@ def _is_within_margin(intervention: SupportsEffect, margin: float) -> bool:
 
 
 def _find_common_direction(effects: Sequence[SupportsEffect], margin: float) -> str:
-    """For or against the finding, where all of them say so; else nothing."""
+    """Return "supports" or "contradicts" where all effects agree, else ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
@@ -224,7 +224,7 @@ def _describe_uncounted(
     removals: Sequence[SupportsEffect],
     uncounted_removals: Sequence[SupportsEffect],
 ) -> dict[str, str]:
-    """What is said of a way that gives no word: it was not tested, or was measured and does not count."""
+    """Return for each kind without a conclusion whether it was not tested or does not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
         if _select_measured(effects)
@@ -242,7 +242,7 @@ def _describe_other_kind(
     margin: float,
     uncounted_reasons: Mapping[str, str],
 ) -> str:
-    """What the other direction says."""
+    """Return what the other kind of intervention shows."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:
@@ -274,7 +274,7 @@ def _explain_no_counted_effect(insertions: Sequence[SupportsEffect], removals: S
 def _explain_undecided(removals: Sequence[SupportsEffect], margin: float) -> str:
     signs = {_compute_interval_sign(effect, margin) for effect in removals}
     if len(signs) > 1:
-        return "the fills disagree"
+        return "the imputations disagree"
     if signs - {0} and len({effect.imputation for effect in removals}) < MIN_IMPUTATIONS:
-        return f"removal was seen under one fill, whose own doing it may be; {MIN_IMPUTATIONS} are needed"
-    return "an interval reaches over the margin: more images would tell"
+        return f"removal was tested with one imputation, whose artifact the effect may be; {MIN_IMPUTATIONS} are needed"
+    return "an interval includes the margin: more images are needed"

@@ -1,7 +1,7 @@
-"""The first stages: the images, and the model with its methods.
+"""The first stages of an audit.
 
-- check: what is in the data, before any model sees it.
-- resolve: the model, its classes, its methods, and how fine they can see, tried on one image.
+- check: the data, without the model.
+- resolve: the model, its classes, its methods and the resolution of their maps, tried on one image.
 """
 
 import math
@@ -36,11 +36,11 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural
 
-MAX_IDS_PER_ISSUE = 20  # ids that a finding names
+MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
-    """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
+    """Inspect all images of all splits, because patients may be in several splits."""
     data = context.config.data
     columns = context.cohort.full_manifest.table.column_names
     inspection = inspect_images(
@@ -64,7 +64,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
             ids=tuple(inspection.row_ids(issue.rows, MAX_IDS_PER_ISSUE)),
         )
         for issue in inspection.issues
-        if issue.code != "reserved-columns"  # of a run's own tables, which an audit's manifest is not
+        if issue.code != "reserved-columns"  # about tables of a batch run, which a manifest is not
     ]
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
@@ -79,7 +79,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
 
 
 def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
-    """Of every finding and region with masks or boxes: which of their categories count."""
+    """Yield the annotation source of every finding and region."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
             name=name,
@@ -90,7 +90,7 @@ def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource
 
 
 def _find_ground_truth_column(context: AuditContext) -> str | None:
-    """Of the manifest, that says where the first finding is."""
+    """Return the column of the manifest that locates the first finding."""
     named = context.config.data.ground_truth
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     first = first.column if isinstance(first, MaskSource) else first
@@ -98,7 +98,7 @@ def _find_ground_truth_column(context: AuditContext) -> str | None:
 
 
 def _renumber_rows(manifest: Manifest) -> Manifest:
-    """With its rows counted from 0, and ages by the year in bands: each of few patients gives its target away."""
+    """Return the manifest with rows numbered from 0, and with age bands in place of ages, which identify patients."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for index, name in enumerate(table.column_names):
         if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
@@ -148,11 +148,11 @@ def _count_levels(context: AuditContext) -> list[LevelCount]:
     return counts
 
 
-MAX_TRIAL_IMAGES = 32  # images, to find one that can be explained
+MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
-    """What is asked of what; an error here is one that every image would have."""
+    """Resolve the model and its methods on one image; an error here would occur for every image."""
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source
@@ -175,7 +175,7 @@ def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult
 
 
 def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
-    """The maps of the first image that has them all."""
+    """Return the maps of the first image for which every method succeeds."""
     reasons = []
     for image in context.load_images(context.cohort.rows[:MAX_TRIAL_IMAGES]):
         rows = [] if image.item is None else context.worker.compute_rows(context.worker.collate([image]))
@@ -183,7 +183,7 @@ def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
         if not failed:
             return rows
         reasons.append(failed[0])
-    raise InputError(f"no map could be made of the first {plural(len(reasons), 'image')}: {reasons[0]}")
+    raise InputError(f"no map could be computed for the first {plural(len(reasons), 'image')}: {reasons[0]}")
 
 
 def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> ExplainerInfo:
@@ -201,7 +201,7 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
 
 
 def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
-    """Between the cells of a map, on the image, where its longest."""
+    """Return the largest distance between cells of a map in millimeters on the image."""
     if row["affine"] is None or row["placement"] is None:
         return None
     n = len(stride)

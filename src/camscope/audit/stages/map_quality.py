@@ -1,11 +1,9 @@
-"""Stages that test the maps: faithfulness, robustness, sanity checks and localization.
+"""The stages that test the maps.
 
-- faithfulness: what the model says of images in which what a map shows is removed, under two fills at least.
-- robustness: how far maps change where they should not: under shifts, turns and noise, taken otherwise, in company,
-  twice.
-- sanity: whether maps notice that the model has lost its training; an edge detector, which cannot, has to fail.
-- Samples: the maps of some images in a run of their own, for the stages that ask the model many times of each.
-- localise: whether the maps lie on the finding, where somebody said where it is; beside maps that know nothing.
+- faithfulness: how the prediction changes when the highlighted pixels are replaced, for at least two imputations.
+- robustness: how much maps change under transformations, noise, other batches and repetition.
+- sanity: whether maps change when the weights are randomized; an edge detector serves as a control that fails.
+- localization: whether the maps highlight the annotated finding, compared with control maps.
 """
 
 from collections import Counter
@@ -94,7 +92,7 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
 
 
 def _summarize_stable_predictions(context: AuditContext, results: StageResults) -> Iterator[StablePredictionShare]:
-    """How often the answer itself held under the changes of each stability."""
+    """Yield the share of input changes under which the prediction stayed, for each stability metric."""
     for finding in context.findings:
         rows = context.cohort.sample_rows(
             results.predictions.rows,
@@ -118,7 +116,7 @@ def _summarize_stable_predictions(context: AuditContext, results: StageResults) 
 def _compute_stable_prediction_shares(
     context: AuditContext, finding: Finding, rows: Sequence[int]
 ) -> dict[str, tuple[list[float], str]]:
-    """Stability -> of each image the share of its changes under which the answer held, or why there is none."""
+    """Return for each stability metric the shares of stable predictions by image, or the reason why there are none."""
     shares_by_metric: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES_BY_METRIC}
     for batch in context.iter_batches(rows):
         x = context.stack_on_device(batch)
@@ -126,17 +124,17 @@ def _compute_stable_prediction_shares(
         for name, changes in CHANGES_BY_METRIC.items():
             try:
                 shares_by_metric[name][0].extend(compute_stable_prediction_share(probe, changes).tolist())
-            except GeometryError as error:  # pictures are compressed, and signals are not
+            except GeometryError as error:  # compression applies to images, not to signals
                 shares_by_metric[name] = [], str(error)
     return shares_by_metric
 
 
 RANDOMIZATION_SEEDS = (0, 1, 2)
-MIN_SANITY_IMAGES = 5  # images, for what maps of different images have in common
+MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
-    """Cascading randomisation of the parameters, output first, for each finding's images."""
+    """Test the methods by cascading weight randomization, from the output, for the images of each finding."""
     explainers: list[tuple[Explainer, bool]] = [(explainer, False) for explainer in context.explainers]
     explainers.append((METHODS["edges"](context.model), True))
     tests, images, done = [], set[int](), 0
@@ -160,7 +158,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
 
 
 def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """The images of the usual size, and their rows."""
+    """Return the images of the most common size, and their rows."""
     read = zip(rows, context.load_images(rows), strict=True)
     items = {row: item.item.x for row, item in read if item.item is not None}
     if not items:
@@ -201,7 +199,7 @@ def _run_randomization_test(
 
 
 def _find_undecided_reason(randomization_result: Found) -> str:
-    """Why there is neither a pass nor a failure; "" where there is one."""
+    """Return why the test is neither passed nor failed; "" where it is."""
     reasons = [verdict.reason for verdict in randomization_result.verdicts.values() if verdict.passes is None]
     return reasons[0] if randomization_result.passes is None else ""
 
@@ -228,7 +226,7 @@ def _build_similarity(
 def _summarize_final_similarity(
     randomization_result: Found, name: str, patients: Sequence[Hashable], bootstrap_options: dict[str, int]
 ) -> EstimateSummary:
-    """How alike the maps are when all training is lost: a patient's images are drawn together, with those of every seed."""
+    """Return the similarity after full randomization; a patient's images of all seeds are resampled together."""
     last = randomization_result.similarities[name][:, -1]
     try:
         estimate = estimate_mean(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **bootstrap_options)
@@ -238,13 +236,13 @@ def _summarize_final_similarity(
     return summarize_estimate(replace(estimate, n_values=n_known, n_undefined=last.shape[1] - n_known))
 
 
-IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each takes long
+IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 
 
 def evaluate_samples(
     context: AuditContext, results: StageResults, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
 ) -> MetricsResult:
-    """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `stage_name`, finding by finding."""
+    """Evaluate metrics that need the model for sampled images with each finding, in the folder `stage_name`."""
     lines: list[MetricSummary] = []
     images = set[int]()
     for finding in context.findings:
@@ -253,7 +251,7 @@ def evaluate_samples(
         folder = build_output_path(context.folder, stage_name, str(finding.class_index))
         lines += _evaluate_finding(context, folder, finding, rows, metrics) if rows else []
     if not images:
-        return MetricsResult(tested=False, reason="no image with a finding has an answer")
+        return MetricsResult(tested=False, reason="no image with a finding has a prediction")
     return MetricsResult(n_images=len(images), formulas=collect_formulas(lines), metric_summaries=tuple(lines))
 
 
@@ -299,9 +297,9 @@ LOCALIZATION_METRICS = (
 
 
 def evaluate_localization(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Of images with a finding and with its place, finding by finding; into `localise/`."""
+    """Evaluate where the maps lie, for the images with an annotated finding."""
     if not context.ground_truth:
-        reason = "no masks, boxes or points say where findings are: name ground_truth in [data]"
+        reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
         return MetricsResult(tested=False, reason=reason)
     findings = [finding for finding in context.findings if finding.name in context.ground_truth]
     evaluations = [(finding, _evaluate_finding_localization(context, finding)) for finding in findings]
@@ -316,7 +314,7 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
 
 
 def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]) -> str:
-    """What is said of most of the maps of images with a finding, and of how many."""
+    """Return the most common reasons of maps without a value, with their counts."""
     reasons = Counter[str]()
     for finding, evaluation in evaluations:
         maps = evaluation.table("not control and metric = 'enrichment'")
@@ -341,7 +339,7 @@ def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> E
 def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
-    """The lines; of enrichment with the most that it can be: a uniform map has the area inside, and no map more than all."""
+    """Yield the metric summaries; those of enrichment with its maximum, the inverse of the masked area."""
     values = filter_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     most = round_significant(fmean(1 / area for area in areas)) if areas else None
@@ -352,9 +350,9 @@ def _add_max_enrichment(
 def _compare_mass_by_subgroup(
     context: AuditContext, results: StageResults, evaluations: Sequence[tuple[Finding, EvaluationResult]]
 ) -> Iterator[SubgroupDifference]:
-    """Whether the maps lie on a finding for some patients more than for others: the energy inside, by subgroup.
+    """Compare the share of the map inside the finding between subgroups.
 
-    Of the first method: the others look at the same images, and each question more makes all intervals wider.
+    Only the first method is compared, because every further comparison widens all intervals.
     """
     explainer = context.explainers[0]
     for finding, evaluation in evaluations:

@@ -1,7 +1,7 @@
-"""The stages of predictions and maps.
+"""The stages that run the model and the methods on all images.
 
-- predict: the model's answers, and how well they tell a finding from its absence, by subgroup too.
-- explain: the raw maps of every image, each method and finding, as a run of `camscope batch`.
+- predict: the predictions, and their performance overall and by subgroup.
+- explain: the raw maps of every image, for each method and finding, as a run of `camscope batch`.
 """
 
 from collections import Counter
@@ -47,11 +47,11 @@ from camscope.safe_files import build_output_path
 
 
 def predict_images(context: AuditContext, results: StageResults) -> PredictResult:
-    """One pass over all images; what each was given is in `predictions.parquet`."""
+    """Predict all images, write `predictions.parquet`, and summarize the performance."""
     predictions = _predict_all(context, *_find_feature_layer(context, results))
     if not predictions.rows:
         error = next(iter(predictions.errors.values()), "")
-        raise InputError(f"the model has an answer for none of the images: {error}")
+        raise InputError(f"the model has no prediction for any image: {error}")
     truths = [context.cohort.get_truth(finding) for finding in context.findings]
     predictions.write(context.folder, context.cohort.ids, context.cohort.patient_numbers, truths)
     return PredictResult(
@@ -64,17 +64,17 @@ def predict_images(context: AuditContext, results: StageResults) -> PredictResul
 
 
 def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -> Iterator[FlowStep]:
-    """How many images have an answer, how many of them a label, and what became of the others."""
-    yield FlowStep(name=f"{inflect(len(predictions.rows), 'image')} with an answer", n_rows=len(predictions.rows))
+    """Yield the numbers of images with a prediction and a label, and the reasons for missing predictions."""
+    yield FlowStep(name=f"{inflect(len(predictions.rows), 'image')} with a prediction", n_rows=len(predictions.rows))
     for reason, count in sorted(Counter(predictions.errors.values()).items()):
         yield FlowStep(
-            name=f"{inflect(count, 'image')} without an answer", n_rows=count, reason=reason, is_exclusion=True
+            name=f"{inflect(count, 'image')} without a prediction", n_rows=count, reason=reason, is_exclusion=True
         )
     for finding in context.findings:
         truths = context.cohort.get_truth(finding)
         n_labeled = sum(truths[row] is not None for row in predictions.rows)
         if n_labeled < len(predictions.rows):
-            reason = "the others count in no question that needs to know the truth"
+            reason = "images without a label are left out of statistics that need it"
             yield FlowStep(name=f"of them labeled for {finding.name}", n_rows=n_labeled, reason=reason)
 
 
@@ -112,7 +112,7 @@ def _predict_all(context: AuditContext, layer: str | None, grid: tuple[int, ...]
 def _predict_batch(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
-    """Each image with its logits and features, or why it has none: one that the model fails on fails for itself."""
+    """Yield each image with its logits and features, or its error; a failing batch is repeated image by image."""
     images = [image for image in batch if image.item is not None]
     yield from ((image, image.error or "it cannot be read") for image in batch if image.item is None)
     if not images:
@@ -122,7 +122,7 @@ def _predict_batch(
     except (LayerError, MissingExtraError, ModelError, TargetError):
         raise
     except Exception as error:
-        if len(images) == 1 and is_out_of_memory(error):  # of the machine, not of the image: another start may have it
+        if len(images) == 1 and is_out_of_memory(error):  # a problem of the machine, not of the image
             raise RunError(
                 f"{context.cohort.ids[images[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; free some memory or take a "
                 "smaller input, and start again: the audit goes on"
@@ -172,11 +172,11 @@ def _summarize_finding_performance(
     )
 
 
-EXPLAIN_IMAGES_PER_CHUNK = 64  # images that are lost where an audit is stopped
+EXPLAIN_IMAGES_PER_CHUNK = 64  # images lost by an interruption
 
 
 def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
-    """Into `maps/`, which goes on where it was."""
+    """Compute the maps of all images into `maps/`; an interrupted run continues."""
     config = context.config
 
     def told(outcome: BatchOutcome) -> None:

@@ -1,8 +1,4 @@
-"""The stage of shortcuts, and the images to look at.
-
-- shortcut: what travels with the finding: regions that the maps lie on, and that the answer relies on.
-- reading: the images that somebody should look at, and why: where the model is wrong, unsure, or moved by a marker.
-"""
+"""The stage that tests for shortcuts: regions that maps highlight or predictions rely on, and images for review."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +26,7 @@ from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION
 
 
 def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutResult:
-    """Masses and interventions of images drawn by the seed; what each intervention did is in `interventions.parquet`."""
+    """Measure attribution mass, interventions, leakage and clusters on sampled images; write `interventions.parquet`."""
     config, predictions = context.config, Predictions.read(context.folder, features=True)
 
     def draw(n_rows: int) -> list[int]:
@@ -88,7 +84,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
 
 
 def _list_markers(samples: RegionSamples) -> tuple[str, ...]:
-    """The regions that some of the images lack."""
+    """Return the regions that only some images have."""
     return tuple(name for name in samples.region_names if len(samples.select_with_region(name)) < len(samples.samples))
 
 
@@ -121,7 +117,7 @@ def _compute_attribution_mass(
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
-    """Whether a marker speaks for the finding at one site more than at another: what removing it takes away, 0 without it."""
+    """Compare the effect of removing each marker between subgroups; the effect is 0 in images without the marker."""
     for runner in runners:
         for region in context.config.regions.columns:
             effects: dict[int, list[float]] = {row: [] for row, truth in runner.truth_by_row.items() if truth is True}
@@ -135,7 +131,7 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
                 )
 
 
-MAX_REVIEW_IMAGES_PER_REASON = 4  # images for each reason
+MAX_REVIEW_IMAGES_PER_REASON = 4  # for each reason
 
 
 def list_review_cases(
@@ -144,7 +140,7 @@ def list_review_cases(
     runners: Sequence[InterventionRunner],
     cluster_analyses: Sequence[ClusterAnalysis],
 ) -> Iterator[ReviewCase]:
-    """The list, reason by reason; an image may stand in it for several."""
+    """Yield the images for review by reason; an image may occur several times."""
     for finding, runner in zip(context.findings, runners, strict=True):
         yield from _list_wrong_predictions(context, predictions, finding)
         yield from _list_region_sensitive_images(context, runner)
@@ -155,7 +151,7 @@ def list_review_cases(
                     yield ReviewCase(
                         id=name,
                         finding=analysis.finding,
-                        reason=f"typical of a way of looking (cluster {cluster.number})",
+                        reason=f"typical of attribution cluster {cluster.number}",
                     )
 
 
@@ -171,14 +167,14 @@ def _list_wrong_predictions(context: AuditContext, predictions: Predictions, fin
     for rows, reason in (
         (missed, "missed, with one of the lowest probabilities"),
         (alarms, "false alarm, with one of the highest probabilities"),
-        (uncertain, "among the probabilities nearest to a half"),
+        (uncertain, "among the probabilities nearest to 0.5"),
     ):
         for row in rows[:MAX_REVIEW_IMAGES_PER_REASON]:
             yield ReviewCase(id=context.cohort.ids[row], finding=finding.name, reason=reason)
 
 
 def _list_region_sensitive_images(context: AuditContext, runner: InterventionRunner) -> Iterator[ReviewCase]:
-    """Whose answer a region moves the most."""
+    """Yield the images whose prediction a region changes most."""
     for region in runner.samples.region_names:
         if region in (FINDING_REGION, ORGAN_REGION):
             continue
@@ -191,5 +187,5 @@ def _list_region_sensitive_images(context: AuditContext, runner: InterventionRun
         for row in sorted(effects, key=lambda row: (-effects[row], row))[:MAX_REVIEW_IMAGES_PER_REASON]:
             if runner.log_odds_std > 0 and effects[row] > runner.log_odds_std * context.config.margins.effect:
                 yield ReviewCase(
-                    id=context.cohort.ids[row], finding=runner.finding.name, reason=f"moved most by {region}"
+                    id=context.cohort.ids[row], finding=runner.finding.name, reason=f"changed most by {region}"
                 )
