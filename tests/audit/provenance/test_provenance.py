@@ -328,7 +328,7 @@ def settings(name, value):
 def test_audits_that_were_made_otherwise_are_not_compared(copied, name, value):
     shutil.copytree("audit", "other")
     settings(name, value)
-    with pytest.raises(InputError, match=f"made otherwise: {name} is "):
+    with pytest.raises(InputError, match=f"different settings: {name} is "):
         check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     settings("model.source", "another.py:architecture")
     if name in ("explain.layer", "model.outputs"):  # which are the other model's own

@@ -434,7 +434,7 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     flat = InterventionRunner(
         subject, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
     )
-    assert flat._run_insertion("border").effect.reason == "the model gives every image the same answer"
+    assert flat._run_insertion("border").effect.reason == "the model gives every image the same score"
 
 
 @pytest.mark.parametrize(
