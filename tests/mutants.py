@@ -224,7 +224,7 @@ MUTANTS = [
         "torch.full_like(gradient, 2)",
         the_denominator_counts,
     ),
-    Mutant("no clone", Tap, "_record_output", "kept.clone())", "kept)", an_in_place_operation_changes_nothing),
+    Mutant("no clone", Tap, "_record_output", "snapshot.clone())", "snapshot)", an_in_place_operation_changes_nothing),
     Mutant(
         "the wrong call",
         Tap,
@@ -287,8 +287,8 @@ MUTANTS = [
         "one class for all",
         Score,
         "_resolve_class_pairs",
-        "zip(wanted, top, strict=True)",
-        "zip(wanted, top[:1] * len(top), strict=True)",
+        "zip(targets, top, strict=True)",
+        "zip(targets, top[:1] * len(top), strict=True)",
         none_is_each_items_own_class,
     ),
     Mutant(
@@ -315,7 +315,7 @@ MUTANTS = [
         "maps.attribution",
         a_flipped_map_is_flipped_back,
     ),
-    Mutant("b rather than a", Score, "_read_raw", "values - others", "others - values", a_difference_has_a_sign),
+    Mutant("b rather than a", Score, "_read_raw", "values - contrast_scores", "contrast_scores - values", a_difference_has_a_sign),
     Mutant(
         "layers as they come",
         fusion,

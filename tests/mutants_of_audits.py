@@ -74,11 +74,11 @@ OF_AUDITS = [
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", model, "_judge_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", model, "_judge_reliance", "removals if is_marker else []", "removals",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
-        "one fill is enough", judged, "combine_decisions", "if len(words) == 1:", "if words:",
+        "one fill is enough", judged, "combine_decisions", "if len(conclusions) == 1:", "if conclusions:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
@@ -110,7 +110,7 @@ OF_AUDITS = [
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant(
-        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not tested.value", "if False",
+        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not n_tested.value", "if False",
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(

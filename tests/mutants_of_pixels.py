@@ -91,7 +91,7 @@ OF_PIXELS = [
         "one seed for all",
         baselines,
         "build_baseline_tensors",
-        "explainer.seed ^ which",
+        "explainer.seed ^ i",
         "explainer.seed",
         two_noises_are_not_one,
     ),

@@ -74,15 +74,15 @@ def read_forward_signature(model: nn.Module) -> ForwardSignature:
     except (TypeError, ValueError):  # it has none that can be read, as a builtin
         return ForwardSignature(takes_args=True, takes_kwargs=True)
     kinds = inspect.Parameter
-    only = [one for one in parameters if one.kind is kinds.KEYWORD_ONLY]
-    rest = next((one for one in parameters if one.kind is kinds.VAR_KEYWORD), None)
+    keyword_only = [parameter for parameter in parameters if parameter.kind is kinds.KEYWORD_ONLY]
+    var_keyword = next((parameter for parameter in parameters if parameter.kind is kinds.VAR_KEYWORD), None)
     return ForwardSignature(
-        positional=tuple(one.name for one in parameters if one.kind is kinds.POSITIONAL_OR_KEYWORD),
-        keyword_only=tuple(one.name for one in only),
-        required_keywords=tuple(one.name for one in only if one.default is kinds.empty),
-        takes_args=any(one.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for one in parameters),
-        takes_kwargs=rest is not None,
-        kwargs_annotation=None if rest is None else rest.annotation,
+        positional=tuple(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_OR_KEYWORD),
+        keyword_only=tuple(parameter.name for parameter in keyword_only),
+        required_keywords=tuple(parameter.name for parameter in keyword_only if parameter.default is kinds.empty),
+        takes_args=any(parameter.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for parameter in parameters),
+        takes_kwargs=var_keyword is not None,
+        kwargs_annotation=None if var_keyword is None else var_keyword.annotation,
     )
 
 
@@ -104,8 +104,8 @@ def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None
     for names in (signature.required_keywords, signature.keyword_only):
         if len(names) == 1:
             return InputKey(names[0])
-    known = ", ".join(signature.keyword_only) or "none by name"
+    keywords = ", ".join(signature.keyword_only) or "none by name"
     raise InputError(
-        f"the forward of {type(model).__name__} takes keywords only ({known}): say which one is the image, as "
+        f"the forward of {type(model).__name__} takes keywords only ({keywords}): say which one is the image, as "
         f"input_key='image' in the constructor of the method"
     )

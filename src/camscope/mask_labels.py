@@ -48,8 +48,8 @@ class LabelImage:
     def mask_of_labels(self, labels: Iterable[str]) -> NDArray[np.bool_]:
         """(*S): where the label is one of these."""
         names = set(labels)
-        wanted = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
-        return np.isin(self.values, wanted)
+        values = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
+        return np.isin(self.values, values)
 
     def _format_label(self, value: Any) -> str:
         return f"#{int(value):06x}" if self.is_color else f"{float(value):.9g}"
@@ -94,8 +94,8 @@ def _normalize_label(name: str) -> str:
 
 def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, ...]:
     """A choice as it was given, as names, each once."""
-    given = [categories] if isinstance(categories, str | int) else list(categories)
-    return tuple(dict.fromkeys(str(name) for name in given))
+    names = [categories] if isinstance(categories, str | int) else list(categories)
+    return tuple(dict.fromkeys(str(name) for name in names))
 
 
 def choose_categories(

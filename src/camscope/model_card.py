@@ -45,10 +45,10 @@ def compute_model_digest(model: nn.Module) -> str:
     fingerprint = tuple(
         (name, value.data_ptr(), _tensor_version(value), _sample_values(value)) for name, value in state
     )
-    known = _digests.get(model)
-    if known is None or known[0] != fingerprint:
-        known = _digests[model] = (fingerprint, _hash_state(state))
-    return known[1]
+    cached = _digests.get(model)
+    if cached is None or cached[0] != fingerprint:
+        cached = _digests[model] = (fingerprint, _hash_state(state))
+    return cached[1]
 
 
 def _tensor_version(value: Tensor) -> int:

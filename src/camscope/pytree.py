@@ -27,15 +27,15 @@ def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
     """A copy of the structure, of the same types, with another tensor at one path; the original stays as it is."""
     if not path:
         return leaf
-    key, rest = path[0], path[1:]
+    key, subpath = path[0], path[1:]
     if isinstance(value, tuple):
-        items = [replace_leaf(item, rest, leaf) if i == key else item for i, item in enumerate(value)]
+        items = [replace_leaf(item, subpath, leaf) if i == key else item for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     changed = copy.copy(value)
     if isinstance(value, Mapping | list):
-        changed[key] = replace_leaf(value[key], rest, leaf)
+        changed[key] = replace_leaf(value[key], subpath, leaf)
     else:
-        object.__setattr__(changed, key, replace_leaf(getattr(value, key), rest, leaf))
+        object.__setattr__(changed, key, replace_leaf(getattr(value, key), subpath, leaf))
     return changed
 
 
@@ -53,7 +53,7 @@ def concatenate_structures(values: Sequence[Any]) -> Any:
         return [part for value in values for part in value]  # one structure a sample, as detectors return
     result, every = values[0], [dict(iter_leaves(value)) for value in values]
     for path, leaf in every[0].items():
-        parts = [found[path] for found in every]
+        parts = [leaves[path] for leaves in every]
         result = replace_leaf(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
     return result
 
@@ -69,13 +69,15 @@ def describe_unsupported_tensor(tensor: Tensor) -> str | None:
 
 def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
     """The floating tensor of highest rank in a layer's output: the map; of an attention's (context, weights) the context."""
-    found = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
+    leaves = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
     if output_index is not None:
-        found = [(path, leaf) for path, leaf in found if path[:1] == (output_index,)]
+        leaves = [(path, leaf) for path, leaf in leaves if path[:1] == (output_index,)]
     else:
-        found = [(path, leaf) for path, leaf in found if not _is_attention_weights(leaf, [other for _, other in found])]
-    rank = max((leaf.ndim for _, leaf in found), default=0)
-    best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
+        leaves = [
+            (path, leaf) for path, leaf in leaves if not _is_attention_weights(leaf, [other for _, other in leaves])
+        ]
+    rank = max((leaf.ndim for _, leaf in leaves), default=0)
+    best = [(path, leaf) for path, leaf in leaves if leaf.ndim == rank]
     if len(best) == 1:
         if (kind := describe_unsupported_tensor(best[0][1])) is not None:
             raise LayerError(
@@ -86,9 +88,9 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
         return best[0]
     listing = ", ".join(f"{format_path(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:
-        seen = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
+        dtypes = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
         raise LayerError(
-            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {seen or output!r:.80}"
+            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {dtypes or output!r:.80}"
         )
     raise LayerError(
         f"layer {name!r} returns several tensors: {listing}",

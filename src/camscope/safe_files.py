@@ -141,14 +141,14 @@ def make_write_error(
         advice = "free some space, or choose another place"
     elif error.errno == errno.EFBIG and n_bytes is not None:
         reason = f"{reason} ({plural(n_bytes, 'byte', spec=',')} needed)"
-    made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
-    made.errno = error.errno
-    return made
+    write_error = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
+    write_error.errno = error.errno
+    return write_error
 
 
 def _find_existing_folder(path: Path) -> Path:
     """The folder that the path is in, or the nearest one that exists."""
-    return next(one for one in (*path.absolute().parents, Path()) if one.is_dir())
+    return next(folder for folder in (*path.absolute().parents, Path()) if folder.is_dir())
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def create_folder_atomically(
     path = Path(path)
     there = list(path.iterdir()) if path.is_dir() else []
     if os.path.lexists(path) and (
-        not path.is_dir() or not all(is_replaceable and is_replaceable(one) for one in there)
+        not path.is_dir() or not all(is_replaceable and is_replaceable(file) for file in there)
     ):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     make_folder(path.parent)
@@ -172,8 +172,8 @@ def create_folder_atomically(
             sibling.mkdir()
         yield sibling
         with _write_errors_converted(path):
-            for one in there:
-                one.unlink()
+            for file in there:
+                file.unlink()
             sibling.replace(path)
     except BaseException:
         shutil.rmtree(sibling, ignore_errors=True)
@@ -185,7 +185,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        file = next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor))
         raise OutputError(f"{file} is a file, not a folder; choose another place") from None
     except OSError as error:
         raise make_write_error(path, error) from error

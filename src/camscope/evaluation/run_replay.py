@@ -69,7 +69,7 @@ class RunReplay:
         require_unchanged(row, source)
         made = self.run.run_info["run_config"]
         item = prepare_input(
-            source, self.input_explainer, InputOptions(reduced_decoding=made["reduced"], window=made.get("window"))
+            source, self.input_explainer, InputOptions(reduced_decoding=made["reduced_decoding"], window=made.get("window"))
         )
         size, place = tuple(item.x.shape[1:]), item.placement
         there = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))

@@ -118,7 +118,10 @@ def summarize_values(
     kept = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
     made: dict[str, list[MethodSummary]] = {}
     for pair in (
-        table.select(["metric", "imputation"]).group_by(["metric", "imputation"], use_threads=False).aggregate([]).to_pylist()
+        table.select(["metric", "imputation"])
+        .group_by(["metric", "imputation"], use_threads=False)
+        .aggregate([])
+        .to_pylist()
     ):
         name, fill = pair["metric"], pair["imputation"]  # the rows of one pair at a time, which are dicts for as long
         if metrics is not None and name not in metrics:
@@ -177,7 +180,9 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    filled = compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    filled = (
+        compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    )
     return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(filled, False))
 
 

@@ -172,11 +172,13 @@ def _infer_layout_kind(
             return CHANNELS_FIRST
         if len(fitting) == 2:
             break
-    known = [kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))]
-    if len(known) == 1:
-        return known[0]
+    fitting_kinds = [
+        kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))
+    ]
+    if len(fitting_kinds) == 1:
+        return fitting_kinds[0]
     if (
-        CHANNELS_FIRST in known and not hints.works_on_last_axis
+        CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis
     ):  # convolutions made the grid, and nothing moved their channels
         return CHANNELS_FIRST
     raise LayerError(
@@ -246,30 +248,32 @@ def _infer_token_layout(
             remedy=Remedy.SET_LAYOUT,
         )
     if grids or framed:
-        own, *merged = (
+        unmerged, *merged = (
             _iter_halved_grids(grids) if grids else [set(framed)]
         )  # of each frame: no tokens of several are merged
-        joined = [grid for grid in own if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
-        found = (
-            _find_grids_with_prefix(shape[1], own)
+        joined = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
+        fitting = (
+            _find_grids_with_prefix(shape[1], unmerged)
             or joined
             or next(filter(None, (_find_grids_with_prefix(shape[1], level, (1,)) for level in merged)), [])
         )
-        choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
+        candidates = [grid for grid in fitting if math.prod(grid) == math.prod(fitting[0])]
     else:
         patches = _list_patch_grids(size)
-        found = _find_grids_with_prefix(shape[1], patches)
-        choice = found if len(found) == 1 else [grid for grid in found if patches[grid] and math.prod(grid) >= 16]
-    if len(choice) != 1:
-        known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
+        fitting = _find_grids_with_prefix(shape[1], patches)
+        candidates = (
+            fitting if len(fitting) == 1 else [grid for grid in fitting if patches[grid] and math.prod(grid) >= 16]
+        )
+    if len(candidates) != 1:
+        listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
         raise LayerError(
-            f"output {shape} as tokens of an input of {size}: grids that fit: {known}",
+            f"output {shape} as tokens of an input of {size}: grids that fit: {listing}",
             fix=LAYOUT_FIX,
             remedy=Remedy.SET_LAYOUT,
         )
-    cells = math.prod(choice[0])
+    cells = math.prod(candidates[0])
     before = hints.count_tokens_before(shape[1], cells)
-    return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
+    return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
@@ -306,15 +310,15 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
         if not hints.grids
         else _iter_halved_grids([g for g in hints.grids if len(g) == len(size)])
     )
-    found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
-    if len(found) != 1:
-        known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
+    fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
+    if len(fitting) != 1:
+        listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
         raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {known}",
+            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {listing}",
             fix=fix,
             remedy=Remedy.SET_LAYOUT,
         )
-    return Layout(TOKENS, found[0], positions[0])
+    return Layout(TOKENS, fitting[0], positions[0])
 
 
 def _find_grids_with_prefix(
@@ -322,9 +326,9 @@ def _find_grids_with_prefix(
 ) -> list[Grid]:
     """Grids with as many cells as there are tokens, or a few less, which are the prefix: the largest first."""
     for prefix in max_prefixes:
-        found = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
-        if found:
-            return sorted(found, key=math.prod, reverse=True)
+        fitting = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
+        if fitting:
+            return sorted(fitting, key=math.prod, reverse=True)
     return []
 
 
@@ -334,9 +338,9 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
     for _ in range(MAX_HALVINGS):
         yield level
         level = {
-            (*grid[:kept], *(-(-cells // 2) if up else cells // 2 for cells in grid[kept:]))
+            (*grid[:n_leading], *(-(-cells // 2) if up else cells // 2 for cells in grid[n_leading:]))
             for grid in level
-            for kept in {0, max(0, len(grid) - 2)}
+            for n_leading in {0, max(0, len(grid) - 2)}
             for up in (False, True)
         }
 
@@ -362,7 +366,7 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
 
 def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
     """Grids of square patches over the input, and whether the patches tile it exactly."""
-    found: dict[Grid, bool] = {}
+    is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)
         for grid in {
@@ -370,8 +374,8 @@ def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
             tuple(-(-pixels // patch) for pixels in input_size),
         }:
             if math.prod(grid) > 1:
-                found[grid] = found.get(grid, False) or exact
-    return found
+                is_exact[grid] = is_exact.get(grid, False) or exact
+    return is_exact
 
 
 CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)

@@ -113,8 +113,11 @@ def get_cached_result(
 def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
     """Whether anything is known already of any call of a layer for inputs of this size."""
     with _lock:
-        found = _cached_results(model, location)
-        return any((one.output_index, known) == (location.output_index, tuple(size)) for one, known, _ in found)
+        results = _cached_results(model, location)
+        return any(
+            (cached_location.output_index, cached_size) == (location.output_index, tuple(size))
+            for cached_location, cached_size, _ in results
+        )
 
 
 def cache_result(
@@ -130,10 +133,10 @@ def _cached_results(
     model: nn.Module, location: OutputLocation
 ) -> dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult]:
     of_model: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
-    found: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = of_model.setdefault(
+    results: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = of_model.setdefault(
         find_layer(model, location.layer)[1], {}
     )
-    return found
+    return results
 
 
 def probe_layout(
@@ -153,8 +156,8 @@ def probe_layout(
     layers. `input_shares`: which part of its own plane a model that pads takes from the input, by axis.
     """
     size = x.shape[1:]
-    known = [get_cached_result(model, place, size, layout) for place in locations]
-    if None in known:
+    cached = [get_cached_result(model, place, size, layout) for place in locations]
+    if None in cached:
         with (
             hooks_muted(model),
             _evaluation_with_rng_restored(model, x),
@@ -175,8 +178,8 @@ def probe_layout(
                 unknown, rows or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown), strict=True
             ):
                 cache_result(model, place, size, layout, finding)
-        known = [get_cached_result(model, place, size, layout) for place in locations]
-    return [finding for finding in known if finding is not None]
+        cached = [get_cached_result(model, place, size, layout) for place in locations]
+    return [finding for finding in cached if finding is not None]
 
 
 def probe_outputs(
@@ -346,7 +349,7 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
 def _judge_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
 ) -> ProbeResult:
-    rows = [None if one is None else _flatten_positions(one, layout) for one in outputs]
+    rows = [None if output is None else _flatten_positions(output, layout) for output in outputs]
     usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
         return ProbeResult(LayoutVerdict.UNDECIDED)
@@ -386,9 +389,9 @@ def judge_distances(
 
     blocks_here = block_of_cell[cells]
     here = _subtract_mean(reaction[:, start + cells])
-    own, spread = _score_agreement(here, labels[blocks_here], blocks_here)
+    score, spread = _score_agreement(here, labels[blocks_here], blocks_here)
     local = float(here.amax(0).mean())
-    agreement, z = own / local if local > 0 else 0.0, own / spread
+    agreement, z = score / local if local > 0 else 0.0, score / spread
     few = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
 
     best = max(_score_other_layouts(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
@@ -398,7 +401,7 @@ def judge_distances(
     if order.is_sure:
         if few and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
             return ProbeResult(LayoutVerdict.VERIFIED)
-        if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED_Z_AND_AGREEMENT):
+        if score >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED_Z_AND_AGREEMENT):
             return ProbeResult(LayoutVerdict.VERIFIED)
     if order.is_wrong and not few:
         return ProbeResult(
@@ -410,7 +413,7 @@ def judge_distances(
     elsewhere = (
         best[0] >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION)
         and best[1] >= MIN_OTHER_LAYOUT_Z
-        and best[1] - own / spread >= MIN_OTHER_LAYOUT_LEAD
+        and best[1] - score / spread >= MIN_OTHER_LAYOUT_LEAD
     )
     is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
     is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(here))
@@ -456,8 +459,8 @@ def _compare_orders(
     fitting = _iter_other_orders(reaction, field, similar=False)
     likeness = _iter_other_orders(field, field, similar=True)
     unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE
-    for (found, other), (same, _) in zip(fitting, likeness, strict=True):
-        told_apart = found[same < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
+    for (correlations, other), (same, _) in zip(fitting, likeness, strict=True):
+        told_apart = correlations[same < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
         if len(told_apart) and (strict or other in WHOLE_GRID_ORDERS):
             best = float(told_apart.max())
             ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE) / unexplained)
@@ -466,11 +469,11 @@ def _compare_orders(
     # as many tokens out of place as leave so much unexplained cost as much agreement; uneven reactions in place do not
     agreement = float(reaction.flatten(1).gather(0, labels[None])[0, covered].sum())
     agreement /= float(reaction.flatten(1).amax(0)[covered].sum())
-    rest = (
+    residual = (
         (reaction - reaction.new_tensor(fit * size / float(field.norm())) * field).square().sum(0).reshape(-1)[covered]
     )
-    patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(rest.median()) < MAX_PATCHY_MEDIAN_RATIO * float(
-        rest.mean()
+    patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(residual.median()) < MAX_PATCHY_MEDIAN_RATIO * float(
+        residual.mean()
     )
     patchy = patchy and agreement < PATCHY_AGREEMENT
     in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED_SHARE)
@@ -498,15 +501,18 @@ def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Ite
 
     `similar`: as parts of the product of the field with itself, and of those cells only that are elsewhere.
     """
-    own = (reaction * field).sum()
+    same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
     def of_orders(change: Tensor, moved: Tensor) -> Tensor:
-        return 1 + change / moved.clamp(min=1e-12) if similar else own + change
+        return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
 
     for axis in axes:
-        lines, others = (one.movedim(axis, 1).reshape(N_RUNS, one.shape[axis], -1) for one in (reaction, field))
-        products = torch.einsum("pic,pjc->ij", lines, others)
+        reaction_lines, field_lines = (
+            field_or_reaction.movedim(axis, 1).reshape(N_RUNS, field_or_reaction.shape[axis], -1)
+            for field_or_reaction in (reaction, field)
+        )
+        products = torch.einsum("pic,pjc->ij", reaction_lines, field_lines)
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
@@ -522,10 +528,10 @@ def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Ite
             yield of_orders(change, moved), "with every other line backwards"
         if len(line) > 1:
             rolled = torch.stack([(reaction * field.roll(by, axis)).sum() for by in range(1, len(line))])
-            yield of_orders(rolled - own, own[None]), "moved on by some lines"
+            yield of_orders(rolled - same_order, same_order[None]), "moved on by some lines"
     if field.ndim == 3:
         turned = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield of_orders(turned - own, own[None]), "read by columns"
+        yield of_orders(turned - same_order, same_order[None]), "read by columns"
 
 
 def _subtract_mean(values: Tensor) -> Tensor:
@@ -569,18 +575,18 @@ def _score_other_layouts(
         if start == layout.prefix or int(inside.sum()) * 2 < len(cells) or int(inside.sum()) < 2:
             continue
         block = block_of_cell[cells[inside]]
-        found, spread = _score_agreement(_subtract_mean(reaction[:, start + cells[inside]]), labels[block], block)
+        agreement, spread = _score_agreement(_subtract_mean(reaction[:, start + cells[inside]]), labels[block], block)
         fits = 0 <= start <= length - count
         name = (
             str(Layout(TOKENS, layout.grid, start))
             if fits
             else f"cells {plural(start - layout.prefix, 'token', spec='+d')} off"
         )
-        yield found, found / spread, name
+        yield agreement, agreement / spread, name
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         block = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
-        found, spread = _score_agreement(_subtract_mean(reaction[:, layout.prefix + cells]), labels[block], block)
-        yield found, found / spread, f"{layout} read by columns"
+        agreement, spread = _score_agreement(_subtract_mean(reaction[:, layout.prefix + cells]), labels[block], block)
+        yield agreement, agreement / spread, f"{layout} read by columns"
 
 
 def _iter_candidate_starts(length: int, count: int, prefix: int) -> Iterator[int]:

@@ -91,16 +91,16 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 
     It fills while the model runs. Tokens are joined where there are parameters (1,T,K): class tokens, or positions.
     """
-    seen = LayoutHints()
+    hints = LayoutHints()
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
-            seen.grids.add(tuple(output.shape[2:]))
+            hints.grids.add(tuple(output.shape[2:]))
 
     def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
-            seen.works_on_last_axis = True
-            seen.sequence_lengths.add(math.prod(output.shape[1:-1]))
+            hints.works_on_last_axis = True
+            hints.sequence_lengths.add(math.prod(output.shape[1:-1]))
 
     for module in unwrap(model).modules():
         if isinstance(module, GRID_MODULES):
@@ -109,10 +109,10 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
             scope.callback(module.register_forward_hook(thread_local_hook(note_last_axis)).remove)
     embeds = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
     if embeds or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
-        scope.enter_context(ConcatRecorder(seen.concat_lengths))
-    record_image_tokens(model, scope, seen.image_token_positions)
-    record_text_lengths(model, scope, seen.text_lengths)
-    return seen
+        scope.enter_context(ConcatRecorder(hints.concat_lengths))
+    record_image_tokens(model, scope, hints.image_token_positions)
+    record_text_lengths(model, scope, hints.text_lengths)
+    return hints
 
 
 def infer_layer_layout(
@@ -127,11 +127,11 @@ def infer_layer_layout(
 
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
-    found = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
+    inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
     reason = (
         ""
         if layout
-        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), found, x.shape, hints)
+        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), inferred, x.shape, hints)
     )
     if reason:
         raise LayerError(
@@ -141,12 +141,12 @@ def infer_layer_layout(
         )
     merged = _token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
-    if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
+    if merged > 1 and inferred.kind == TOKENS and layout is None and math.prod(inferred.grid) * merged > patches:
         raise LayerError(
             f"the {plural(output.shape[1], 'token')} are kept window by window, and not in rows, until they are merged to "
             f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
         )
-    return found
+    return inferred
 
 
 def _infer_layout_at(
@@ -222,11 +222,11 @@ def find_spatial_layers(
         finished.pop(name, None)
         with suppress(LayerError):
             tensor = find_main_tensor(name, output)[1]
-            made = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
-            finished[name] = tensor.shape, made, not made and has_attention_rows(tensor)
+            is_map = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
+            finished[name] = tensor.shape, is_map, not is_map and has_attention_rows(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
-        seen = record_layout_hints(model, hooks)
+        hints = record_layout_hints(model, hooks)
         inner = unwrap(model)
         ops = hooks.enter_context(SpatialMapTracker(inner, input_shape[2:])) if is_interception_exact(inner) else None
         for name, module in unwrap(model).named_modules():
@@ -234,25 +234,25 @@ def find_spatial_layers(
                 hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
                 hooks.add_handle(module.register_forward_hook(hook))
         forward()
-    found = []
-    for name, (shape, made, weights) in finished.items():
+    layers = []
+    for name, (shape, is_map, weights) in finished.items():
         with suppress(LayerError):
-            layout = _infer_layout_at(model, name, shape, input_shape, seen)
-            made = made and layout.kind == CHANNELS_FIRST
+            layout = _infer_layout_at(model, name, shape, input_shape, hints)
+            is_map = is_map and layout.kind == CHANNELS_FIRST
             if math.prod(layout.grid) > 1 and not _find_reason_no_grid(
-                model, name, shape, weights, layout, input_shape, seen
+                model, name, shape, weights, layout, input_shape, hints
             ):
-                found += [SpatialLayer(name, layout, made, find_doubt_reason(model, layout, shape, seen))]
-    return found
+                layers += [SpatialLayer(name, layout, is_map, find_doubt_reason(model, layout, shape, hints))]
+    return layers
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
     """What to do about the last layer with maps of each frame of a video, or instance of a bag; "" without such a layer."""
-    found: list[str] = []
+    remedies: list[str] = []
 
     def note(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
-            found.append(f"layer {name!r}: {remedy}")
+            remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
         for name, module in unwrap(model).named_modules():
@@ -263,7 +263,7 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
                     )
                 )
         forward()
-    return found[-1] if found else ""
+    return remedies[-1] if remedies else ""
 
 
 def drop_contradicted_layers(
@@ -287,11 +287,11 @@ def _probe_layer(
     """What is found of a layer's layout; the same passes look at the others that have the same one."""
     if layer.by_construction:
         return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
-    alike = [
+    locations = [
         OutputLocation(layer.name),
-        *(OutputLocation(one.name) for one in other_layers if one.layout == layer.layout),
+        *(OutputLocation(other.name) for other in other_layers if other.layout == layer.layout),
     ]
-    finding = probe_layout(model, list(dict.fromkeys(alike)), layer.layout, x, forward)[0]
+    finding = probe_layout(model, list(dict.fromkeys(locations)), layer.layout, x, forward)[0]
     if finding.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
         return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
     return finding
@@ -366,7 +366,7 @@ def _compute_score_gradients(
             tap.backward(scores)
         except LayerError:
             return {}
-        return {name: found for name in names if (found := tap.select_call(name).gradient) is not None}
+        return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
@@ -385,7 +385,7 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
     """Those of the part that makes features of the image, before a head makes an answer at every place."""
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
-    bodies = [f"{name}.body" for name in shallow if any(one.name.startswith(f"{name}.body.") for one in layers)]
+    bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
     for part in (*bodies, *shallow):
         if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
             return inside

@@ -62,8 +62,10 @@ def redact_file_names(source: str) -> str:
     """
     spec, several, _ = source.partition(", weights=")
     library, colon, name = spec.partition(":")
-    known = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
-    bare = spec if known or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
+    is_library_name = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
+    bare = (
+        spec if is_library_name or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
+    )
     return f"{bare}, with weights" if several else bare
 
 
@@ -98,6 +100,6 @@ def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     if weights is not None and weights != RANDOM_WEIGHTS:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
     size, mean, std = PREPROCESSING
-    way = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
-    categories = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
-    return model, ModelCard(format_model_source("phantom", weights), way, categories, "layer4")
+    preprocess = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
+    class_names = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
+    return model, ModelCard(format_model_source("phantom", weights), preprocess, class_names, "layer4")

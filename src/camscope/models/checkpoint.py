@@ -39,8 +39,10 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
     for content in [raw, *(raw.get(key) for key in STATE_DICT_KEYS if isinstance(raw, Mapping))]:
         if isinstance(content, Mapping) and content and all(map(_is_tensor_entry, content.items())):
             return dict(content)
-    found = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
-    raise WeightsError(f"{path} holds {found}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}")
+    contents = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    raise WeightsError(
+        f"{path} holds {contents}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}"
+    )
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
@@ -49,13 +51,13 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     A prefix of DataParallel or `torch.compile` is removed, and numbers are cast to the model's precision. A model that
     raises the error has the weights that it had before.
     """
-    own = _get_model_tensors(model)
-    if lazy := [name for name, value in own.items() if is_lazy(value)]:
+    model_tensors = _get_model_tensors(model)
+    if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
         raise WeightsError(
             f"{type(model).__name__} has no shape yet for {_format_names(lazy)}: call it once on an input first"
         )
-    state = strip_wrapper_prefix(state, own)
-    other = [name for name in state.keys() & own.keys() if not _is_loadable(state[name], own[name])]
+    state = strip_wrapper_prefix(state, model_tensors)
+    other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
     with _weights_restored_on_error(model):
         try:
@@ -64,7 +66,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
             raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
         missing = [name for name in missing if name not in other]
         shapes = [
-            f"{name} {_format_shape_and_dtype(state[name])} instead of {_format_shape_and_dtype(own[name])}"
+            f"{name} {_format_shape_and_dtype(state[name])} instead of {_format_shape_and_dtype(model_tensors[name])}"
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
@@ -80,7 +82,9 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
 
     What fits is known only after `load_state_dict`: modules may rename and convert tensors in load hooks.
     """
-    groups: list[dict[str, Any]] = [group for one in model.modules() for group in (one._parameters, one._buffers)]
+    groups: list[dict[str, Any]] = [
+        group for module in model.modules() for group in (module._parameters, module._buffers)
+    ]
     members = [dict(group) for group in groups]
     tensors = {tensor for group in members for tensor in group.values() if tensor is not None}
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -104,8 +108,8 @@ def build_for_checkpoint(
     `build`: number of classes (None: the usual one) -> module.
     """
     model = build(None)
-    own = _get_model_tensors(model)
-    classes = _find_checkpoint_class_count(strip_wrapper_prefix(state, own), own)
+    model_tensors = _get_model_tensors(model)
+    classes = _find_checkpoint_class_count(strip_wrapper_prefix(state, model_tensors), model_tensors)
     if classes is not None:
         model = build(classes)
     load_state_dict_strictly(model, state, source)

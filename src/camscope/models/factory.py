@@ -91,8 +91,8 @@ def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], 
     function: object = getattr(module, name, None)
     if callable(function):
         return function
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    offered = ", ".join(key for key in own if callable(getattr(module, key)) and not key.startswith("_"))
+    local_names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    offered = ", ".join(key for key in local_names if callable(getattr(module, key)) and not key.startswith("_"))
     raise ModelError(f"{location} has no function {name!r}; it has: {offered or 'none'}")
 
 
@@ -107,20 +107,20 @@ def _read_model_facts(
     module: ModuleType, name: str, location: str
 ) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
     """Preprocessing, categories and target layer, as far as the module says."""
-    said = {
+    declared = {
         key: _get_declared_dict(module, key, location).get(name)
         for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")
     }
-    categories = None if said["CATEGORIES"] is None else tuple(map(str, said["CATEGORIES"]))
-    layer = None if said["TARGET_LAYER"] is None else str(said["TARGET_LAYER"])
-    return _build_preprocess(said["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), categories, layer
+    class_names = None if declared["CATEGORIES"] is None else tuple(map(str, declared["CATEGORIES"]))
+    layer = None if declared["TARGET_LAYER"] is None else str(declared["TARGET_LAYER"])
+    return _build_preprocess(declared["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), class_names, layer
 
 
 def _get_declared_dict(module: ModuleType, key: str, location: str) -> dict[str, Any]:
-    said = getattr(module, key, {})
-    if not isinstance(said, dict):
-        raise ModelError(f"{location}: {key} is a {type(said).__name__}; expected a dict by function name")
-    return said
+    declared = getattr(module, key, {})
+    if not isinstance(declared, dict):
+        raise ModelError(f"{location}: {key} is a {type(declared).__name__}; expected a dict by function name")
+    return declared
 
 
 def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:

@@ -108,10 +108,10 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
     named = VISION_TOWER_BY_CLASS.get(named, named)
     if named.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, named):
         return getattr(transformers, named)
-    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    if type(config) not in known:
+    classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in classifiers:
         raise ValueError(f"a {type(config).__name__} of {named or 'no class'}")
-    classifier = known[type(config)]
+    classifier = classifiers[type(config)]
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
@@ -123,7 +123,7 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
         classes = {stored[0] for _, stored, _ in report["mismatched_keys"] if len(stored)}
-        heads = all(tuple(stored[1:]) == tuple(own[1:]) for _, stored, own in report["mismatched_keys"])
+        heads = all(tuple(stored[1:]) == tuple(expected[1:]) for _, stored, expected in report["mismatched_keys"])
         if not usual or not heads or len(classes) != 1:
             _check_loading_report(report, str(weights))
             return fresh, usual
@@ -192,9 +192,9 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"clip:{name} is no model of images and texts that transformers can build: {error}") from error
     tower = ImageTower(whole.float())
-    way = load_preprocessing(transformers, source)
+    preprocess = load_preprocessing(transformers, source)
     return tower, ModelCard(
-        format_model_source(f"clip:{name}", weights), way, embed_text=_create_text_encoder(whole, tokens)
+        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(whole, tokens)
     )
 
 
@@ -219,11 +219,11 @@ def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Ten
 
     def encode(text: str) -> Tensor:
         """(D,)"""
-        given = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
+        inputs = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
         here = next(full_model.parameters()).device
         with torch.no_grad():
             return _extract_embedding(
-                full_model.get_text_features(**{key: value.to(here) for key, value in given.items()})
+                full_model.get_text_features(**{key: value.to(here) for key, value in inputs.items()})
             )[0]
 
     return encode

@@ -63,9 +63,9 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
             model, usual = _load_published_torchvision(builder, published, name), True
         else:
             model, usual = _build_torchvision(builder, weights)
-    categories = tuple(published.meta.get("categories", ())) if usual else ()
-    way = as_preprocess(published.transforms())
-    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), way, categories or None)
+    class_names = tuple(published.meta.get("categories", ())) if usual else ()
+    preprocess = as_preprocess(published.transforms())
+    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
 
 
 def _find_torchvision_builder(name: str) -> ModelBuilder:

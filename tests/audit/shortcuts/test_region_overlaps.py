@@ -88,7 +88,7 @@ def test_one_patient_is_one(many, words):
     )
     told = list(list_warnings(summary))
     assert any(one.startswith(words) for one in told)
-    assert any(one.startswith("1 image lacks a map" if many == 1 else "2 images lack a map") for one in told)
+    assert any(one.startswith("1 image lacks the map" if many == 1 else "2 images lack the map") for one in told)
 
 
 def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_for_many():

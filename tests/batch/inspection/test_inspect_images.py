@@ -802,7 +802,7 @@ def test_a_mask_that_needs_a_choice_says_its_labels_and_the_option(planted, kind
     made = inspect_images(planted.list(), class_names=["0", "1"])
     (found,) = made.issues
     assert (found.code, found.severity, found.n_rows, dict(found.row_counts)) == (code, "note", count, details)
-    assert "--categories of camscope evaluate" in found.message
+    assert "--category of camscope evaluate" in found.message
     assert "{ file = …, category = … } in an audit" in found.message
     assert made.value_counts["mask"] == {"ok": 4}, "it can be used, once a label is chosen"
-    assert "--categories of camscope evaluate" in " ".join(command(planted.list()).stdout.split())
+    assert "--category of camscope evaluate" in " ".join(command(planted.list()).stdout.split())

@@ -68,6 +68,7 @@ class MaskSource(_ConfigTable):
         column: A column of the manifest with masks, boxes or points; in place of `file`.
         category: The categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where
             the source has several.
+
     """
 
     file: str | None = None
@@ -104,6 +105,7 @@ class DataConfig(_ConfigTable):
         annotation_protocol: Who labeled and located the findings, as free text.
         max_images: The largest number of audited images, drawn by the seed.
         window: The window of CT images, as "center,width".
+
     """
 
     manifest: str
@@ -190,6 +192,7 @@ class RegionsConfig(_ConfigTable):
         presets: The names of the regions to detect, in place of those of the modality.
         columns: Name -> a column or `MaskSource` with the masks of a marker that only some images have.
         organ: A column or `MaskSource` with the masks of the organ that contains the finding.
+
     """
 
     modality: Modality | None = None
@@ -212,6 +215,7 @@ class Margins(_ConfigTable):
         leakage_auroc: The AUROC of a linear probe below which the features do not encode a column.
         reliance_prevalence: The share of patients in whom a reliance may be missed. The absence of a reliance is claimed
             only with enough patients to observe such a share with 95 % certainty (59 for 0.05).
+
     """
 
     effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
@@ -264,6 +268,7 @@ class Config(_ConfigTable):
         ... })
         >>> config.margins.useful_auroc
         0.7
+
     """
 
     title: str = "Model audit"

@@ -30,6 +30,7 @@ class EstimateSummary(SchemaModel):
         interval_method: The method of the interval; "" where there is none.
         unit: What `n_values` counts.
         n_groups_by_role: For insertions, whose values belong to several patients each, the number of patients in each role.
+
     """
 
     value: float | None = None
@@ -91,6 +92,7 @@ class AnnotationSource(SchemaModel):
         source: The kind of the source.
         categories: The categories that count; empty for boxes, points, and masks of one label.
         excluded_categories: The categories of a COCO file that do not count.
+
     """
 
     name: str
@@ -239,6 +241,7 @@ class MetricSummary(SchemaModel):
     Attributes:
         difference_to_control: The paired difference to the best control, with a sign such that more is better.
         max_value: For enrichment, the value of a map that lies inside the mask completely, 1 / area.
+
     """
 
     metric: str
@@ -282,6 +285,7 @@ class RandomizationSimilarity(SchemaModel):
         null_high: The upper end of the similarity of maps of different images.
         passes: Whether the maps change enough; None where nothing can be compared.
         final_similarity: The similarity after the last step, with its interval by patient.
+
     """
 
     name: str
@@ -366,6 +370,7 @@ class ColumnLeakage(SchemaModel):
     Attributes:
         null_max: The largest AUROC under permuted labels.
         is_decodable: Whether the interval lies above 0.5 and no permutation reached the AUROC.
+
     """
 
     column: str
@@ -384,6 +389,7 @@ class MapCluster(SchemaModel):
         attribution_mass: Region -> the mean share of its maps in the region.
         missed_share: The share of its images with a probability below 0.5.
         associated_columns: The subgroup levels that are more frequent in it, as text.
+
     """
 
     number: int
@@ -432,6 +438,7 @@ class ShortcutResult(StageResult):
     Attributes:
         region_counts: Region -> the number of images that have it.
         markers_by_finding: Finding -> the regions that only some images have.
+
     """
 
     region_counts: dict[str, int] = Field(default_factory=dict)
@@ -462,6 +469,7 @@ class Verdict(SchemaModel):
         rule: The rule of the conclusion.
         reason: Why the conclusion is not a clear one.
         section: The section of the report with the numbers.
+
     """
 
     question: str

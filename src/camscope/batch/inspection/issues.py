@@ -85,17 +85,17 @@ ISSUES: dict[str, tuple[Severity, str]] = {
     "exif-rotation": ("note", "rotated or mirrored by EXIF; the images are read upright"),
     "mask-labels": (
         "note",
-        "several labels in a mask: choose with --categories of camscope evaluate, or { file = …, category = … } in an audit; "
+        "several labels in a mask: choose with --category of camscope evaluate, or { file = …, category = … } in an audit; "
         "all merges them",
     ),
     "mask-levels": (
         "note",
         "more gray levels in a mask than labels, as JPEG and soft edges produce: save it as PNG with two values, or choose "
-        "all nonzero pixels with --categories of camscope evaluate, or { file = …, category = … } in an audit",
+        "all nonzero pixels with --category of camscope evaluate, or { file = …, category = … } in an audit",
     ),
     "mask-labels-differ": (
         "note",
-        "masks with one label, which is not the label of most masks: choose with --categories of camscope evaluate, or "
+        "masks with one label, which is not the label of most masks: choose with --category of camscope evaluate, or "
         "{ file = …, category = … } in an audit",
     ),
     "no-mask": ("note", "no mask, while other images have one"),

@@ -144,18 +144,23 @@ class LayerExplainer(LayerSelectionMixin):
         One more forward pass wherever the layer that is chosen changes: questions of places may have several. What only
         combines does so at once, so that one score's gradients are held; the others follow, without hooks.
         """
-        own = [tool for tool in explainers if isinstance(tool, LayerExplainer)]
-        chooser = next((tool for tool in own if tool.layer is None), None)
+        layer_explainers = [explainer for explainer in explainers if isinstance(explainer, LayerExplainer)]
+        chooser = next((explainer for explainer in layer_explainers if explainer.layer is None), None)
         chosen = [chooser and chooser.choose_layer_name(x, score) for score in scores]
-        made: list[list[AttributionMaps | DeferredMap | CamscopeError]] = [[] for _ in own]
+        results: list[list[AttributionMaps | DeferredMap | CamscopeError]] = [[] for _ in layer_explainers]
         for unnamed, numbers in groupby(range(len(scores)), chosen.__getitem__):
-            layers, some = [str(tool.layer or unnamed) for tool in own], [scores[i] for i in numbers]
-            with SharedPass(own, layers, x, some) as shared:
+            layers, some = (
+                [str(explainer.layer or unnamed) for explainer in layer_explainers],
+                [scores[i] for i in numbers],
+            )
+            with SharedPass(layer_explainers, layers, x, some) as shared:
                 for i in range(len(some)):
                     for t, features in shared.iter_features(i):
-                        compute = partial(own[t]._combine_to_maps, features)
-                        made[t].append(compute if own[t].runs_model else compute_or_return_error(compute))
-        return made
+                        compute = partial(layer_explainers[t]._combine_to_maps, features)
+                        results[t].append(
+                            compute if layer_explainers[t].runs_model else compute_or_return_error(compute)
+                        )
+        return results
 
     def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
         with features.score.score_range_tracked() as scores:
@@ -177,7 +182,7 @@ class LayerExplainer(LayerSelectionMixin):
             )
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        own = tuple(map(tuple, features.sample_notes))
+        sample_notes = tuple(map(tuple, features.sample_notes))
         return AttributionMaps(
             heat,
             features.layer,
@@ -185,7 +190,7 @@ class LayerExplainer(LayerSelectionMixin):
             zero,
             constant,
             tuple(notes),
-            own,
+            sample_notes,
             layout_unverified=features.layout_unverified,
         )
 

@@ -109,13 +109,14 @@ class GuidedIG(BaselinePathExplainer):
         """(C,*S): where a step leads to, from the gradient at its beginning."""
         if step == self.n_steps:
             return full_precision(end)
-        share, way = step / self.n_steps, subtract_full_precision(start, end)
+        share, direction = step / self.n_steps, subtract_full_precision(start, end)
         low, high = (
-            start + way * min(max(one, 0.0), 1.0) for one in (share - self.max_distance, share + self.max_distance)
+            start + direction * min(max(bound, 0.0), 1.0)
+            for bound in (share - self.max_distance, share + self.max_distance)
         )
         point = torch.where((point - start).abs() < (low - start).abs(), low, point)
         left = (end - point).abs().sum(dtype=torch.float64)
-        needed = left - (1 - share) * way.abs().sum(dtype=torch.float64)
+        needed = left - (1 - share) * direction.abs().sum(dtype=torch.float64)
         shares = allocate_distance((high - point).abs().flatten(), gradient.flatten(), needed, self.fraction)
         return point + (high - point) * shares.view_as(point)
 
@@ -202,7 +203,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         often = picks.bincount().to(evaluator.clean_scores) / self.n_samples
         change = evaluator.clean_scores[sample] - (often * self._score_baselines(evaluator, sample, baselines)).sum()
-        moved = not all(torch.equal(one, x) for one in baselines)
+        moved = not all(torch.equal(baseline, x) for baseline in baselines)
         return PathAttribution(
             (total / self.n_samples).to(full_precision(x).dtype), change, self.n_samples, moved, self.baseline_notes
         )
@@ -216,13 +217,13 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
 
     def _score_baselines(self, evaluator: PerturbedEvaluator, sample: int, baselines: Tensor) -> Tensor:
         """(M,): those of the baselines."""
-        found = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
+        scores = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
 
         def work(part: slice) -> None:
-            found[part] = evaluator.score_variants(sample, baselines[part])
+            scores[part] = evaluator.score_variants(sample, baselines[part])
 
         evaluator.process_chunks(sample, len(baselines), work)
-        return found
+        return scores
 
 
 @register
