@@ -149,8 +149,7 @@ def is_run(source: str) -> bool:
 
 def is_image_source(source: str) -> bool:
     """Whether images are meant, of which there may be many: a folder, a pattern, a manifest, or a dataset's name."""
-    from camscope.batch.sources import TABLE_SUFFIXES
-    from camscope.batch.sources import DATASET_PREFIXES
+    from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 
     path = Path(source)
     if source.startswith(DATASET_PREFIXES) or path.is_dir():

@@ -40,6 +40,7 @@ class MethodSummary:
         n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
 
     Differences are signed so that more is better.
+
     """
 
     metric: str
@@ -126,6 +127,7 @@ def summarize_values(
 
     Raises:
         InputError: There is no such column.
+
     """
     check_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
@@ -214,7 +216,9 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    has_imputation = compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    has_imputation = (
+        compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    )
     return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(has_imputation, False))
 
 
