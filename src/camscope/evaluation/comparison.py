@@ -80,6 +80,7 @@ class ComparisonResult(MethodComparisonData):
 
         Returns:
             The figure.
+
         """
         from camscope.evaluation.comparison_figure import draw_comparison_figure
 
@@ -157,6 +158,7 @@ def compare_methods(
 
     Raises:
         InputError: A name, a column or the ground truth is unknown.
+
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
     ground_truth = resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root)

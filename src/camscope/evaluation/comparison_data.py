@@ -29,6 +29,7 @@ class MethodComparisonData:
         seconds_per_image: The seconds per image of each method.
         n_images: The number of images.
         ground_truth: The annotations, for the figure.
+
     """
 
     run: BatchRun = field(repr=False)

@@ -80,6 +80,7 @@ class GroundTruth(ABC):
         source: A description without file names.
         categories: The categories that count; empty without categories.
         excluded_categories: The categories that do not count.
+
     """
 
     source: str = "masks"
@@ -230,6 +231,7 @@ class CocoAnnotations(GroundTruth):
 
         Returns:
             The annotations.
+
         """
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
@@ -309,6 +311,7 @@ def load_ground_truth(
     Raises:
         InputError: There is no such file, column or folder.
         CategoryError: There are several categories and none is chosen. For masks the first such mask raises it.
+
     """
     path, categories = Path(source), parse_categories(categories)
     if path.suffix.lower() == ".json":

@@ -55,6 +55,7 @@ class MapAgreement:
         keys: The methods in the run's order.
         estimates: The mean correlation of the i-th and the j-th method over images, for i < j.
         equivalent_groups: Groups of methods whose displayed maps are the same for every image.
+
     """
 
     keys: Sequence[MethodKey]

@@ -64,6 +64,7 @@ def generate_maps(
     Raises:
         InputError: The ground truth has an annotation of none of the images.
         RunError: No image has a map in the end.
+
     """
     manifest = sample_manifest(build_manifest(source, root), max_images, seed)
     if masks is not None:

@@ -88,6 +88,7 @@ def evaluate(
     Raises:
         InputError: A metric is unknown or needs an input that is missing, or the model differs from the run's.
         CategoryError: The masks have several categories and none is chosen.
+
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
     selected = select_metrics(metrics, masks is not None, model is not None)
@@ -166,6 +167,7 @@ class EvaluationResult:
 
         Returns:
             A pyarrow table.
+
         """
         store = RunStore(self.folder)
         parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]

@@ -41,6 +41,7 @@ class EvaluationCase:
     Attributes:
         x: (C,*S) the model's input; None if it is not available, with the `reason`.
         is_last_of_image: Whether the image has no further case.
+
     """
 
     x: Tensor | None
@@ -72,6 +73,7 @@ class MapBatch:
         tie_seeds: A seed for each case, the number of its image.
         compute_maps: A function that computes maps of other images by the same method; None if there is none.
         is_control: Whether the maps are control maps.
+
     """
 
     attributions: Tensor
@@ -162,6 +164,7 @@ class ModelMetricEvaluator:
         n_steps: See `evaluate`.
         region_size: See `evaluate`.
         batch_size: Cases that share forward passes.
+
     """
 
     replay: RunReplay

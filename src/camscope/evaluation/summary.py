@@ -40,6 +40,7 @@ class MethodSummary:
         n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
 
     Differences are signed so that more is better.
+
     """
 
     metric: str
@@ -126,6 +127,7 @@ def summarize_values(
 
     Raises:
         InputError: There is no such column.
+
     """
     check_column(table, group_column)
     if "fill" not in table.column_names:  # written before metrics that need the model existed
@@ -153,10 +155,10 @@ def _correct_multiple_comparisons(
     """Correct all differences for the number of comparisons."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
-    n_pairs = sum(
-        comb(len({first.get(line.key, line.key) for line in lines if not line.is_control and line.estimate}), 2)
-        for lines in ranked
-    )
+    method_sets = [
+        {first.get(line.key, line.key) for line in lines if not line.is_control and line.estimate} for lines in ranked
+    ]
+    n_pairs = sum(comb(len(methods), 2) for methods in method_sets)
     n_control_comparisons = sum(
         len({first.get(line.key, line.key) for line in lines if line.difference_to_control is not None})
         for lines in ranked
