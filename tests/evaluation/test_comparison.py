@@ -130,7 +130,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         each.append(stats.spearmanr(one, other).statistic)
     assert found.compute_correlation_matrix()[pair] == pytest.approx(np.mean(each), abs=1e-9)
     np.testing.assert_array_equal(found.compute_correlation_matrix(), found.compute_correlation_matrix().T)
-    one = found.agreement.of(*(found.agreement.keys[n] for n in reversed(pair)))
+    one = found.agreement.get_correlation(*(found.agreement.keys[n] for n in reversed(pair)))
     assert one.low < one.mean < one.high
     assert one.n == COUNT - 1
 
@@ -197,15 +197,15 @@ def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_contro
     good, none = (0.5, 0.01), (0.1, 0.4)
     centre = line("centre", 1.0, control=True)
     assert said({"m": [line("a", 3, over=good), line("b", 2, 0.2, good), line("c", 1, 0.01, none), centre]}) == [
-        "m: a is first; b cannot be told from it",
+        "m: a is first; no significant difference from b",
         "only a and b are better than the control centre in m",
     ]
     assert said({"m": [line("a", 3, over=none), line("b", 2, 0.2, none), centre]}) == [
-        "no method can be told from the first in m",
+        "no method differs significantly from the first in m",
         "no method is better than the control centre in m",
     ]
     assert said({"m": [line("a", 3, over=good), line("b", 2, 0.01, good), centre]}) == [
-        "m: a is first, and told from the other",
+        "m: a is first, and better than the other",
     ]
     few = said({"m": [line("a", 3), line("b", 2, 0.2, groups=3), line("c", 2, 0.2, groups=3)]})
     assert len(few) == 1
@@ -477,9 +477,9 @@ def by_hand_of(place, made):
     [
         (["compare", "empty"], 2, "no image there"),
         (["evaluate", "empty"], 2, "no image there"),
-        (["compare", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; there are"),
-        (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; there are"),
-        (["compare", "{images}", "--metrics", "enrichment"], 2, "needs to know where the evidence is"),
+        (["compare", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
+        (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
+        (["compare", "{images}", "--metrics", "enrichment"], 2, "needs ground truth"),
         (["compare", "{images}", "--metrics", "spearman"], 2, "compares two maps"),
         (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere: no COCO file"),
         (["compare", "{images}", "--group", "ward"], 2, "no column 'ward'"),

@@ -144,7 +144,7 @@ def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path)
         found = [known.load_mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
         assert tuple(found) == sums
         assert known.load_mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
-        with pytest.raises(UndefinedError, match="2 of its name, and no folder tells which"):
+        with pytest.raises(UndefinedError, match="2 files of its name, and the folders do not tell"):
             known.load_mask({"path": "photos/c/1.jpg"}, (3, 2))
 
 
@@ -218,11 +218,11 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
         EvaluationResult(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         evaluate(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
-    with pytest.raises(InputError, match="needs to know where the evidence is"):
+    with pytest.raises(InputError, match="needs ground truth"):
         evaluate(place / "run", tmp_path / "new", None, ["enrichment"])
-    with pytest.raises(InputError, match="stability asks the model: pass the one that the run is of"):
+    with pytest.raises(InputError, match="stability needs the model: pass the model of the run"):
         evaluate(place / "run", tmp_path / "out", metrics=["sparseness", "stability"])
-    with pytest.raises(InputError, match="no metric 'hit'; there are"):
+    with pytest.raises(InputError, match="no metric 'hit'; nearest names"):
         evaluate(place / "run", tmp_path / "new", place / "masks", ["hit"])
 
 

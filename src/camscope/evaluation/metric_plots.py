@@ -112,10 +112,10 @@ def sort_methods(
             row_places = places.setdefault((get_name(line), line.is_control), [])
             row_places += [place] if has_controls(line) and line.estimate is not None else []
     order = {row: float(np.mean(row_places)) if row_places else np.inf for row, row_places in places.items()}
-    for group in equivalent_groups:
-        first = min(group, key=lambda name: order[name, False])
-        order |= {(name, False): order[first, False] for name in group}
-    firsts = {name: group[0] for group in equivalent_groups for name in group}
+    for names in equivalent_groups:
+        first = min(names, key=lambda name: order[name, False])
+        order |= {(name, False): order[first, False] for name in names}
+    firsts = {name: names[0] for names in equivalent_groups for name in names}
     position = {row: n for n, row in enumerate(places)}
     return sorted(
         places, key=lambda row: (row[1], order[row], position[firsts.get(row[0], row[0]), row[1]], position[row])

@@ -22,7 +22,7 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
-PASS_EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainers that the run was made with"
+EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainers that the run was made with"
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class RunReplay:
             )
         except Exception as error:  # a setting may be text that the method rejects
             raise InputError(
-                f"{title} cannot be rebuilt from the settings in the run; {PASS_EXPLAINERS_HINT}"
+                f"{title} cannot be rebuilt from the settings in the run; {EXPLAINERS_HINT}"
             ) from error
         if hash_parameters(explainer.parameters) != digest:
-            raise InputError(f"{title} has settings that cannot be restored from the run; {PASS_EXPLAINERS_HINT}")
+            raise InputError(f"{title} has settings that cannot be restored from the run; {EXPLAINERS_HINT}")
         return explainer
 
     def _get_method_settings(self, method_key: str) -> Mapping[str, Any]:

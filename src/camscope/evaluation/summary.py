@@ -158,10 +158,10 @@ def _correct_multiple_comparisons(
     """Correct all differences for the number of comparisons."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
-    n_pairs = sum(
-        comb(len({first.get(line.key, line.key) for line in lines if not line.is_control and line.estimate}), 2)
-        for lines in ranked
-    )
+    method_sets = [
+        {first.get(line.key, line.key) for line in lines if not line.is_control and line.estimate} for lines in ranked
+    ]
+    n_pairs = sum(comb(len(methods), 2) for methods in method_sets)
     n_control_comparisons = sum(
         len({first.get(line.key, line.key) for line in lines if line.difference_to_control is not None})
         for lines in ranked

@@ -235,7 +235,7 @@ def test_words_of_maps_that_are_the_same_or_do_not_hold_still():
     _drop_duplicates_and_unstable([a, b, c])
     assert not a.drop_reason
     assert b.drop_reason == "its maps are those of a"
-    assert c.drop_reason == "its maps do not hold still when the image hardly changes (correlation 0.35)"
+    assert c.drop_reason == "its maps change under small changes of the image (correlation 0.35)"
     b.first_maps, zero = [a.first_maps[0] + [0, 10]], standing("z", [1.0])
     assert not have_same_maps(a, b)
     zero.first_maps = [np.zeros(2)]
@@ -253,7 +253,7 @@ def test_words_for_a_winner_for_none_and_for_nothing():
         MethodSelection([few], [few], 5, 5, 5, 5).recommendation == "a (faithfulness 0.600, 0.200 s an image)"
     )  # of five no interval
     assert MethodSelection([], [one, two, three], 9, 27, 27, 9).recommendation.startswith(
-        "no clear winner after 9 images: 3 candidates are alike (a, b, c); the cheapest of them is a"
+        "no clear winner after 9 images: 3 candidates do not differ significantly (a, b, c); the cheapest of them is a"
     )
     one.drop_reason = two.drop_reason = three.drop_reason = "they say nothing"
     assert MethodSelection([], [one, two, three], 9, 27, 27, 9).recommendation.startswith(

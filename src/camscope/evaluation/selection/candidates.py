@@ -1,4 +1,4 @@
-"""Candidates: methods at layers, of which one is to be chosen."""
+"""Candidates of a selection: methods at layers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,11 @@ from camscope.explainers.core.evaluation_context import inference_scope, inspect
 from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 
-DEFAULT_CANDIDATE_METHODS = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "eigengradcam", "fullgrad", "saliency",
-         "inputxgradient")  # fmt: skip
-DEFAULT_N_STAGES = 3  # layers that a method is tried at
+DEFAULT_CANDIDATE_METHODS = (
+    "gradcam", "gradcam++", "hirescam", "xgradcam", "layercam",
+    "eigencam", "eigengradcam", "fullgrad", "saliency", "inputxgradient",
+)  # fmt: skip
+DEFAULT_N_STAGES = 3  # layers at which a method is tried
 
 
 def build_candidates(
@@ -26,51 +28,66 @@ def build_candidates(
     layers: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Explainer]:
-    """Every method at every layer; once where it has none to choose. `x` (1,C,*S): an input, by which layers are found.
+    """Return every method at every layer, or once for a method without a choice of layer.
 
-    `methods`: default: ten of one pass. `layers`: default: the last of each of the last three sizes of grid. What has
-    no answer for this model is left out; InputError where nothing is left.
+    Args:
+        model: The model.
+        x: (1,C,*S) an input, by which layers are found.
+        methods: Names of methods. Default: ten methods with one forward pass.
+        layers: Names of layers. Default: the last layer at each of the last three resolutions.
+        settings: Settings of the explainers.
+
+    Returns:
+        The explainers that work for this model.
+
+    Raises:
+        InputError: No method works, or a name is unknown.
+
     """
-    places = list(layers) if layers is not None else find_stage_layers(model, x)
-    made = []
+    layer_names = list(layers) if layers is not None else find_stage_layers(model, x)
+    candidates = []
     for name in DEFAULT_CANDIDATE_METHODS if methods is None else methods:
-        kind = METHODS.find(name)
-        chosen = places if accepts_layer_choice(kind) and not accepts_several_layers(kind) else None
-        for tool in create_at_layers(kind, model, chosen, dict(settings or {})):
+        explainer_cls = METHODS.find(name)
+        chosen = (
+            layer_names if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls) else None
+        )
+        for explainer in create_at_layers(explainer_cls, model, chosen, dict(settings or {})):
             try:
-                run_methods([tool], x, [None])
+                run_methods([explainer], x, [None])
             except CamscopeError:
                 if methods is not None and layers is not None:
                     raise
             else:
-                made.append(tool)
-    if not made:
-        raise InputError("none of the methods has an answer for this model at these layers")
-    return made
+                candidates.append(explainer)
+    if not candidates:
+        raise InputError("none of the methods works for this model at these layers")
+    return candidates
 
 
 def find_stage_layers(model: nn.Module, x: Tensor, n_stages: int = DEFAULT_N_STAGES) -> list[str]:
-    """The last layer of each of the last sizes of grid; of a net of one size, as a transformer, blocks a third apart."""
-    known = inspect_model(model)
-    with inference_scope(known, "eval"):
-        inner = known.model
-        every = find_spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)
-        usual = choose_layer(inner, Score(inner).combined_class_score, x).name
+    """Return the last layer at each of the last resolutions; for a transformer, blocks a third of its depth apart."""
+    model_info = inspect_model(model)
+    with inference_scope(model_info, "eval"):
+        inner = model_info.model
+        spatial_layers = find_spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)
+        default = choose_layer(inner, Score(inner).combined_class_score, x).name
     ends: dict[tuple[int, ...], str] = {}
-    for layer in every[: 1 + max(i for i, layer in enumerate(every) if layer.name == usual)]:
+    for layer in spatial_layers[: 1 + max(i for i, layer in enumerate(spatial_layers) if layer.name == default)]:
         ends.pop(layer.layout.grid, None)
         ends[layer.layout.grid] = layer.name
-    found = list(ends.values())[-n_stages:]
-    if len(ends) > 1 and "." not in usual:
-        names = [name.partition(".")[0] for name in found]  # the stage itself, where it is one, not its last part
-        spatial = {layer.name for layer in every}
-        found = [short if short in spatial else name for short, name in zip(names, found, strict=True)]
-    before, *number = re.split(r"\d+", usual, maxsplit=1)  # blocks of a transformer differ in a number
-    alike = [
+    stage_layers = list(ends.values())[-n_stages:]
+    if len(ends) > 1 and "." not in default:
+        names = [name.partition(".")[0] for name in stage_layers]  # the whole stage if it is a layer, not its last part
+        spatial_names = {layer.name for layer in spatial_layers}
+        stage_layers = [
+            short if short in spatial_names else name for short, name in zip(names, stage_layers, strict=True)
+        ]
+    before, *number = re.split(r"\d+", default, maxsplit=1)  # the names of a transformer's blocks differ in a number
+    blocks = [
         layer.name
-        for layer in every
+        for layer in spatial_layers
         if number and re.fullmatch(rf"{re.escape(before)}\d+{re.escape(number[0])}", layer.name)
     ]
-    if len(ends) == 1 and len(alike) > n_stages:
-        found = [alike[len(alike) * (n + 1) // n_stages - 1] for n in range(n_stages)]
-    return list(dict.fromkeys([*found[:-1], usual]))
+    if len(ends) == 1 and len(blocks) > n_stages:
+        stage_layers = [blocks[len(blocks) * (n + 1) // n_stages - 1] for n in range(n_stages)]
+    return list(dict.fromkeys([*stage_layers[:-1], default]))

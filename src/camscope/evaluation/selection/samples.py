@@ -1,4 +1,4 @@
-"""Samples: the images of a manifest as a model takes them, and where their evidence lies on the model's input."""
+"""Samples of a selection: images of a manifest as model inputs, with masks on the input."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,47 +32,65 @@ def load_samples(
     seed: int = 0,
     num_threads: int = 4,
 ) -> tuple[list[SelectionSample], Counter[str]]:
-    """At most so many images, drawn by `seed`, of the size that most of them have; and why others are left out.
+    """Load a random sample of images that have the most frequent input size.
 
-    `target`: of images whose row has none of its own; None: the class that the model gives each. `group_column`: a column of the
-    manifest, such as the patient; a row without one is left out.
+    Args:
+        manifest: The images.
+        explainer: An explainer that prepares them.
+        target: The target of images without their own. None: the class that the model predicts.
+        ground_truth: Annotated regions.
+        group_column: A column of the manifest, such as the patient; rows without a value are left out.
+        max_images: The size of the sample.
+        seed: Seed of the sample.
+        num_threads: Threads that read images.
+
+    Returns:
+        The samples, and the number of images left out by reason.
+
+    Raises:
+        InputError: No image can be used, or there is no such column.
+
     """
     if group_column is not None and group_column not in manifest.table.column_names:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(manifest.table.column_names)}")
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:max_images])
+    sampled = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:max_images])
     private = accepts_scans(explainer.preprocess) or contains_scans(manifest)
-    known = pseudonymize_manifest(manifest) if private and manifest.images is None else manifest
-    worker = BatchWorker([explainer], [target], known)
-    rows = (known.rows(int(n), int(n) + 1)[0] for n in drawn)
-    found, left_out = [], Counter[str]()
-    for one in load_images(known, rows, worker.read_item, num_threads):
-        asked = worker.targets_for(one)[0]
-        if reason := one.error if one.item is None else find_unknown_class_reason(asked, explainer.class_names):
+    private_manifest = pseudonymize_manifest(manifest) if private and manifest.images is None else manifest
+    worker = BatchWorker([explainer], [target], private_manifest)
+    rows = (private_manifest.rows(int(n), int(n) + 1)[0] for n in sampled)
+    usable, left_out = [], Counter[str]()
+    for loaded in load_images(private_manifest, rows, worker.read_item, num_threads):
+        image_target = worker.targets_for(loaded)[0]
+        if (
+            reason := loaded.error
+            if loaded.item is None
+            else find_unknown_class_reason(image_target, explainer.class_names)
+        ):
             left_out[reason] += 1
-        elif group_column is not None and _find_manifest_row(manifest, one)[group_column] is None:
+        elif group_column is not None and _find_manifest_row(manifest, loaded)[group_column] is None:
             left_out[f"it has no {group_column}"] += 1
         else:
-            found.append((one, asked))
-    sizes = Counter(tuple(one.item.x.shape) for one, _ in found if one.item is not None)
+            usable.append((loaded, image_target))
+    sizes = Counter(tuple(loaded.item.x.shape) for loaded, _ in usable if loaded.item is not None)
     if not sizes:
-        raise InputError("; ".join(["no image can be asked", *left_out]))
-    usual = sizes.most_common(1)[0][0]
-    left_out["the model's input is of another size"] = sizes.total() - sizes[usual]
-    made = [
+        raise InputError("; ".join(["no image can be used", *left_out]))
+    input_size = sizes.most_common(1)[0][0]
+    left_out["the model's input has another size"] = sizes.total() - sizes[input_size]
+    samples = [
         SelectionSample(
-            one.item,
-            asked,
-            _load_input_mask(ground_truth, one, manifest, known.is_pseudonymized),
-            None if group_column is None else _find_manifest_row(manifest, one)[group_column],
+            loaded.item,
+            image_target,
+            _load_input_mask(ground_truth, loaded, manifest, private_manifest.is_pseudonymized),
+            None if group_column is None else _find_manifest_row(manifest, loaded)[group_column],
         )
-        for one, asked in found
-        if one.item is not None and one.item.x.shape == usual
+        for loaded, image_target in usable
+        if loaded.item is not None and loaded.item.x.shape == input_size
     ]
-    return made, +left_out
+    return samples, +left_out
 
 
 def find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Why a question by name or number has no answer; "" where it has one, or only the model knows."""
+    """Return why a target by name or number does not exist; "" if it does, or if only the model knows."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -84,7 +102,7 @@ def find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | N
 def _load_input_mask(
     ground_truth: GroundTruth | None, loaded_image: LoadedImage, manifest: Manifest, is_private: bool
 ) -> Mask | None:
-    """Of an image whose evidence is known, and was shown to the model."""
+    """Return the mask on the model's input; None without an annotation that the model saw."""
     if ground_truth is None or loaded_image.item is None or loaded_image.item.placement is None:
         return None
     placement = loaded_image.item.placement
@@ -106,11 +124,11 @@ def _load_input_mask(
 
 
 def _find_manifest_row(manifest: Manifest, loaded_image: LoadedImage) -> Mapping[str, Any]:
-    """The row as the manifest has it, by whose names masks are found."""
-    at = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded_image.row["row"]))
-    return manifest.rows(at, at + 1)[0]
+    """Return the row of the manifest, whose names identify masks."""
+    index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded_image.row["row"]))
+    return manifest.rows(index, index + 1)[0]
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:
-    """`3 images left out: …`"""
+    """Return texts such as `3 images left out: …`."""
     return [f"{plural(count, 'image')} left out: {reason}" for reason, count in exclusion_counts.items()]

@@ -1,12 +1,12 @@
-"""choose: which method, at which layer, on this model and these images. Candidates race; losers drop out early.
+"""Selection of a method and a layer for a model and a set of images, by a race in which losers drop out early.
 
-Every candidate explains the same images, a block at a time. Of each map it is asked how much faster the model's answer goes
-when the map's strongest regions are removed than when its weakest are (under two fills), where the evidence is known how much
-of the map lies in it, and whether the map stays as it is when the image hardly changes. Maps that stay as they are when the
-model loses its training do not start; of maps that are the same one stays; maps that do not hold still are out. See `race`
-for who drops out when.
+All candidates explain the same images, block by block. Faithfulness is how much faster the output falls when the strongest
+regions are removed than when the weakest are, under two imputations. Localization is how much of the map lies in the
+annotated region, where there is one. Robustness is how similar the map stays under small changes of the image.
 
-A choice as a file: TOML that `camscope explain` and `camscope batch` take, with the evidence that it rests on.
+Candidates whose maps do not depend on the trained weights do not start. Of candidates with the same maps one stays.
+Candidates that are not robust drop out. `racing` decides on the others. A selection is saved as a TOML file that
+`camscope explain` and `camscope batch` read.
 """
 
 import json
@@ -45,20 +45,22 @@ from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
-MAX_UNTRAINED_CORRELATION = (
-    0.7  # of Spearman's correlation with the untrained model's map: above it a map shows the image, not what was learnt
-)
-MIN_MEDIAN_STABILITY = (
-    0.5  # of the median stability: below it most of a map is other than that of the image a moment later
-)
+MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
+MIN_MEDIAN_STABILITY = 0.5
 
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """`best`: one, or two that cannot be told apart; empty where there is no clear winner. `candidates`: all, the best first.
+    """The result of a race.
 
-    `n_images`: that the leader saw; `n_maps`: maps judged in all, and `n_maps_without_drops` those of a race in which nobody drops out.
-    `n_groups`: images, or groups of them, that there were to tell candidates apart by.
+    Attributes:
+        best: One candidate, or two that do not differ; empty without a clear winner.
+        candidates: All candidates, the best first.
+        n_images: The number of images that the leader explained.
+        n_maps: The number of maps computed.
+        n_maps_without_drops: The number of maps of a race without drops.
+        n_groups: The number of independent images or groups of images.
+
     """
 
     best: list[CandidateState]
@@ -70,38 +72,38 @@ class MethodSelection:
 
     @property
     def survivors(self) -> list[CandidateState]:
-        """Those that are still in the race."""
+        """The candidates that are still in the race."""
         return [one for one in self.candidates if not one.drop_reason]
 
     @property
     def cheapest(self) -> CandidateState:
-        """Of those that are still in the race."""
-        return min(self.survivors or self.candidates, key=lambda one: one.seconds_per_image)
+        """The fastest candidate that is still in the race."""
+        return min(self.survivors or self.candidates, key=lambda candidate: candidate.seconds_per_image)
 
     @property
     def recommendation(self) -> str:
-        """The recommendation in words, with its evidence and its price."""
+        """The recommendation as text, with faithfulness and cost."""
         if not self.survivors:
-            return "none: the maps of no candidate depend on what the model learnt and hold still"
+            return "none: no candidate has maps that are robust and depend on the trained weights"
         if not self.best:
-            names, cheap = ", ".join(one.title for one in self.survivors), self.cheapest
+            names, cheap = ", ".join(candidate.title for candidate in self.survivors), self.cheapest
             if self.n_groups < MIN_GROUPS_TO_COMPARE:
                 few = plural(self.n_groups, "image or group", "images or groups")
-                found = f"{few} cannot tell candidates apart: {MIN_GROUPS_TO_COMPARE} are needed ({names})"
+                text = f"{few} cannot tell candidates apart: {MIN_GROUPS_TO_COMPARE} are needed ({names})"
             else:
-                alike = plural(len(self.survivors), "candidate is", "candidates are")
-                found = f"no clear winner after {plural(self.n_images, 'image')}: {alike} alike ({names})"
-            return f"{found}; the cheapest of them is {cheap.title}, {cheap.seconds_per_image:.3f} s an image"
-        said = []
-        for one in self.best:
-            gap = one.estimate_metric(FAITHFULNESS_METRIC)
-            said.append(f"{one.title} (faithfulness {gap}, {one.seconds_per_image:.3f} s an image)")
-        return " or ".join(said)
+                count = plural(len(self.survivors), "candidate")
+                text = f"no clear winner after {plural(self.n_images, 'image')}: {count} do not differ significantly ({names})"
+            return f"{text}; the cheapest of them is {cheap.title}, {cheap.seconds_per_image:.3f} s an image"
+        return " or ".join(
+            f"{candidate.title} (faithfulness {candidate.estimate_metric(FAITHFULNESS_METRIC)}, "
+            f"{candidate.seconds_per_image:.3f} s an image)"
+            for candidate in self.best
+        )
 
 
 BlockEvaluator = Callable[
     [Sequence[CandidateState], Sequence[SelectionSample]], None
-]  # adds a block's values to each standing
+]  # appends a block's values to each candidate
 RaceProgressCallback = Callable[[int, int, int], None]  # images seen, images there are, candidates left
 
 
@@ -117,101 +119,116 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Race explainers of one model over samples of one size; see the module.
+    """Race explainers of one model over samples with one input size.
 
-    `block_size`: images in a round. `n_steps`, `region_size`: points of a removal curve, and the side in pixels of what is removed at a
-    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `never_drop`: nobody
-    drops out before the end. `evaluate_block`: who adds a block's values, instead of asking the model.
+    Args:
+        explainers: The candidates; at least two.
+        samples: The images; at least two.
+        block_size: Images in a round.
+        n_steps: Points of a removal curve.
+        region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
+        seed: Seed of the order of images and ties.
+        never_drop: Whether all candidates explain all images.
+        on_progress: Called with the numbers of images seen, of all images, and of remaining candidates.
+        evaluate_block: Appends the values of a block to the candidates, in place of the built-in evaluation.
+
+    Returns:
+        The selection.
+
+    Raises:
+        InputError: There are fewer than two candidates or images, or only some samples have a group.
+
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
-    drawn = _shuffle_by_group(samples, seed)
-    groups = None if all(one.group is None for one in drawn) else [one.group for one in drawn]
-    masked = [LOCALIZATION_METRIC] if any(one.mask is not None for one in samples) else []
+    shuffled = _shuffle_by_group(samples, seed)
+    groups = None if all(sample.group is None for sample in shuffled) else [sample.group for sample in shuffled]
+    masked = [LOCALIZATION_METRIC] if any(sample.mask is not None for sample in samples) else []
     names = (FAITHFULNESS_METRIC, *masked, ROBUSTNESS_METRIC)
-    standings = [CandidateState(tool, {name: [] for name in names}, groups=groups) for tool in explainers]
-    for one in standings:
-        one.drop_reason = find_model_independence_reason(one.explainer, drawn[:block_size], seed)
-    known: ReferenceValues = {}
-    for start in range(0, len(drawn), block_size):
-        racing, some = survivors(standings), drawn[start : start + block_size]
-        if not racing or (known and not never_drop and is_race_decided(racing, known, len(drawn))):
+    candidates = [CandidateState(explainer, {name: [] for name in names}, groups=groups) for explainer in explainers]
+    for candidate in candidates:
+        candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:block_size], seed)
+    reference: ReferenceValues = {}
+    for start in range(0, len(shuffled), block_size):
+        racing, block = survivors(candidates), shuffled[start : start + block_size]
+        if not racing or (reference and not never_drop and is_race_decided(racing, reference, len(shuffled))):
             break
         if evaluate_block is None:
-            evaluate_candidates(racing, some, n_steps, region_size or get_default_region_size(some[0].item.x), seed)
+            evaluate_candidates(racing, block, n_steps, region_size or get_default_region_size(block[0].item.x), seed)
         else:
-            evaluate_block(racing, some)
-        known = collect_reference(racing) | {name: values for name, values in known.items() if len(values)}
-        seen = start + len(some)
-        if not never_drop or seen == len(drawn):
+            evaluate_block(racing, block)
+        reference = collect_reference(racing) | {name: values for name, values in reference.items() if len(values)}
+        n_seen = start + len(block)
+        if not never_drop or n_seen == len(shuffled):
             _drop_duplicates_and_unstable(racing)
-            drop_losers(survivors(racing), known, len(drawn))
+            drop_losers(survivors(racing), reference, len(shuffled))
         if on_progress is not None:
-            on_progress(seen, len(samples), len(survivors(standings)))
-    return _build_selection(standings, known, len(samples))
+            on_progress(n_seen, len(samples), len(survivors(candidates)))
+    return _build_selection(candidates, reference, len(samples))
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """In random order, those of a group one after the other; InputError where only some have a group."""
-    drawn = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
-    if any(one.group is None for one in drawn) and not all(one.group is None for one in drawn):
-        raise InputError(
-            f"{plural(sum(one.group is None for one in drawn), 'image has', 'images have')} no group: name one "
-            "of each, or of none"
-        )
-    places = {group: n for n, group in enumerate(dict.fromkeys(one.group for one in drawn))}
-    return sorted(drawn, key=lambda one: places[one.group])
+    """Shuffle samples with the samples of each group together; InputError if only some have a group."""
+    shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
+    n_without_group = sum(sample.group is None for sample in shuffled)
+    if 0 < n_without_group < len(shuffled):
+        count = plural(n_without_group, "image has", "images have")
+        raise InputError(f"{count} no group: give each image a group, or none of them")
+    order = {group: n for n, group in enumerate(dict.fromkeys(sample.group for sample in shuffled))}
+    return sorted(shuffled, key=lambda sample: order[sample.group])
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Why a candidate's maps say nothing of what the model learnt: they are the same without it; "" where they are not.
+    """Return why a candidate's maps do not depend on the trained weights; "" if they do.
 
-    Alike: Spearman's correlation of the map with that of the same architecture, untrained, in the median above `MAX_UNTRAINED_CORRELATION`.
+    They do not if the median Spearman correlation with the maps of an untrained copy exceeds `MAX_UNTRAINED_CORRELATION`.
     """
     if explainer.control:
-        return "a control: it does not look at the model"
-    other, found = randomize_weights(explainer, seed), []
-    for one in samples[:4]:
-        x = one.item.x[None]
+        return "a control: it does not depend on the model"
+    untrained, correlations = randomize_weights(explainer, seed), []
+    for sample in samples[:4]:
+        x = sample.item.x[None]
         try:
             pair = [
-                run_methods([each], x.to(get_model_device(each)), [one.target])[0]
+                run_methods([e], x.to(get_model_device(e)), [sample.target])[0]
                 .maps[0]
                 .attribution[0]
                 .detach()
                 .cpu()
                 .numpy()
-                for each in (explainer, other)
+                for e in (explainer, untrained)
             ]
-            found.append(spearman(*pair))
+            correlations.append(spearman(*pair))
         except (CamscopeError, ArithmeticError):
             continue
-    alike = float(np.median(found)) if found else 0.0
+    correlation = float(np.median(correlations)) if correlations else 0.0
     return (
-        f"its maps stay as they are without the model's training (correlation {alike:.2f})"
-        if alike > MAX_UNTRAINED_CORRELATION
+        f"its maps stay the same without the trained weights (correlation {correlation:.2f})"
+        if correlation > MAX_UNTRAINED_CORRELATION
         else ""
     )
 
 
 def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
-    """Those whose maps are another's, and those that do not hold still."""
-    for n, one in enumerate(candidates):
-        twin = next((other for other in candidates[:n] if not other.drop_reason and have_same_maps(one, other)), None)
-        if twin is not None:
-            one.drop_reason = f"its maps are those of {twin.title}"
-    for one in survivors(candidates):
-        held = np.array(one.metric_values[ROBUSTNESS_METRIC])
-        still = float(np.median(held[~np.isnan(held)])) if not np.isnan(held).all() else 1.0
-        if still < MIN_MEDIAN_STABILITY:
-            one.drop_reason = f"its maps do not hold still when the image hardly changes (correlation {still:.2f})"
+    """Drop candidates with the maps of another one, and candidates that are not robust."""
+    for n, candidate in enumerate(candidates):
+        remaining = survivors(candidates[:n])
+        duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)
+        if duplicate is not None:
+            candidate.drop_reason = f"its maps are those of {duplicate.title}"
+    for candidate in survivors(candidates):
+        values = np.array(candidate.metric_values[ROBUSTNESS_METRIC])
+        stability = float(np.median(values[~np.isnan(values)])) if not np.isnan(values).all() else 1.0
+        if stability < MIN_MEDIAN_STABILITY:
+            candidate.drop_reason = f"its maps change under small changes of the image (correlation {stability:.2f})"
 
 
 def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
-    """Whether their maps of the first images are one another's, but for their scale, to a thousandth of the largest value."""
-    for mine, theirs in zip(first.first_maps, second.first_maps, strict=True):
-        tall, wide = np.abs(mine).max(), np.abs(theirs).max()
-        if not np.abs(mine * wide - theirs * tall).max() <= 1e-3 * tall * wide or (tall > 0) != (wide > 0):
+    """Return whether the first maps of two candidates are equal up to scale, to a thousandth of the largest value."""
+    for first_map, second_map in zip(first.first_maps, second.first_maps, strict=True):
+        first_peak, second_peak = np.abs(first_map).max(), np.abs(second_map).max()
+        difference = np.abs(first_map * second_peak - second_map * first_peak).max()
+        if not difference <= 1e-3 * first_peak * second_peak or (first_peak > 0) != (second_peak > 0):
             return False
     return bool(first.first_maps)
 
@@ -219,19 +236,21 @@ def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
 def _build_selection(
     candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int
 ) -> MethodSelection:
-    left = rank_candidates(survivors(candidates), reference)
-    rest = sorted((one for one in candidates if one.drop_reason), key=lambda one: -one.n_images)
-    started = [one for one in candidates if one.n_images]
-    seen = max((one.n_images for one in left or started), default=0)
-    explained = sum(one.n_images for one in started)
-    independent = count_groups(candidates[0], n_images)[1]
-    clear = len(left) == 1 or (len(left) == 2 and independent >= MIN_GROUPS_TO_COMPARE)
-    return MethodSelection(left if clear else [], [*left, *rest], seen, explained, n_images * len(started), independent)
+    ranked = rank_candidates(survivors(candidates), reference)
+    dropped = sorted((c for c in candidates if c.drop_reason), key=lambda candidate: -candidate.n_images)
+    started = [candidate for candidate in candidates if candidate.n_images]
+    n_seen = max((candidate.n_images for candidate in ranked or started), default=0)
+    n_maps = sum(candidate.n_images for candidate in started)
+    n_groups = count_groups(candidates[0], n_images)[1]
+    is_clear = len(ranked) == 1 or (len(ranked) == 2 and n_groups >= MIN_GROUPS_TO_COMPARE)
+    return MethodSelection(
+        ranked if is_clear else [], [*ranked, *dropped], n_seen, n_maps, n_images * len(started), n_groups
+    )
 
 
 @dataclass(frozen=True)
 class SavedSelection:
-    """A method, its layer, and the digest of the model that it was chosen for."""
+    """A method, its layer, and the digest of the model for which it was selected."""
 
     method: str
     layer: str | None
@@ -239,7 +258,7 @@ class SavedSelection:
 
 
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the first of the best, or where there is no clear winner the cheapest of those that are alike."""
+    """Write the best candidate, or without a clear winner the cheapest of those that do not differ, as TOML."""
     best = selection.best[0] if selection.best else selection.cheapest
     lines = [f"# {selection.recommendation}", f"method = {_quote_toml(best.explainer.name)}"]
     layer = getattr(best.explainer, "layer", None)
@@ -248,15 +267,15 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
         f"model = {_quote_toml(compute_model_digest(unwrap(best.explainer.model)))}",
         f"clear = {str(bool(selection.best)).lower()}",
     ]
-    for one in selection.candidates:
-        lines += ["", "[[standing]]", f"title = {_quote_toml(one.title)}", *_format_candidate(one)]
+    for candidate in selection.candidates:
+        lines += ["", "[[standing]]", f"title = {_quote_toml(candidate.title)}", *_format_candidate(candidate)]
     return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """What `save_selection` wrote; InputError for another file."""
-    plain = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
-    method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
+    """Read a file that `save_selection` wrote; InputError for another file."""
+    data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
+    method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
     if (
         not (isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str))
         or method not in METHODS
@@ -269,14 +288,14 @@ def read_selection(path: str | Path) -> SavedSelection:
 
 
 def _format_candidate(candidate: CandidateState) -> list[str]:
-    found = [f"images = {candidate.n_images}", f"seconds = {candidate.seconds_per_image:.4f}"]
+    lines = [f"images = {candidate.n_images}", f"seconds = {candidate.seconds_per_image:.4f}"]
     for name in candidate.metric_values:
         if (estimate := candidate.estimate_metric(name)) is not None:
-            numbers = [candidate for candidate in (estimate.mean, estimate.low, estimate.high) if isfinite(candidate)]
-            found.append(f"{name} = [{', '.join(f'{candidate:.4f}' for candidate in numbers)}]")
-    return [*found, f"out = {_quote_toml(candidate.drop_reason)}"] if candidate.drop_reason else found
+            numbers = [number for number in (estimate.mean, estimate.low, estimate.high) if isfinite(number)]
+            lines.append(f"{name} = [{', '.join(f'{number:.4f}' for number in numbers)}]")
+    return [*lines, f"out = {_quote_toml(candidate.drop_reason)}"] if candidate.drop_reason else lines
 
 
 def _quote_toml(text: str) -> str:
-    """A string as TOML has it, which is JSON's where nothing is beyond its escapes."""
+    """Return a TOML string, which equals JSON's up to one escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
