@@ -681,7 +681,7 @@ def test_two_pieces_of_one_length_are_not_told_apart_by_guessing():
 @pytest.mark.parametrize(
     ("ids", "embedded", "message"),
     [
-        ([1, *PATCHES, 5, 6], True, "no input ids of 19 tokens were seen that say where the image is"),
+        ([1, *PATCHES, 5, 6], True, "no input ids of 19 tokens were recorded that mark the image"),
         ([1, *PATCHES[:8], 4, *PATCHES[8:], 5], False, "16 image tokens, expected one uninterrupted run"),
     ],
 )

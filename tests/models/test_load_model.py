@@ -306,7 +306,7 @@ def test_a_file_in_the_cache_is_used_and_one_with_code_is_not(tmp_path, monkeypa
         ("resnet5", "nearest names: .*resnet50.*; a model is one of phantom, torchvision:NAME, timm:NAME"),
         ("torchvision:resnet5", "nearest names: .*resnet50"),
         ("quantized_resnet18", "load 'resnet18'"),
-        ("models.py", r"which function .*models\.py:FUNCTION"),
+        ("models.py", r"expected the function .*models\.py:FUNCTION"),
         ("weights.safetensors", "not their architecture"),
         ("nowhere.py:net", r"no file nowhere\.py"),
         ("no_such_package.models:net", "ModuleNotFoundError.*PYTHONPATH"),
