@@ -198,7 +198,7 @@ PLANTED = [  # a rule, how it is measured, what breaks it, what does not
 ]
 
 
-@pytest.mark.parametrize(("rule", "evaluate", "bad", "good"), PLANTED, ids=[case[0] for case in PLANTED])
+@pytest.mark.parametrize(("rule", "measure", "bad", "good"), PLANTED, ids=[case[0] for case in PLANTED])
 def test_each_rule_sees_what_breaks_it(rule, measure, bad, good):
     assert rule in exceeding(measure(bad))
     assert rule not in exceeding(measure(good))

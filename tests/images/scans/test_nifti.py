@@ -197,7 +197,7 @@ def test_itks_files_are_in_their_place(suffix, tmp_path):
     assert scan.spacing == pytest.approx((5, 0.7, 0.5))
 
 
-@pytest.mark.parametrize(("evaluate", "pixel"), [("", None), ("spacings: 2 3 4\n", (4.0, 3.0, 2.0))])
+@pytest.mark.parametrize(("measure", "pixel"), [("", None), ("spacings: 2 3 4\n", (4.0, 3.0, 2.0))])
 def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, tmp_path):
     pytest.importorskip("SimpleITK")
     words = f"NRRD0004\ntype: float\ndimension: 3\nsizes: 2 3 4\n{measure}encoding: raw\nendian: little\n\n"
