@@ -207,7 +207,7 @@ def test_an_argument_as_long_as_the_batch_that_is_not_one_a_sample_is_refused():
 
     torch.manual_seed(0)
     model, x, weights = Weighted(conv(), 6).eval(), torch.randn(3, 3, 16, 12), torch.tensor([1.0, 5.0, -3.0])
-    with pytest.raises(InputError, match="3 entries, as the batch has samples, and yet is not one a sample"):
+    with pytest.raises(InputError, match="3 entries, as many as the batch has samples, but not one per sample"):
         ScoreCAM(model, "features.3", layout="channels_first", batch_size=3).attribute(x, 1, weights)
     assert GradCAM(model, "features.3", layout="channels_first").attribute(x, 1, weights).any()
     one = ScoreCAM(model, "features.3", layout="channels_first").attribute(x[:1], 1, weights)
