@@ -229,8 +229,8 @@ MUTANTS = [
         "the wrong call",
         Tap,
         "select_call",
-        "(reached or calls)[-1]",
-        "(reached or calls)[0]",
+        "(differentiated or calls)[-1]",
+        "(differentiated or calls)[0]",
         the_last_call_is_explained,
     ),
     Mutant(
@@ -270,8 +270,8 @@ MUTANTS = [
         "one batch for all",
         sample_interaction,
         "_measure_interaction",
-        "one.shape != other.shape or _have_different_values(one, other)",
-        "one.shape != other.shape",
+        "first_tensor.shape != other.shape or _have_different_values(first_tensor, other)",
+        "first_tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = [
         "",
         nobodys_statistics_change,
     ),
-    Mutant("modes stay", base, "evaluation_mode", "del view[key], inside[key]", "pass", modes_come_back),
+    Mutant("modes stay", base, "evaluation_mode", "del flags[key], inside[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,

@@ -66,7 +66,7 @@ def one_patient_has_most_of_the_images() -> None:
 
 OF_AUDITS = [
     Mutant(
-        "an interval without width of one patient", effect_sizes, "_build_effect", " and not made.is_dominated", "",
+        "an interval without width of one patient", effect_sizes, "_build_effect", " and not estimate.is_dominated", "",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
@@ -90,7 +90,7 @@ OF_AUDITS = [
         open_against_a_control,
     ),
     Mutant(
-        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "ways.get(spoken, [])", "every",
+        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "effects_by_kind.get(deciding_kind, [])", "counted",
         rules.test_the_effect_is_that_of_the_way_that_decided,
     ),
     Mutant(
@@ -102,7 +102,7 @@ OF_AUDITS = [
         few_patients_show_no_absence,
     ),
     Mutant(
-        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, own, *kinds)", "estimate_clustered_mean(values, own)",
+        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, receivers, *other_groups)", "estimate_clustered_mean(values, receivers)",
         one_donor,
     ),
     Mutant(

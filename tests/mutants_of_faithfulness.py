@@ -52,8 +52,8 @@ OF_FAITHFULNESS = [
         "MoRF less LeRF",
         deletion_insertion,
         "_compute_road",
-        "first - rest[0]",
-        "rest[0] - first",
+        "first - others[0]",
+        "others[0] - first",
         faithful.test_road_by_hand,
     ),
     Mutant(
@@ -68,8 +68,8 @@ OF_FAITHFULNESS = [
         "what is left for what is lost",
         PerturbationTest,
         "_compute_drops",
-        "self.scorer.clean_scores[..., None] - answers",
-        "answers",
+        "self.scorer.clean_scores[..., None] - scores",
+        "scores",
         faithful.test_infidelity_by_hand,
     ),
 ]

@@ -191,8 +191,8 @@ OF_METRICS = [
         "axes mixed",
         localization,
         "_compute_center_of_mass",
-        "for each in sums",
-        "for each in sums[::-1]",
+        "for profile in sums",
+        "for profile in sums[::-1]",
         a_centre_of_mass_is_by_hand,
     ),
     Mutant(
@@ -208,7 +208,7 @@ OF_METRICS = [
         "every tie a member",
         similarity,
         "_compute_top_membership",
-        "(wanted - above.sum()) / tied.sum()",
+        "(n_top - above.sum()) / tied.sum()",
         "1.0",
         ties_share_the_room,
     ),
@@ -216,7 +216,7 @@ OF_METRICS = [
         "images drawn",
         statistics,
         "_select_groups_of_rows",
-        "[every[int(i)] for i in row_indices]",
+        "[all_groups[int(i)] for i in row_indices]",
         "[int(i) for i in row_indices]",
         groups_are_drawn_whole,
     ),
@@ -284,12 +284,12 @@ OF_METRICS = [
         "random numbers moved on",
         weight_randomization,
         "reset_modules",
-        "torch.set_rng_state(before)",
+        "torch.set_rng_state(random_state)",
         "pass",
         a_reset_leaves_the_random_numbers,
     ),
     Mutant(
-        "permuted, not reset", weight_randomization, "_reset_module", "callable(renew)", "False", batch_norm_forgets
+        "permuted, not reset", weight_randomization, "_reset_module", "callable(reset)", "False", batch_norm_forgets
     ),
     Mutant(
         "a null of one forgives",
@@ -311,8 +311,8 @@ OF_METRICS = [
         "quantiles of pairs",
         randomization_result,
         "compute_null_interval",
-        "np.mean([random.choice(row, N_NULL_RESAMPLES) for row in known], axis=0)",
-        "np.concatenate(known)",
+        "np.mean([random.choice(row, N_NULL_RESAMPLES) for row in rows], axis=0)",
+        "np.concatenate(rows)",
         the_null_is_as_wide_as_so_many_images_make_it,
     ),
 ]

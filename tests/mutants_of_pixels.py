@@ -131,8 +131,8 @@ OF_PIXELS = [
         "padding forgotten",
         incremental_forward,
         "_run_windowed",
-        "wide - x.patch_start - pads",
-        "wide - x.patch_start",
+        "extent_tensor - x.patch_start - pads",
+        "extent_tensor - x.patch_start",
         a_window_is_followed_as_far_as_it_reaches,
     ),
     Mutant(

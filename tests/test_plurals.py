@@ -28,7 +28,7 @@ NO_COUNTS = {  # but several numbers at once, or none
     ("audit/verdicts/maps.py", "SIDES[wanted]"),
     ("images/scans/scan.py", "size"),
     ("images/photo.py", "getattr(image, 'n_frames', 'its')"),
-    ("metrics/randomization_result.py", "words"),
+    ("metrics/randomization_result.py", "relation"),
     ("render/image_grid.py", "sorted(heights)"),
 }
 

@@ -384,11 +384,11 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
     audit = tmp_path / "audit"
     (audit / "maps").mkdir(parents=True)
     (audit / "maps" / "gone.json").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="no audit is here"):
+    with pytest.raises(InputError, match="holds no audit"):
         AuditRun(audit)
     (audit / "maps" / "part").symlink_to("/dev/zero")
     for opened in (AuditRun, verify_audit):
-        with pytest.raises(InputError, match=r"no audit can be read there: .*not a regular file"):
+        with pytest.raises(InputError, match=r"the audit cannot be read: .*not a regular file"):
             opened(audit)
 
 

@@ -2,7 +2,7 @@
 
 CamscopeError
 ├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantized, meta device …
-├── LayerError        (ValueError)          a layer that is unknown, never ran, has no spatial extent, or does not lead to the score
+├── LayerError        (ValueError)          an unknown layer, or one that never ran or is not on a grid
 ├── TargetError       (ValueError)          a class or target that the output has no score for
 ├── InputError        (ValueError)          an image or tensor that the model cannot be given
 │   ├── ImageError    (ValueError)          a file that is not a complete image of a reasonable size
@@ -199,14 +199,14 @@ def warn_caller(message: str) -> None:
         frame = frame.f_back
     if _is_camscope_module(frame.f_globals):
         outermost = frame
-    place = outermost.f_globals
+    caller_globals = outermost.f_globals
     warnings.warn_explicit(
         message,
         CamscopeWarning,
         outermost.f_code.co_filename,
         outermost.f_lineno,
-        place.get("__name__", "<unknown>"),
-        place.setdefault("__warningregistry__", {}),
+        caller_globals.get("__name__", "<unknown>"),
+        caller_globals.setdefault("__warningregistry__", {}),
     )
 
 

@@ -700,7 +700,10 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
         values = explanation.heatmap(explanation._best_size(), scale=None)
         strongest = float((abs(values) if is_signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), strongest)
-    return [(-most if is_signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
+    return [
+        (-largest_value if is_signed else 0.0, largest_value) if (largest_value := largest[key]) > 0 else "max"
+        for key in keys
+    ]
 
 
 def check_explanation(explanation: Explanation) -> Explanation:

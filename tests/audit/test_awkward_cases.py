@@ -96,7 +96,7 @@ def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
 def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path):
     for name in ("border", "the organ"):
         regions = {**study["regions"], "columns": {name: "region_marker"}}
-        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is a region of its own"):
+        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is the name of a built-in region"):
             audit.run_audit({**study, "regions": regions}, tmp_path / name)
 
 

@@ -357,6 +357,13 @@ def flip(path):
     path.write_bytes(bytes(data))
 
 
+def test_an_audit_of_another_schema_is_one_clear_error(copied):
+    text = (copied / "summary.json").read_text()
+    (copied / "summary.json").write_text(text.replace('"camscope/audit/2"', '"camscope/audit/1"'))
+    with pytest.raises(InputError, match="schema 'camscope/audit/1', expected 'camscope/audit/2'.*run the audit again"):
+        audit.AuditRun(copied)
+
+
 # Two of them
 
 

@@ -98,7 +98,7 @@ def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     assert words[9] == "1.000"
     assert float(row(result, "layercam", "2 effusion")[9]) < 0.9
     (said,) = [line for line in result.stdout.splitlines() if line.startswith("same")]
-    assert "gradcam and hirescam are one map at layer4 for every class" in said
+    assert "Grad-CAM and HiResCAM are one map at layer4 for every class" in said
     figure = np.asarray(Image.open(name).convert("RGB"))
     assert figure.shape[1] > 4 * 256 > figure.shape[0] / 1.5
     (error,) = errors(run("compare", "nodule.png", code=1))
@@ -251,5 +251,5 @@ def test_trained_weights_of_ones_own_and_a_photograph(here):
     photo = min((DATA / "photos" / "images").iterdir())
     words = ["-m", f"{DATA / 'models.py'}:resnet18", "--methods", "gradcam,hirescam,layercam", "-o", "why.jpg"]
     result = run("compare", photo, *words, "--layers", "layer3,layer4")
-    assert "gradcam and hirescam are one map at layer4" in result.stdout
+    assert "Grad-CAM and HiResCAM are one map at layer4" in result.stdout
     assert np.asarray(Image.open("why.jpg")).shape[0] > 2 * 256

@@ -363,7 +363,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     for metric in ("enrichment", "enrichment,sparseness"):
         other = CliRunner().invoke(app, [*words[:3], metric, "--masks", "none", "-o", metric])
         assert other.exit_code == 2
-        assert "no image has evidence: there is no mask of its name (22 x)" in " ".join(other.stderr.split())
+        assert "no image has ground truth: there is no mask of its name (22 x)" in " ".join(other.stderr.split())
 
 
 def test_a_method_without_any_value_says_of_how_many_rows():

@@ -231,11 +231,11 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
         evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
     with pytest.raises(InputError, match=r"imputations=\('black',\): expected one or several of mean, blur"):
         evaluate(place / "run", tmp_path / "out", model=net, imputations=("black",))
-    with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
+    with pytest.raises(InputError, match=r"deletion needs the model: .*--model"):
         evaluate(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
         evaluate(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
-    with pytest.raises(InputError, match="explainers and preprocess are a model's"):
+    with pytest.raises(InputError, match="explainers and preprocess need the model"):
         evaluate(place / "run", tmp_path / "out", preprocess="imagenet")
     assert not (tmp_path / "out").exists()
     few = {"metrics": ["average-drop"], "model": net}
@@ -250,7 +250,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     with pytest.raises(ImageError, match=r"1\.png: it has changed since it was explained"):
         evaluate(tmp_path / "run", tmp_path / "two", **few)
     run_batch(GradCAM(net), tmp_path, tmp_path / "asked", [lambda output: output[:, 0]])
-    with pytest.raises(InputError, match="of which only the words are known"):
+    with pytest.raises(InputError, match="is not a class and cannot be restored"):
         evaluate(tmp_path / "asked", tmp_path / "two", **few)
 
 
@@ -289,12 +289,12 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     wrapped = Augmented(GradCAM(net))
     run_batch(wrapped, [str(place / "0.png")], tmp_path / "wrapped")
     few = {"metrics": ["random-logit"], "model": net}
-    with pytest.raises(InputError, match=r"cannot be made again .* pass evaluate\(…, explainers=\[…\]\)"):
+    with pytest.raises(InputError, match=r"cannot be rebuilt .* pass evaluate\(…, explainers=\[…\]\)"):
         evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
     rows = evaluate(tmp_path / "wrapped", tmp_path / "out", explainers=[wrapped], **few).table().to_pylist()
     assert rows[0]["method"] == wrapped.full_name
     assert rows[0]["value"] is not None
-    with pytest.raises(InputError, match="is of another model"):
+    with pytest.raises(InputError, match="has another model"):
         evaluate(tmp_path / "run", tmp_path / "new", explainers=[GradCAM(load_model("phantom"))], **few)
 
 

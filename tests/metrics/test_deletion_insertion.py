@@ -120,7 +120,7 @@ def test_infidelity_by_hand():
     assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS]) == pytest.approx(0, abs=1e-9)
     assert said("infidelity", WEIGHTS, [7 * w for w in WEIGHTS], fit_scale=False) > 1
     fill = torch.full((1, 4), -1.0)  # two steps below x: a gradient says half of what is lost
-    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, unit="slopes", fit_scale=False) == pytest.approx(
+    assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, unit="gradients", fit_scale=False) == pytest.approx(
         0, abs=1e-12
     )
     assert said("infidelity", WEIGHTS, WEIGHTS, fill=fill, fit_scale=False) > 1
@@ -386,7 +386,7 @@ def test_a_map_that_says_nothing_has_a_number_or_a_reason(name, kind):
     assert math.isfinite(found[1])
     assert (found.numbers[0] is None) == (name in undefined), found
     if name in undefined:
-        with pytest.raises(UndefinedError, match=r"NaN|positive|one value|the same"):
+        with pytest.raises(UndefinedError, match=r"NaN|positive|constant|are equal"):
             found[0]
     else:
         assert math.isfinite(found[0])
@@ -402,7 +402,7 @@ def test_a_model_that_ignores_its_input_correlates_with_nothing():
     with scoring_scope(Ignores(), torch.rand(1, 1, 6, 6), 0) as scores:
         trial = PerturbationTest(torch.rand(1, 6, 6), scores)
         for name in ("faithfulness-correlation", "sensitivity-n"):
-            with pytest.raises(UndefinedError, match="loses the same"):
+            with pytest.raises(UndefinedError, match="losses, are equal"):
                 METRICS[name](trial)[0]
         assert METRICS["deletion"](trial)[0] == pytest.approx(sigmoid(0.6), abs=1e-6)
         assert METRICS["lerf-morf-gap"](trial)[0] == pytest.approx(0, abs=1e-6)
@@ -461,7 +461,7 @@ def test_what_cannot_be_asked_is_refused():
             ),
             (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "n_steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
-            (lambda: METRICS["road"](trial, shares=()), InputError, "name one"),
+            (lambda: METRICS["road"](trial, shares=()), InputError, "name at least one"),
             (lambda: METRICS["deletion"](trial, output_kind="logit"), InputError, "output_kind='logit'"),
             (lambda: aopc(trial, n_regions=0), InputError, "n_regions=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),
@@ -487,7 +487,7 @@ def test_ties_of_each_image_may_have_an_order_of_their_own():
         one = METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6)).array
         each = METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6, tie_seeds=range(5))).array
         again = [METRICS["deletion"](PerturbationTest(heat, scores, n_steps=6, seed=seed))[0] for seed in range(5)]
-        with pytest.raises(InputError, match="2 seeds of ties for 5 images"):
+        with pytest.raises(InputError, match="tie_seeds has 2 seeds for 5 images"):
             PerturbationTest(heat, scores, tie_seeds=[0, 1])
     np.testing.assert_allclose(one, one[0])
     np.testing.assert_allclose(each, again, rtol=1e-6)

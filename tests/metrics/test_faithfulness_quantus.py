@@ -102,7 +102,7 @@ def test_infidelity_of_the_same_sets(given):
         [blocks <= last for last in range(4)]
     )  # theirs removes one block after the other, and puts none back
     with scoring_scope(model, x, classes) as scores:
-        own = METRICS["infidelity"](trial(given, scores), masks=masks, fit_scale=False, unit="slopes").array
+        own = METRICS["infidelity"](trial(given, scores), masks=masks, fit_scale=False, unit="gradients").array
     np.testing.assert_allclose(own, found, atol=1e-6)
 
 

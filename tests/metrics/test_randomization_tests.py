@@ -22,10 +22,10 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.randomization_result import _draw_thumbnail
 from camscope.metrics.weight_randomization import reset_modules, split_model
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
+from camscope.render.randomization_figure import _draw_thumbnail
 from tests.nets import CASES, Flat, Tokens
 from tests.pictures import notebook_picture
 from tests.untouched import untouched
@@ -212,17 +212,17 @@ def test_verdicts_by_hand():
     np.testing.assert_allclose([low, high], [[1.0, 0.6, 0.2], [1.0, 0.8, 0.2]])
     assert falls.passes
     assert falls.verdicts["spearman"][:4] == (True, pytest.approx(0.2), pytest.approx(0.3), pytest.approx(0.3))
-    assert "less alike than" in falls.verdicts["spearman"].reason
+    assert "less similar than" in falls.verdicts["spearman"].reason
     stays = told([[[0.2] * 5, [0.3, 0.4, 0.5, 0.4, 0.4]]], 0.3)
     assert not stays.passes
-    assert "more alike than" in stays.verdicts["spearman"].reason
+    assert "more similar than" in stays.verdicts["spearman"].reason
     same = told([[[0.99, 0.98, 1.0, 1.0, 1.0]]], 1.0)
     assert (same.passes, same.verdicts["spearman"].reason) == (False, "the map is still the same")
 
 
 def test_a_part_of_the_model_is_no_end(net, scans):
     found = run_randomization_test(Saliency(net), scans[:5], seeds=[0], layers=["fc", "layer4"])
-    with pytest.raises(UndefinedError, match="something of the training is left"):
+    with pytest.raises(UndefinedError, match="some trained weights are left"):
         _ = found.passes
     every = ["fc", "layer4", "layer3", "layer2", "layer1", "bn1", "conv1"]
     assert run_randomization_test(Saliency(net), scans[:5], seeds=[0], layers=every).no_verdict_reason == ""
@@ -279,7 +279,7 @@ def test_one_part_at_a_time(net, scans):
     single = run_randomization_test(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"], order="independent")
     np.testing.assert_array_equal(cascade.similarities["hog"][:, 0], single.similarities["hog"][:, 0])
     assert not np.array_equal(cascade.similarities["hog"][:, 1], single.similarities["hog"][:, 1])
-    with pytest.raises(UndefinedError, match="the verdict is the cascade's"):
+    with pytest.raises(UndefinedError, match="only the cascading order"):
         _ = single.passes
     behind = run_randomization_test(GradCAM(net, "layer3"), scans[:3], seeds=[4], layers=["conv1"], order="independent")
     assert behind.compute_mean_curve("hog")[-1] < 1
@@ -423,13 +423,13 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
 def test_refused(net, scans):
     for call, error, words in (
         (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
-        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name one at least"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name at least one"),
         (lambda: run_randomization_test(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
         (lambda: run_randomization_test(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
         (
             lambda: run_randomization_test(GradCAM(net), scans, similarities=["jaccard"]),
             InputError,
-            "no similarity 'jaccard' here",
+            "unknown similarity 'jaccard'",
         ),
         (
             lambda: run_randomization_test(GradCAM(net), scans, layers=["relu"]),

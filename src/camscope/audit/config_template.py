@@ -27,8 +27,7 @@ from camscope.audit.label_columns import check_labels_match_findings, guess_find
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
 from camscope.batch import Manifest, batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
-from camscope.batch.sources import TABLE_SUFFIXES
-from camscope.batch.sources import DATASET_PREFIXES
+from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.errors import InputError, MissingExtraError
 from camscope.model_card import get_card
 from camscope.models import load_model
@@ -143,8 +142,8 @@ def _render_template(values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
-    )  # TOML, no HTML: values are quoted by the filters below
+        autoescape=False,  # noqa: S701 - TOML, not HTML: the filters below quote all values
+    )
     environment.filters |= {
         "quote": _quote,
         "list_of": _format_list,

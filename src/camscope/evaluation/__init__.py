@@ -1,9 +1,9 @@
-"""Metrics over the maps of a run: long-form Parquet, and the statements that follow. Level 5½. Needs the extra `n_metrics`.
+"""Metrics over the maps of a run, in a long-form Parquet dataset, and comparisons of methods. Needs the extra `metrics`.
 
-- `generate_maps` makes the maps that are missing, and `ground_truth` says where the answer is known to be.
-- `evaluate` writes the values: those of maps alone (`map_metrics`) and those that ask the model (`model_metrics`).
-- `summary` states them. `comparison` compares several methods, with their `compute_agreement` and `check_dataset`.
-- `plots` and `comparison_figure` draw. `selection` chooses a method and a layer.
+- `generate_maps` computes missing maps, and `ground_truth` reads annotations.
+- `evaluate` writes the values: metrics of maps alone (`map_metrics`) and metrics that need the model (`model_based_metrics`).
+- `summary` computes means and differences. `comparison` compares several methods, with the agreement of their maps.
+- `metric_plots` and `comparison_figure` draw. `selection` chooses a method and a layer.
 """
 
 from camscope.evaluation.comparison import ComparisonResult, compare_methods

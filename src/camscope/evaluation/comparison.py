@@ -1,4 +1,4 @@
-"""compared: methods and layers over many images, by metrics and by what their maps have in common."""
+"""Comparison of methods and layers over the images of a run, by metrics and by the agreement of their maps."""
 
 import html
 import io
@@ -22,6 +22,7 @@ from camscope.evaluation.metric_evaluation import DEFAULT_N_STEPS, evaluate, res
 from camscope.evaluation.metric_plots import FIGURE_FORMATS
 from camscope.evaluation.summary import MethodSummary, check_column, check_some_ground_truth, summarize_values
 from camscope.explainers import Explainer
+from camscope.metrics import METRICS
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.safe_files import write_bytes
 
@@ -35,15 +36,15 @@ DEFAULT_METRICS = (
 
 
 class ComparisonResult(MethodComparisonData):
-    """Findings as numbers, sentences and a figure."""
+    """The comparison of methods as numbers, sentences and a figure."""
 
     @cached_property
     def statements(self) -> tuple[str, ...]:
-        """What can be told apart, and what cannot, in words."""
+        """Which methods differ and which do not, as sentences."""
         return tuple(iter_statements(self.summaries, self.agreement, self.names))
 
     def to_records(self) -> list[dict[str, Any]]:
-        """The numbers, a dict for each metric and method: mean, interval, and the paired differences.
+        """Return one dict for each metric and method: mean, interval, and the paired differences.
 
         `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
         the best control, is corrected for all methods and metrics. Both are signed so that more is better.
@@ -71,17 +72,22 @@ class ComparisonResult(MethodComparisonData):
         }
 
     def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
-        """Intervals of every metric, what the maps have in common, and `n_examples` drawn by `seed`: a figure of matplotlib.
+        """Draw intervals of every metric, the agreement of the maps and example images, as a matplotlib figure.
 
-        `n_examples`: how many images; None: as many as there is room for.
+        Args:
+            n_examples: Number of images. Default: as many as fit.
+            seed: Seed by which the images are chosen.
+
+        Returns:
+            The figure.
         """
         from camscope.evaluation.comparison_figure import draw_comparison_figure
 
-        made: Figure = draw_comparison_figure(self, n_examples, seed)
-        return made
+        figure: Figure = draw_comparison_figure(self, n_examples, seed)
+        return figure
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure (`.png`, `.svg`, `.pdf`)."""
+        """Write the figure as `.png`, `.svg` or `.pdf`."""
         suffix = Path(path).suffix.lower()
         if suffix not in FIGURE_FORMATS:
             raise OutputError(
@@ -97,9 +103,9 @@ class ComparisonResult(MethodComparisonData):
     def _repr_html_(self) -> str:
         from PIL import Image
 
-        picture, words = Image.open(io.BytesIO(self._encode_figure(".png"))).convert("RGB"), html.escape(self.title)
-        said = "".join(f"<li>{html.escape(one)}</li>" for one in self.statements)
-        return render.build_figure_html(np.asarray(picture), words, f"{words}<ul>{said}</ul>")
+        image, title = Image.open(io.BytesIO(self._encode_figure(".png"))).convert("RGB"), html.escape(self.title)
+        items = "".join(f"<li>{html.escape(statement)}</li>" for statement in self.statements)
+        return render.build_figure_html(np.asarray(image), title, f"{title}<ul>{items}</ul>")
 
 
 ESTIMATE_COLUMNS = ("mean", "low", "high", "n_values", "n_groups", "n_undefined")
@@ -124,17 +130,39 @@ def compare_methods(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ComparisonResult:
-    """Compare the methods and layers of `run` over its images: keywords as in `evaluate`, `metrics` by default the first of them.
+    """Compare the methods and layers of a run over its images.
 
-    The values of each image stay at `output`, those of the metrics as `evaluate` writes them, those of the agreement in its
-    folder `agreement`. `group_column`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
-    goes on where it was. `on_progress`: called with how many steps are done, of how many.
+    The values of each image are written to `output` as `evaluate` writes them, the agreement of the maps to its subfolder
+    `agreement`. A comparison that was interrupted resumes.
+
+    Args:
+        run: The run, or its folder.
+        output: The folder for the values.
+        masks: The ground truth; see `evaluate`.
+        metrics: Names of metrics. Default: all that need no further input.
+        model: The model of the run; see `evaluate`.
+        preprocess: The preprocessing of the run; see `evaluate`.
+        explainers: Explainers of the run; see `evaluate`.
+        imputations: See `evaluate`.
+        n_steps: See `evaluate`.
+        categories: See `evaluate`.
+        group_column: A column of the manifest, such as the patient; intervals resample its groups as a whole.
+        allow_outside_root: See `evaluate`.
+        num_threads: Threads that read images. Default: one for each core.
+        overwrite: Whether to replace the values at `output`.
+        on_progress: Called with the numbers of finished and of all steps.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: A name, a column or the ground truth is unknown.
     """
-    made = run if isinstance(run, BatchRun) else BatchRun(run)
-    known = resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root)
+    batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
+    ground_truth = resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root)
     halves = [None if on_progress is None else _report_half_progress(on_progress, n) for n in range(2)]
-    measures = evaluate(
-        made,
+    evaluation = evaluate(
+        batch_run,
         output,
         masks,
         metrics,
@@ -149,32 +177,39 @@ def compare_methods(
         overwrite=overwrite,
         on_progress=halves[0],
     )
-    table = measures.table()
-    order = list(DEFAULT_METRICS if metrics is None else metrics)
+    table = evaluation.table()
+    order = [METRICS.find(name).name for name in (DEFAULT_METRICS if metrics is None else metrics)]
     check_column(table, group_column)
-    if known is not None:
+    if ground_truth is not None:
         check_some_ground_truth(
             table, summarize_values(table, group_column, metrics=order, correct_multiple_comparisons=False)
         )
     agreement = compute_agreement(
-        made,
+        batch_run,
         get_agreement_folder(output),
         _map_rows_to_groups(table, group_column),
         num_threads=num_threads,
         overwrite=overwrite,
         on_progress=halves[1],
     )
-    lines = summarize_values(table, group_column, metrics=order, equivalent_groups=agreement.equivalent_groups)
-    chosen = dict(sorted(lines.items(), key=lambda item: order.index(item[1][0].metric)))
-    names = name_methods(made, agreement.keys, [line for own in lines.values() for line in own])
+    summaries = summarize_values(table, group_column, metrics=order, equivalent_groups=agreement.equivalent_groups)
+    ordered = dict(sorted(summaries.items(), key=lambda item: order.index(item[1][0].metric)))
+    names = name_methods(batch_run, agreement.keys, [summary for group in summaries.values() for summary in group])
     rows = table["row"].unique()
     return ComparisonResult(
-        made, measures, chosen, agreement, names, _compute_seconds_per_image(made), len(rows), known
+        batch_run,
+        evaluation,
+        ordered,
+        agreement,
+        names,
+        _compute_seconds_per_image(batch_run),
+        len(rows),
+        ground_truth,
     )
 
 
 def _report_half_progress(on_progress: Callable[[int, int], None], half_index: int) -> Callable[[int, int], None]:
-    """The metrics are the first half of the work, the agreement the second: both count images."""
+    """Return a callback for one half of the work: metrics first, then agreement; both count images."""
     return lambda done, total: on_progress(half_index * total + done, 2 * total)
 
 
@@ -187,11 +222,11 @@ def _map_rows_to_groups(table: Any, group_column: str | None) -> Mapping[int, Ha
 
 
 def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
-    """Of each method, an image: the median over images, the first of which is slow."""
+    """Return the median seconds per image of each method; the first image is slow."""
     rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
-    each: dict[MethodKey, dict[int, float]] = {}
+    seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:
-            own = each.setdefault((row["method"], row["layer"], row["parameters_digest"]), {})
-            own[row["row"]] = own.get(row["row"], 0.0) + row["seconds"]
-    return {key: float(np.median(list(own.values()))) for key, own in each.items()}
+            by_row = seconds_by_method.setdefault((row["method"], row["layer"], row["parameters_digest"]), {})
+            by_row[row["row"]] = by_row.get(row["row"], 0.0) + row["seconds"]
+    return {key: float(np.median(list(by_row.values()))) for key, by_row in seconds_by_method.items()}

@@ -1,7 +1,4 @@
-"""Findings: what is known of methods and layers over the images of a run.
-
-Names of methods in a comparison, as short as they can be and still tell one from the other.
-"""
+"""The data of a comparison, and short display names that tell its methods apart."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,10 +18,17 @@ from camscope.plurals import plural
 
 @dataclass(frozen=True, eq=False)
 class MethodComparisonData:
-    """Methods and layers of a run, over its images. `summaries`: [metric], the best first, controls among them.
+    """The values and the agreement of the methods of a run over its images.
 
-    `names`: of each method, by name, layer, settings and whether it is a control; the layer only where a method has several.
-    `seconds_per_image`: of each, an image. `ground_truth`: where it is known to be, for the figure.
+    Attributes:
+        run: The run.
+        evaluation: The values.
+        summaries: The summaries of each metric, the best first, including controls.
+        agreement: The agreement of the maps.
+        names: The display name of each method key and whether it is a control.
+        seconds_per_image: The seconds per image of each method.
+        n_images: The number of images.
+        ground_truth: The annotations, for the figure.
     """
 
     run: BatchRun = field(repr=False)
@@ -37,71 +41,73 @@ class MethodComparisonData:
     ground_truth: GroundTruth | None = field(default=None, repr=False)
 
     def get_name(self, summary: MethodSummary) -> str:
-        """The name of a line's method."""
-        return self.names[(summary.method, summary.layer, summary.parameters), summary.is_control]
+        """Return the display name of a summary's method."""
+        return self.names[summary.key, summary.is_control]
 
     @property
     def method_names(self) -> list[str]:
-        """Their names, in the run's order."""
+        """The display names in the run's order."""
         return [self.names[key, False] for key in self.agreement.keys]
 
     @property
     def title(self) -> str:
-        """What all have in common: the model, the layer where there is one of them, how many images."""
+        """The model, the layer if there is only one, and the number of images."""
         layers = {key[1] for key in self.agreement.keys} - {None}
         model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """(M,M): the mean Spearman correlation of the methods' maps, in the order of `method_names`; NaN where there is none."""
+        """Return the mean Spearman correlations (M,M) of the methods' maps, in the order of `method_names`; NaN if undefined."""
         count = len(self.agreement.keys)
-        made = np.eye(count)
+        matrix = np.eye(count)
         for i in range(count):
             for j in range(i + 1, count):
-                one = self.agreement.estimates.get((i, j))
-                made[i, j] = made[j, i] = np.nan if one is None else one.mean
-        return made
+                estimate = self.agreement.estimates.get((i, j))
+                matrix[i, j] = matrix[j, i] = np.nan if estimate is None else estimate.mean
+        return matrix
 
 
 def name_methods(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """[method, whether it is a control]: `gradcam`, or `gradcam · layer4` where it has several layers, and settings that differ.
+    """Return display names by method key and whether it is a control: `Grad-CAM`, or `Grad-CAM · layer4` with several layers.
 
-    `keys`: methods with a map; `summaries`: what metrics say, also of controls, and of methods without any map.
+    Settings are included where they differ. `keys` are the methods with a map; `summaries` also cover controls and methods
+    without any map.
     """
-    every = list(dict.fromkeys([*((key, False) for key in keys), *map(_get_summary_key, summaries)]))
-    methods = {
-        key: _name_method(key, run, [other for other, kind in every if not kind]) for key, kind in every if not kind
-    }
-    taken = set(methods.values())
+    all_keys = list(dict.fromkeys([*((key, False) for key in keys), *map(_get_summary_key, summaries)]))
+    method_keys = [key for key, is_control in all_keys if not is_control]
+    names = {key: _name_method(key, run, method_keys) for key in method_keys}
+    taken = set(names.values())
     return {
-        (key, kind): methods[key] if not kind else f"{key[0]} (control)" if key[0] in taken else key[0]
-        for key, kind in every
+        (key, is_control): names[key] if not is_control else f"{key[0]} (control)" if key[0] in taken else key[0]
+        for key, is_control in all_keys
     }
 
 
 def _get_summary_key(summary: MethodSummary) -> tuple[MethodKey, bool]:
-    return (summary.method, summary.layer, summary.parameters), summary.is_control
+    return summary.key, summary.is_control
 
 
 def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
     method, layer, _ = key
-    alike = [other for other in keys if other[0] == method]
-    layers = Counter(other[1] for other in alike)
+    same_method = [other for other in keys if other[0] == method]
+    layers = Counter(other[1] for other in same_method)
     parts = [method, layer if len(layers) > 1 and layer is not None else ""]
     if layers[layer] > 1:
-        rivals = [_read_method_settings(run, other) for other in alike if other[1] == layer]
-        parts.append(_format_differing_settings(_read_method_settings(run, key), rivals) or str(key[2]))
+        other_settings = [_read_method_settings(run, other) for other in same_method if other[1] == layer]
+        parts.append(_format_differing_settings(_read_method_settings(run, key), other_settings) or str(key[2]))
     return " · ".join(filter(None, parts))
 
 
 def _read_method_settings(run: BatchRun, key: MethodKey) -> Mapping[str, object]:
-    found: Mapping[str, object] = run.run_info["run_config"]["methods"].get(f"{key[0]} {key[2]}", {})
-    return found
+    settings: Mapping[str, object] = run.run_info["run_config"]["methods"].get(f"{key[0]} {key[2]}", {})
+    return settings
 
 
 def _format_differing_settings(settings: Mapping[str, object], other_settings: Sequence[Mapping[str, object]]) -> str:
     return " ".join(
-        f"{name}={value}" for name, value in settings.items() if any(r.get(name) != value for r in other_settings)
+        f"{name}={value}"
+        for name, value in settings.items()
+        if any(other.get(name) != value for other in other_settings)
     )

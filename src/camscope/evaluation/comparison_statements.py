@@ -1,4 +1,4 @@
-"""What a comparison says in words: which maps are one, which methods cannot be told apart, and which beat no control."""
+"""Sentences about a comparison: equivalent maps, methods that do not differ, and methods that beat no control."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,51 +8,55 @@ from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
 
-MAX_NAMES_IN_LIST = 6  # names in a list; of more it says how many
+MAX_NAMES_IN_LIST = 6  # names in a list before "and n more"
 MethodNames = Mapping[tuple[MethodKey, bool], str]
 
 
 def iter_statements(
     summaries: Mapping[str, Sequence[MethodSummary]], agreement: MapAgreement, names: MethodNames
 ) -> Iterator[str]:
-    """First of the maps, then of all metrics of which the same holds, then of each by itself."""
+    """Yield sentences about the maps, then about groups of metrics, then about single metrics."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
-    if reason := describe_dominance([line for own in summaries.values() for line in own]):
+    if reason := describe_dominance([summary for group in summaries.values() for summary in group]):
         yield reason
-    known = {metric: one for metric, own in summaries.items() if len((one := _MetricRanking(own, names)).methods) > 1}
-    few = {needed for one in known.values() if (needed := one.n_groups_needed)}
-    if few:
-        there = max(known.values(), key=lambda one: one.n_groups)
+    rankings = {metric: _MetricRanking(group, names) for metric, group in summaries.items()}
+    rankings = {metric: ranking for metric, ranking in rankings.items() if len(ranking.methods) > 1}
+    n_groups_needed = {needed for ranking in rankings.values() if (needed := ranking.n_groups_needed)}
+    if n_groups_needed:
+        largest = max(rankings.values(), key=lambda ranking: ranking.n_groups)
+        n_methods = max(len(ranking.methods) for ranking in rankings.values())
         yield (
-            f"{there.group_count_text} cannot tell {plural(max(len(one.methods) for one in known.values()), 'method')} apart in "
-            f"{plural(len(known), 'metric')}, whatever they show: at least {max(few)} are needed"
+            f"{largest.group_count_text} cannot tell {plural(n_methods, 'method')} apart in "
+            f"{plural(len(rankings), 'metric')}, whatever they show: at least {max(n_groups_needed)} are needed"
         )
-    alike = [metric for metric, one in known.items() if not one.worse_methods and not one.n_groups_needed]
-    if alike:
-        yield f"no method can be told from the first in {join_names(alike)}"
-    for metric, one in known.items():
-        if one.worse_methods:
-            yield f"{metric}: {one.text}"
+    undecided = [
+        metric for metric, ranking in rankings.items() if not ranking.worse_methods and not ranking.n_groups_needed
+    ]
+    if undecided:
+        yield f"no method differs significantly from the first in {join_names(undecided)}"
+    for metric, ranking in rankings.items():
+        if ranking.worse_methods:
+            yield f"{metric}: {ranking.text}"
     yield from _iter_control_statements(summaries, names)
 
 
 def has_controls(summary: MethodSummary) -> bool:
-    """Whether maps that know nothing are held against its method.
+    """Return whether the methods of a summary are compared with control maps.
 
-    How a map spreads is no merit to be beaten in, nor is how still it holds: a map that does not look holds still.
+    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
     """
     return METRICS[summary.metric].input_kind not in ("map", "explainer")
 
 
 def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
-    """Why there are no intervals, where one group has most of the images; "" where none of the lines lacks one for that."""
-    every = [
+    """Return the reason for missing intervals if one group has most of the images, else ""."""
+    candidates = [
         estimate
         for line in summaries
         for estimate in (line.estimate, line.difference_to_best, line.difference_to_control)
     ]
-    estimates = [estimate for estimate in every if estimate is not None and estimate.is_dominated_by_few_groups]
+    estimates = [estimate for estimate in candidates if estimate is not None and estimate.is_dominated_by_few_groups]
     return (
         min(estimates, key=lambda estimate: estimate.n_effective_groups or 0.0).describe_dominance()
         if estimates
@@ -61,14 +65,14 @@ def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`; of many the first, and how many more there are."""
+    """Join names as `a`, `a and b` or `a, b and c`; of many names the first, and the number of the others."""
     if len(names) > MAX_NAMES_IN_LIST + 1:
         return f"{', '.join(names[:MAX_NAMES_IN_LIST])} and {len(names) - MAX_NAMES_IN_LIST} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 class _MetricRanking:
-    """Of one metric the first method, those that cannot be told from it, and those behind."""
+    """The best method by one metric, the methods that do not differ from it, and the worse methods."""
 
     def __init__(self, summaries: Sequence[MethodSummary], names: MethodNames) -> None:
         ranked = METRICS[summaries[0].metric].higher_is_better is not None
@@ -80,7 +84,7 @@ class _MetricRanking:
 
     @property
     def n_groups(self) -> int:
-        """How many images, or groups of them, the differences rest on."""
+        """The number of images, or groups of images, behind the differences."""
         return max(
             (line.difference_to_best.n_groups for line in self.methods if line.difference_to_best is not None),
             default=0,
@@ -88,14 +92,14 @@ class _MetricRanking:
 
     @property
     def group_count_text(self) -> str:
-        """The same in words."""
+        """The number of groups as text."""
         estimates = [line.difference_to_best for line in self.methods if line.difference_to_best is not None]
-        word = "image" if all(one.n_values <= one.n_groups for one in estimates) else "group"
+        word = "image" if all(estimate.n_values <= estimate.n_groups for estimate in estimates) else "group"
         return plural(self.n_groups, word)
 
     @property
     def n_groups_needed(self) -> int | None:
-        """How many it takes to tell any two methods apart, corrected for all comparisons; None where there are enough."""
+        """The number of groups needed to tell any two methods apart after correction; None if there are enough."""
         gaps = [line for line in self.methods if line.difference_to_best is not None]
         if not gaps:
             return None
@@ -107,32 +111,36 @@ class _MetricRanking:
 
     @property
     def text(self) -> str:
-        """Who is first, and who cannot be told from it."""
-        first, *rest = [_get_method_name(line, self._names) for line in self.methods if line not in self.worse_methods]
-        if not rest:
-            return f"{first} is first, and told from {'all others' if len(self.methods) > 2 else 'the other'}"
-        return f"{first} is first; {join_names(rest)} cannot be told from it"
+        """The best method and the methods that do not differ from it, as text."""
+        first, *others = [
+            _get_method_name(line, self._names) for line in self.methods if line not in self.worse_methods
+        ]
+        if not others:
+            return f"{first} is first, and better than {'all others' if len(self.methods) > 2 else 'the other'}"
+        return f"{first} is first; no significant difference from {join_names(others)}"
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Where no method, or not every one, is better than the best map that knows nothing."""
-    none: dict[str, list[str]] = {}
-    some = []
-    for metric, own in summaries.items():
-        methods = [line for line in own if not line.is_control and line.difference_to_control is not None]
-        controls = [line.method for line in own if line.is_control and line.estimate is not None]
-        if not methods or not controls or not has_controls(own[0]):
+    """Yield sentences about metrics in which no method, or not every method, is better than the best control."""
+    metrics_by_control: dict[str, list[str]] = {}
+    partial_statements = []
+    for metric, group in summaries.items():
+        methods = [line for line in group if not line.is_control and line.difference_to_control is not None]
+        controls = [line.method for line in group if line.is_control and line.estimate is not None]
+        if not methods or not controls or not has_controls(group[0]):
             continue
         better = [_get_method_name(line, names) for line in methods if line.beats_control]
         if not better:
-            none.setdefault(controls[0], []).append(metric)
+            metrics_by_control.setdefault(controls[0], []).append(metric)
         elif len(better) < len(methods):
             verb = "is" if len(better) == 1 else "are"
-            some.append(f"only {join_names(better)} {verb} better than the control {controls[0]} in {metric}")
-    for control, metrics in none.items():
+            partial_statements.append(
+                f"only {join_names(better)} {verb} better than the control {controls[0]} in {metric}"
+            )
+    for control, metrics in metrics_by_control.items():
         yield f"no method is better than the control {control} in {join_names(metrics)}"
-    yield from some
+    yield from partial_statements
 
 
 def _get_method_name(summary: MethodSummary, names: MethodNames) -> str:
-    return names[(summary.method, summary.layer, summary.parameters), summary.is_control]
+    return names[summary.key, summary.is_control]

@@ -1,7 +1,4 @@
-"""Evidence: where the answer is known to be, for each image of a run: masks, boxes, points, or a COCO file of them.
-
-Namesakes: what is known of images by the names of their files, of which several may be the same in several folders.
-"""
+"""Ground truth for the images of a run: masks, boxes, points, or a COCO file."""
 
 import json
 from abc import ABC, abstractmethod
@@ -30,53 +27,59 @@ PathParts = tuple[str, ...]
 
 
 class FilenameIndex(Generic[IndexedValue]):
-    """`per_baseline`: a file's path, and what is known of it. `ignore_suffix`: names count without what is behind their last point."""
+    """Values by the name of an image file; several folders may contain files of one name.
+
+    `items` are paths with their values. With `ignore_suffix` names are compared without their suffix.
+    """
 
     def __init__(self, items: Iterable[tuple[str, IndexedValue]], *, ignore_suffix: bool = False) -> None:
         self._ignore_suffix = ignore_suffix
         self._values_by_name: dict[str, dict[PathParts, IndexedValue]] = {}
-        for path, known in items:
+        for path, value in items:
             parts = self._split_path(path)
-            self._values_by_name.setdefault(parts[-1], {})[parts] = known
+            self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find(self, path: str) -> IndexedValue | None:
-        """What is known of an image: of several of its name that whose folders are most its own, from the last one up.
+        """Return the value for a path: among files of its name the one that shares the most parent folders.
 
-        UndefinedError where no folder tells them apart: it is not known which of them is meant.
+        UndefinedError if several files share equally many folders.
         """
         parts = self._split_path(path)
-        some = self._values_by_name.get(parts[-1], {})
-        common = {other: _count_common_folders(parts, other) for other in some}
+        candidates = self._values_by_name.get(parts[-1], {})
+        common = {other: _count_common_folders(parts, other) for other in candidates}
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
-            raise UndefinedError(f"there are {len(best)} of its name, and no folder tells which is meant")
-        return some[best[0]] if best else None
+            raise UndefinedError(
+                f"there are {len(best)} files of its name, and the folders do not tell which one is meant"
+            )
+        return candidates[best[0]] if best else None
 
     def _split_path(self, path: str) -> PathParts:
-        plain = PurePosixPath(path.replace("\\", "/"))
-        return (*plain.parent.parts, plain.stem if self._ignore_suffix else plain.name)
+        posix_path = PurePosixPath(path.replace("\\", "/"))
+        return (*posix_path.parent.parts, posix_path.stem if self._ignore_suffix else posix_path.name)
 
 
 def _count_common_folders(first: PathParts, second: PathParts) -> int:
-    """How many parts are the same, from the last one up."""
+    """Return the number of equal parts at the end of two paths."""
     different = (n for n, (a, b) in enumerate(zip(reversed(first), reversed(second), strict=False)) if a != b)
     return next(different, min(len(first), len(second)))
 
 
-MAX_OUTLINE_PX = 2**20  # pixels from the corner that an outline may reach
-UNFIT_MASK_REASON = (
-    "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
-)
+MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
+# without the name of the file, which may contain a patient's name
+UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
 ImageSize = tuple[int, ...]
 
 
 class GroundTruth(ABC):
-    """What says of an image which of its pixels are the evidence.
+    """A source of annotated regions for images.
 
-    `source`: what it is, without the name of a file. `categories`: which of the categories of a file count, `excluded_categories`: which
-    do not; both are empty where it has no categories.
+    Attributes:
+        source: A description without file names.
+        categories: The categories that count; empty without categories.
+        excluded_categories: The categories that do not count.
     """
 
     source: str = "masks"
@@ -91,17 +94,17 @@ class GroundTruth(ABC):
 
     @abstractmethod
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """(H,W) bool of the image of a row; UndefinedError where nothing is known of it."""
+        """Return the mask (H,W) bool of a row's image; UndefinedError if there is no annotation."""
 
     @property
     def digest(self) -> str:
-        """8 hex digits that change with what is known, so that no values of two states of it come together."""
+        """8 hex digits that change with the annotations, so that values for different annotations are not mixed."""
         return ""
 
 
 @dataclass(frozen=True)
 class MaskFolder(GroundTruth):
-    """Mask images named as their images, whatever the suffix. Black, or 0, is outside; `label_choice`: which labels count."""
+    """A folder of mask images named as the images, with any suffix. Black, or 0, is outside."""
 
     files: Sequence[str]
     label_choice: LabelChoice = field(default_factory=LabelChoice)
@@ -110,22 +113,22 @@ class MaskFolder(GroundTruth):
 
     @property
     def categories(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The labels that count, if they were chosen."""
+        """The chosen labels."""
         return self.label_choice.categories
 
     @property
     def digest(self) -> str:
-        """Of names, sizes and times of the files, and of the labels that count."""
-        known = [(file, Path(file).stat()) for file in sorted(self.files)]
-        found: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in known}
-        return hash_parameters(found | ({"categories": self.categories} if self.categories else {}))
+        """A digest of names, sizes and times of the files, and of the chosen labels."""
+        states = [(file, Path(file).stat()) for file in sorted(self.files)]
+        parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
+        return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))
 
     @cached_property
     def _files_by_name(self) -> FilenameIndex[str]:
         return FilenameIndex(((file, file) for file in self.files), ignore_suffix=True)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """(H,W)"""
+        """Return the mask (H,W)."""
         file = self._files_by_name.find(str(row["path"]))
         if file is None:
             raise UndefinedError("there is no mask of its name")
@@ -134,7 +137,7 @@ class MaskFolder(GroundTruth):
 
 @dataclass(frozen=True)
 class AnnotationColumn(GroundTruth):
-    """A column of the manifest: a mask's path, or boxes [[x, y, width, height], …] or points [[x, y], …] as lists or JSON."""
+    """A column of the manifest with mask paths, or boxes [[x, y, width, height], …] or points [[x, y], …] as lists or JSON."""
 
     name: str
     locations: PathResolver
@@ -142,21 +145,21 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def source(self) -> str:  # type: ignore[override]
-        """With the column's name."""
+        """The name of the column as text."""
         return f"the column {self.name!r}"
 
     @property
     def categories(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The labels that count, if they were chosen."""
+        """The chosen labels."""
         return self.label_choice.categories
 
     @property
     def digest(self) -> str:
-        """Of the labels that count."""
+        """A digest of the chosen labels."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
     def check_inside_root(self, values: Iterable[object]) -> None:
-        """InputError where masks that the column names lie outside the folder that they may be in."""
+        """Raise InputError for masks outside the root folder."""
         outside = 0
         for value in {value for value in values if is_mask_path(value)}:
             try:
@@ -171,10 +174,10 @@ class AnnotationColumn(GroundTruth):
             )
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """(H,W)"""
+        """Return the mask (H,W)."""
         value = row[self.name]
         if value is None or value in ("", []):
-            raise UndefinedError("there is no evidence in its row")
+            raise UndefinedError("there is no annotation in its row")
         if is_mask_path(value):
             return read_mask(open_mask_source(self.locations, value), size, self.label_choice, name=value)
         if self.label_choice.categories not in ((), (ALL_LABELS,)):
@@ -182,23 +185,23 @@ class AnnotationColumn(GroundTruth):
                 f"the category {self.label_choice.categories[0]!r} of {self.source}, which holds boxes or points: these have none"
             )
         with read_errors_converted(
-            f"row {row['row']}: {str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name} is no list of boxes or points"
+            f"row {row['row']}: {str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name} is not a list of boxes or points"
         ):
-            known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
-        if known.ndim == 1:
-            known = known[None]
-        if known.ndim != 2 or known.shape[1] not in (2, 4):
+            coordinates = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
+        if coordinates.ndim == 1:
+            coordinates = coordinates[None]
+        if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 4):
             raise InputError(
                 f"row {row['row']}: {value!r} in {self.name}; expected boxes [x, y, width, height] or points [x, y]"
             )
-        return mask_from_boxes(known, size) if known.shape[1] == 4 else mask_from_points(known, size)
+        return mask_from_boxes(coordinates, size) if coordinates.shape[1] == 4 else mask_from_points(coordinates, size)
 
 
 @dataclass(frozen=True)
 class CocoAnnotations(GroundTruth):
-    """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file.
+    """Annotations of a COCO file: boxes, polygons, run lengths, or a `mask_file` next to the COCO file.
 
-    `annotated_images`: of each image its `file_name`, its size (H,W), and its annotations that count.
+    `annotated_images` holds for each image its file name, its size (H,W), and the annotations that count.
     """
 
     annotated_images: Sequence[tuple[str, ImageSize, Sequence[Mapping[str, Any]]]]
@@ -210,55 +213,65 @@ class CocoAnnotations(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """Of the annotations that count."""
+        """A digest of the annotations that count."""
         return hash_parameters({"images": self.annotated_images})
 
     @classmethod
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """A COCO file; `categories`: only annotations of these names; needed where there are annotations of several.
+        """Read a COCO file.
 
-        `allow_outside_root`: its masks may lie outside its folder. `fetch`: they may be fetched from other machines.
+        Args:
+            path: The file.
+            categories: Names of the categories that count; needed if there are annotations of several.
+            allow_outside_root: Whether its masks may lie outside its folder.
+            fetch: Whether its masks may be fetched from other machines.
+
+        Returns:
+            The annotations.
         """
-        message = f"{path}: this is no COCO file of annotations"
+        message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
-            plain = read_json(path, message)
-            labels = {one["id"]: str(one["name"]) for one in plain.get("categories", ())}
-            of: dict[Any, list[Mapping[str, Any]]] = {one["id"]: [] for one in plain["images"]}
-            for one in plain["annotations"]:
-                of[one["image_id"]].append(one)
-            names = {id(one): _get_category_name(one, labels) for one in plain["annotations"]}
+            coco = read_json(path, message)
+            labels = {category["id"]: str(category["name"]) for category in coco.get("categories", ())}
+            by_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
+            for annotation in coco["annotations"]:
+                by_image[annotation["image_id"]].append(annotation)
+            names = {id(annotation): _get_category_name(annotation, labels) for annotation in coco["annotations"]}
             used = set(names.values())
             ordered = [*(name for name in labels.values() if name in used), *sorted(used - set(labels.values()))]
             counted = choose_categories(ordered, parse_categories(categories), str(path), tuple(labels.values()))
-            known = [
+            annotated_images = [
                 (
-                    str(one["file_name"]),
-                    (one["height"], one["width"]),
-                    [a for a in of[one["id"]] if names[id(a)] in counted],
+                    str(image["file_name"]),
+                    (image["height"], image["width"]),
+                    [annotation for annotation in by_image[image["id"]] if names[id(annotation)] in counted],
                 )
-                for one in plain["images"]
+                for image in coco["images"]
             ]
-        left_out = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
-        return cls(known, PathResolver(path.parent, confined=not allow_outside_root, fetch=fetch), counted, left_out)
+        excluded = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
+        locations = PathResolver(path.parent, confined=not allow_outside_root, fetch=fetch)
+        return cls(annotated_images, locations, counted, excluded)
 
     @cached_property
     def _annotations_by_name(self) -> FilenameIndex[tuple[ImageSize, Sequence[Mapping[str, Any]]]]:
         return FilenameIndex((name, (size, annotated)) for name, size, annotated in self.annotated_images)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """(H,W): all annotations of the image together."""
-        there, annotated = self._annotations_by_name.find(str(row["path"])) or (size, ())
-        if not annotated:
+        """Return the union (H,W) of all annotations of the image."""
+        annotated_size, annotations = self._annotations_by_name.find(str(row["path"])) or (size, ())
+        if not annotations:
             raise UndefinedError("there is no annotation of its name")
-        if there != tuple(size):
-            raise InputError(f"{row['path']} is {tuple(size)} and annotated at {there}; expected the same size")
-        made = np.zeros(size, np.bool_)
+        if annotated_size != tuple(size):
+            raise InputError(
+                f"{row['path']} is {tuple(size)} and annotated at {annotated_size}; expected the same size"
+            )
+        mask = np.zeros(size, np.bool_)
         with read_errors_converted(f"{row['path']}: its annotation cannot be read"):
-            for one in annotated:
-                made |= self._build_annotation_mask(one, size)
-        return made
+            for annotation in annotations:
+                mask |= self._build_annotation_mask(annotation, size)
+        return mask
 
     def _build_annotation_mask(self, annotation: Mapping[str, Any], size: ImageSize) -> Mask:
         if "mask_file" in annotation:
@@ -279,14 +292,23 @@ def load_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """What `--masks` means: a COCO file, one of the `columns` that a run carries, or a folder of mask pictures.
+    """Load ground truth from a COCO file, a column of the run, or a folder of mask images.
 
-    A column's name is the column where a folder has it too, which `./name` means, and a Path. `categories`: those that
-    count: of a COCO file by name, of masks that hold several labels by label; "all": every one. CategoryError where there are
-    several and none is chosen; of masks it is raised by the first mask that shows it.
+    A name that is both a column and a folder means the column; `./name` or a Path means the folder.
 
-    `root`: the folder that the masks in a column are in; those that a COCO file names are in its own. `allow_outside_root`: whether
-    masks may lie outside these folders.
+    Args:
+        source: The file, column or folder.
+        columns: The columns of the run.
+        root: The folder of masks in a column; masks of a COCO file are in its own folder.
+        categories: Names of COCO categories, or labels of masks, that count; "all" for every one.
+        allow_outside_root: Whether masks may lie outside these folders.
+
+    Returns:
+        The ground truth.
+
+    Raises:
+        InputError: There is no such file, column or folder.
+        CategoryError: There are several categories and none is chosen. For masks the first such mask raises it.
     """
     path, categories = Path(source), parse_categories(categories)
     if path.suffix.lower() == ".json":
@@ -295,81 +317,80 @@ def load_ground_truth(
         fetch = not isinstance(root, PathResolver) or root.fetch
         return CocoAnnotations.read(path, categories, allow_outside_root=allow_outside_root, fetch=fetch)
     if isinstance(source, str) and source in columns:
-        places = root if isinstance(root, PathResolver) else PathResolver(root)
-        places = replace(places, confined=False) if allow_outside_root else places
-        return AnnotationColumn(source, places, LabelChoice(categories))
+        locations = root if isinstance(root, PathResolver) else PathResolver(root)
+        locations = replace(locations, confined=False) if allow_outside_root else locations
+        return AnnotationColumn(source, locations, LabelChoice(categories))
     if path.is_dir():
         return MaskFolder(list(list_image_paths(str(path), recursive=True)), LabelChoice(categories))
-    carried = ", ".join(name for name in columns if name not in RESERVED_COLUMNS) or "none"
-    raise InputError(f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({carried})")
+    column_names = ", ".join(name for name in columns if name not in RESERVED_COLUMNS) or "none"
+    raise InputError(
+        f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({column_names})"
+    )
 
 
 def _get_category_name(annotation: Mapping[str, Any], labels: Mapping[Any, str]) -> str:
-    """The name of an annotation's category; of one that the file does not name, its number."""
+    """Return the name of an annotation's category, or its number if the file has no name for it."""
     number = annotation.get("category_id")
     return labels.get(number, "without a category" if number is None else str(number))
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
-    """(H,W), (D,H,W): the pixels of a mask's file that count; it has the image's own size.
+    """Read the pixels of a mask file that count, (H,W) or (D,H,W), in the image's size.
 
-    `source`: a file's path or bytes; `name`: what errors call it, default the path.
+    `source` is a path or the bytes of a file; `name` is used in errors and defaults to the path.
     """
     try:
-        labels = read_label_image(
-            source, is_volume=len(size) == 3
-        )  # a photograph is no volume: pages of a TIFF are slices
+        labels = read_label_image(source, is_volume=len(size) == 3)  # pages of a TIFF are slices of a volume
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
-    known = (label_choice or LabelChoice()).select_mask(labels)
-    if known.shape != tuple(size):
-        raise InputError(f"{name or source!s} is {known.shape} and its image {tuple(size)}; expected the same size")
-    return known
+    mask = (label_choice or LabelChoice()).select_mask(labels)
+    if mask.shape != tuple(size):
+        raise InputError(f"{name or source!s} is {mask.shape} and its image {tuple(size)}; expected the same size")
+    return mask
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Whether a cell names a mask's file; else it is empty, or lists boxes or points."""
+    """Return whether a cell is the path of a mask, not empty and not a list of boxes or points."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 
 def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
-    """A mask's file, or its bytes if it is behind a URL; InputError where it may not or cannot be opened."""
+    """Return the path of a mask file, or its bytes for a URL; InputError if it must not or cannot be opened."""
     try:
         return locations.resolve_or_fetch(path)
     except CamscopeError:
         raise
     except Exception as error:  # a store's own package may raise anything
-        raise InputError(f"the mask {path}: it cannot be read: {type(error).__name__}") from error
+        raise InputError(f"the mask {path} cannot be read: {type(error).__name__}") from error
 
 
 def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """(M,4) x, y, width, height in pixels -> (H,W): the pixels whose middle a box covers."""
+    """Return the mask (H,W) of the pixels whose center lies in a box, from boxes (M,4) x, y, width, height in pixels."""
     rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
-    made = np.zeros(size, np.bool_)
+    mask = np.zeros(size, np.bool_)
     for x, y, width, height in boxes:
-        made |= (rows >= y) & (rows < y + height) & (columns >= x) & (columns < x + width)
-    return made
+        mask |= (rows >= y) & (rows < y + height) & (columns >= x) & (columns < x + width)
+    return mask
 
 
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """(M,2) x, y in pixels -> (H,W): the pixels that hold a point."""
-    made = np.zeros(size, np.bool_)
+    """Return the mask (H,W) of the pixels that contain a point, from points (M,2) x, y in pixels."""
+    mask = np.zeros(size, np.bool_)
     inside = [(int(y), int(x)) for x, y in points if 0 <= x < size[1] and 0 <= y < size[0]]
     for row, column in inside:
-        made[row, column] = True
-    return made
+        mask[row, column] = True
+    return mask
 
 
 def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Mask:
-    """Decode COCO run lengths, plain or compressed, into a mask (H,W).
-
-    Runs outside and inside the object alternate, column by column.
-    """
+    """Return the mask (H,W) of COCO run lengths, plain or compressed, which alternate between outside and inside, by columns."""
     counts = run_lengths["counts"]
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
     if not isinstance(counts, list) or list(run_lengths["size"]) != list(size) or sum(counts) != size[0] * size[1]:
-        raise InputError("an outline of run lengths; expected counts as a list of numbers that fill its image")
+        raise InputError(
+            "the run lengths are compressed or do not fill the image; expected counts as a list of numbers"
+        )
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.asarray(inside.reshape(size[1], size[0]).T)
 
@@ -398,13 +419,13 @@ def _decompress_run_lengths(text: str) -> list[int]:
 
 
 def mask_from_polygons(polygons: Sequence[Sequence[float]], size: ImageSize) -> Mask:
-    """Each x, y, x, y … -> (H,W)"""
+    """Return the mask (H,W) of polygons, each a list x, y, x, y … in pixels."""
     import cv2
 
-    made = np.zeros(size, np.uint8)
-    for one in polygons:
-        points = np.asarray(one, np.float64).reshape(-1, 2)
-        if not (np.abs(points) < MAX_OUTLINE_PX).all():  # OpenCV goes from row to row, also outside of the image
-            raise InputError(f"an outline reaches to {np.abs(points).max()}; expected pixels of its image")
-        cv2.fillPoly(made, [np.rint(points).astype(np.int32)], 1)
-    return made.astype(np.bool_)
+    mask = np.zeros(size, np.uint8)
+    for polygon in polygons:
+        points = np.asarray(polygon, np.float64).reshape(-1, 2)
+        if not (np.abs(points) < MAX_OUTLINE_PX).all():  # OpenCV also iterates over rows outside the image
+            raise InputError(f"a polygon reaches {np.abs(points).max()}; expected pixels of its image")
+        cv2.fillPoly(mask, [np.rint(points).astype(np.int32)], 1)
+    return mask.astype(np.bool_)

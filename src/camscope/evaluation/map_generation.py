@@ -1,4 +1,4 @@
-"""make_maps: the maps that are to be measured, of images of which not even one has any yet."""
+"""Computation of the maps to evaluate, for images without maps."""
 
 import os
 from collections import Counter
@@ -21,8 +21,8 @@ from camscope.images.photo import read_photo
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.targets import TargetLike
 
-MAPS_CHUNK_SIZE = 32  # images that are lost where a run is stopped: few, for a comparison is often small
-ROWS_PER_READ = 256  # rows of a manifest that are Python's at a time
+MAPS_CHUNK_SIZE = 32  # few, so that an interrupted run loses few images
+ROWS_PER_READ = 256  # rows of a manifest held as Python objects at a time
 
 
 def generate_maps(
@@ -41,10 +41,29 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """The maps of `source`, or of at most so many of its `max_images`, drawn by `seed`, as a run at `output`: see `run_batch`.
+    """Compute the maps of `source`, or of a random sample of it, as a run at `output`; see `run_batch`.
 
-    `masks`, `categories`, `allow_outside_root`: as `evaluate` has them: before any map is made it is an InputError if they know of none of
-    the images. RunError if no image has a map in the end.
+    Args:
+        explainers: The methods.
+        source: What `build_manifest` accepts.
+        output: The folder of the run.
+        targets: The targets of each image.
+        masks: Ground truth as for `evaluate`, checked before any map is computed.
+        categories: See `evaluate`.
+        max_images: The size of the sample. Default: all images.
+        seed: Seed of the sample.
+        root: Folder of relative paths.
+        allow_outside_root: See `evaluate`.
+        num_threads: Threads that read images.
+        overwrite: Whether to replace the run at `output`.
+        on_progress: Called with the progress of the run.
+
+    Returns:
+        The outcome of the run.
+
+    Raises:
+        InputError: The ground truth has an annotation of none of the images.
+        RunError: No image has a map in the end.
     """
     manifest = sample_manifest(build_manifest(source, root), max_images, seed)
     if masks is not None:
@@ -61,13 +80,13 @@ def generate_maps(
         on_progress=on_progress,
     )
     if outcome.n_failures == outcome.n_images:
-        why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))
-        raise RunError(f"no image has a map: {why}")
+        reasons = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))
+        raise RunError(f"no image has a map: {reasons}")
     return outcome
 
 
 def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
-    """At most so many of its rows, drawn by `seed`, in their order and with their numbers; None: all."""
+    """Return at most `max_images` rows of a manifest, chosen by `seed`, with their order and numbers; None: all rows."""
     if max_images is not None and max_images < 1:
         raise InputError(f"max_images={max_images}; expected 1 or more")
     if max_images is None or max_images >= len(manifest):
@@ -83,33 +102,33 @@ def check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> None:
-    """InputError unless it is known of one image at least where the evidence is. Of the images at most one is looked at."""
+    """Raise InputError unless at least one image has an annotation. At most one image is read."""
     if isinstance(masks, GroundTruth):
-        known = masks
+        ground_truth = masks
     else:
         source = masks if isinstance(masks, str) else Path(masks)
-        known = load_ground_truth(
+        ground_truth = load_ground_truth(
             source,
             manifest.table.column_names,
             manifest.path_resolver,
             categories,
             allow_outside_root=allow_outside_root,
         )
-    if isinstance(known, AnnotationColumn):
-        known.check_inside_root(manifest.table[known.name].to_pylist())
+    if isinstance(ground_truth, AnnotationColumn):
+        ground_truth.check_inside_root(manifest.table[ground_truth.name].to_pylist())
     reasons = Counter[str]()
     for start in range(0, len(manifest), ROWS_PER_READ):
         for row in manifest.rows(start, start + ROWS_PER_READ):
             try:
-                known.load_mask(row, (1, 1))
+                ground_truth.load_mask(row, (1, 1))
                 return
             except UndefinedError as error:
                 reasons[str(error)] += 1
             except CategoryError:
                 raise
-            except InputError:  # there is some, for another size: it is looked at with the image, once
+            except InputError:  # there is an annotation for another size: compare it with the image
                 try:
-                    if _matches_image(known, row, manifest):
+                    if _matches_image(ground_truth, row, manifest):
                         return
                 except CategoryError:
                     raise
@@ -122,12 +141,12 @@ def check_ground_truth(
 
 
 def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
-    """True; False where the image cannot be read. InputError where the two do not fit."""
+    """Return True if a mask fits its image, False if the image cannot be read; InputError if the mask does not fit."""
     try:
         source = read_row_source(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
         scan = isinstance(source, Path) or is_scan(source)
         size = read_scan(source).shape if scan else read_photo(source).pixels.shape[:2]
-    except Exception:  # a store, a network and a dataset may raise anything; the run says of each image what
+    except Exception:  # a store, a network or a dataset may raise anything; the run reports it for each image
         return False
     ground_truth.load_mask(row, size)
     return True

@@ -1,10 +1,4 @@
-"""Metrics of maps alone, and the table they are written to.
-
-- Measuring: metrics of the maps that a run holds, and of maps beside them that know nothing of the model.
-- The long form: a row for each map, metric and fill.
-
-The arrays that metrics judge: a map and its mask on what the model was shown, and maps that know nothing. Any axes.
-"""
+"""Metrics of the maps of a run and of control maps, and the long-form table of values: a row for each map and metric."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,54 +28,52 @@ if TYPE_CHECKING:
 
 
 FloatArray = npt.NDArray[np.floating]
-REGIONS_ALONG_SHORTEST_SIDE = (
-    14  # regions along the shortest side: single pixels, here and there, upset a model whatever they show
-)
-CONTROL_NAMES = ("uniform", "centre", "edges", "random")  # what every method is held against
+REGIONS_ALONG_SHORTEST_SIDE = 14  # removed single pixels disturb a model wherever they lie
+CONTROL_NAMES = ("uniform", "centre", "edges", "random")  # compared with every method
 
 
 def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:
-    """The map (*s) in score units on the image's pixels, and the mask, both cut to what the model was shown.
+    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop.
 
-    What the preprocessing cropped away no map can reach: it is no background to be right about. UndefinedError where
-    nothing of the evidence was shown, or the map's place is unknown. Without a mask: an empty one.
+    No map can reach what the preprocessing cropped away, so it does not count as correct background. Without a mask an empty mask
+    is returned. UndefinedError if the model saw nothing of the annotated region, or if the placement of the map is unknown.
     """
     if explanation.placement is None:
-        raise UndefinedError("where the map lies on the image is unknown")
+        raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
         raise UndefinedError("the map contains NaN or infinity")
-    heat, covered = explanation.placement.project(explanation.attribution)
+    attribution, covered = explanation.placement.project(explanation.attribution)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
     if mask is None:
-        return heat[window], np.zeros_like(covered[window]), window
+        return attribution[window], np.zeros_like(covered[window]), window
     inside = mask[window] & covered[window]
     if mask.any() and not inside.any():
-        raise UndefinedError("none of the evidence was shown to the model")
-    return heat[window], inside, window
+        raise UndefinedError("the model saw nothing of the annotated region")
+    return attribution[window], inside, window
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Maps (*S) of an image x (C,*S) by name that know nothing of the model: they are what a metric gives for nothing."""
-    plain = x.detach().cpu().double()[None]
+    """Return control maps (*S) of an image x (C,*S) by name, which do not depend on the model."""
+    image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
-    drawn = np.random.default_rng(seed).random(explanation.grid)
-    size = tuple(plain.shape[2:])
-    made = (
+    noise = np.random.default_rng(seed).random(explanation.grid)
+    size = tuple(image.shape[2:])
+    maps = (
         np.ones(size),
-        compute_center_gaussian(plain)[0].numpy(),
-        compute_edge_map(plain)[0].numpy(),
-        Placement.identity(size).project(drawn)[0],
+        compute_center_gaussian(image)[0].numpy(),
+        compute_edge_map(image)[0].numpy(),
+        Placement.identity(size).project(noise)[0],
     )
-    return dict(zip(CONTROL_NAMES, made, strict=True))
+    return dict(zip(CONTROL_NAMES, maps, strict=True))
 
 
 def get_default_region_size(x: Tensor) -> int:
-    """The side in pixels of what is removed of an input (C,*S) at a time, where nobody says otherwise."""
+    """Return the default side in pixels of removed regions for an input (C,*S): a fourteenth of the shortest side."""
     return max(1, min(x.shape[1:]) // REGIONS_ALONG_SHORTEST_SIDE)
 
 
 def read_image_tensor(source: Any) -> Tensor:
-    """(C,*S): what an image shows; of what already is a model's input that."""
+    """Return the displayed image (C,*S); a float tensor, which already is a model input, is returned as it is."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
     if isinstance(source, Path) or is_scan(source):
@@ -96,13 +88,13 @@ VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string",
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
-    """Of the long form; behind our own the manifest's, among them those by which groups are told."""
+    """Return the schema of the long form: our columns, then the manifest's columns, such as groups."""
     pa = import_arrow()
-    own = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
+    value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
     return pa.schema(
         [
             *map(run_schema.field, RUN_COLUMNS),
-            *own,
+            *value_fields,
             *(field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)),
         ]
     )
@@ -117,21 +109,21 @@ def build_value_row(
     is_control: bool = False,
     imputation: str | None = None,
 ) -> Row:
-    """What a metric says of the map of a row; or, `is_control`, of a map beside it that knows nothing."""
-    said = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
-    return {**row, **said}
+    """Return the row of a value of a metric, for a map of the run or for a control map."""
+    values = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
+    return {**row, **values}
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
-    """The row of a map that knows nothing, of the same image and question."""
+    """Return the row of a control map of the same image and target."""
     return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
 @dataclass(frozen=True)
 class MapMetricEvaluator:
-    """Which metrics of which run, and where the evidence is; None: metrics of the map alone.
+    """Evaluates metrics of maps alone, and with a ground truth those of maps and masks.
 
-    Not `strict`: an image whose evidence cannot be read has no value, and the reason beside it.
+    With `strict` False, an image whose annotation cannot be read has no value but a reason.
     """
 
     run: BatchRun
@@ -140,21 +132,27 @@ class MapMetricEvaluator:
     strict: bool = True
 
     def evaluate_image(self, rows: Sequence[Row]) -> list[Row]:
-        """The values of all maps of an image, and of those that know nothing; a reason where there is no value."""
+        """Return the values, or reasons, of all maps of an image and of the control maps."""
         maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
             return [
-                build_value_row(row, one.name, None, f"no map: {row['error']}") for row in rows for one in self.metrics
+                build_value_row(row, metric.name, None, f"no map: {row['error']}")
+                for row in rows
+                for metric in self.metrics
             ]
-        mask, unknown = self._load_mask(maps[0])
-        found = [made for row in maps for made in self._evaluate_map(row, self.run.explanation(row), mask, unknown)]
-        return found + self._evaluate_controls(maps[0], mask, unknown)
+        mask, no_mask_reason = self._load_mask(maps[0])
+        values = [
+            value_row
+            for row in maps
+            for value_row in self._evaluate_map(row, self.run.explanation(row), mask, no_mask_reason)
+        ]
+        return values + self._evaluate_controls(maps[0], mask, no_mask_reason)
 
     def _load_mask(self, row: Row) -> tuple[Mask | None, str]:
         if self.ground_truth is None:
-            return None, "no evidence is given"
+            return None, "no ground truth is given"
         if row["image_size"] is None:
-            return None, "the size of the image is unknown, for the preprocessing has no known geometry"
+            return None, "the size of the image is unknown, since the preprocessing has no known geometry"
         size = tuple(row["image_size"])
         try:
             mask = self.ground_truth.load_mask(self.run.original_row(row), size)
@@ -165,7 +163,7 @@ class MapMetricEvaluator:
         except UndefinedError as error:
             return None, str(error)
         except CategoryError:
-            raise  # of the choice of a category, not of this image
+            raise  # concerns the choice of a category, not this image
         except InputError as error:
             if not self.strict:
                 return None, UNFIT_MASK_REASON if self.run.is_pseudonymized else str(error)
@@ -178,45 +176,44 @@ class MapMetricEvaluator:
         self, row: Row, explanation: Explanation, mask: Mask | None, no_mask_reason: str
     ) -> Iterator[Row]:
         try:
-            heat, inside, _ = crop_to_model_input(explanation, mask)
+            attribution, inside, _ = crop_to_model_input(explanation, mask)
         except UndefinedError as error:
-            yield from (build_value_row(row, each.name, None, str(error)) for each in self.metrics)
+            yield from (build_value_row(row, metric.name, None, str(error)) for metric in self.metrics)
             return
-        for each in self.metrics:
-            yield build_value_row(
-                row, each.name, *compute_metric_value(each, heat, None if mask is None else inside, no_mask_reason)
-            )
+        for metric in self.metrics:
+            value = compute_metric_value(metric, attribution, None if mask is None else inside, no_mask_reason)
+            yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """None without the image, whose edges one of them shows: a method is held against all of them or none."""
+        """Return the values of the control maps; none without the image, whose edges one of them shows."""
         if not self.metrics:
             return []
         try:
-            one, source = self.run.explanation(row), self.run.read_source(row)
+            explanation, source = self.run.explanation(row), self.run.read_source(row)
             require_unchanged(row, source)
-            _, cut, window = crop_to_model_input(one, mask)
+            _, cropped_mask, window = crop_to_model_input(explanation, mask)
             x = read_image_tensor(source)
         except (ImageError, UndefinedError):
             return []
         if list(x.shape[1:]) != list(row["image_size"]):
             return []
-        inside = None if mask is None else cut
+        inside = None if mask is None else cropped_mask
         return [
             build_value_row(
                 build_control_row(row, name),
-                each.name,
-                *compute_metric_value(each, heat, inside, no_mask_reason),
+                metric.name,
+                *compute_metric_value(metric, attribution, inside, no_mask_reason),
                 is_control=True,
             )
-            for name, heat in make_control_maps(x[(slice(None), *window)], one).items()
-            for each in self.metrics
+            for name, attribution in make_control_maps(x[(slice(None), *window)], explanation).items()
+            for metric in self.metrics
         ]
 
 
 def compute_metric_value(
     metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str
 ) -> tuple[float | None, str | None]:
-    """A metric's number, or the reason why there is none."""
+    """Return a metric's value, or the reason why there is none."""
     if metric.input_kind == "mask" and mask is None:
         return None, no_mask_reason
     try:

@@ -1,4 +1,4 @@
-"""measure: metrics of every map of a run into one Parquet dataset in long form, restartable as the run itself."""
+"""Evaluation of metrics for every map of a run, into a resumable Parquet dataset in long form."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +28,13 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MODEL_INPUT_KINDS = ("perturbation_test", "perturbation_test_and_maps", "explainer")  # of metrics that need the model
-DEFAULT_MODEL_METRICS = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
-         "average-gain")  # fmt: skip
-RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each
-DEFAULT_N_STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
+MODEL_INPUT_KINDS = ("perturbation_test", "perturbation_test_and_maps", "explainer")  # need the model
+DEFAULT_MODEL_METRICS = (
+    "deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
+    "average-gain",
+)  # fmt: skip
+RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
+DEFAULT_N_STEPS = 10  # the first six metrics then take 19 forward passes for each imputation
 
 
 @reject_foreign_keywords
@@ -56,87 +58,114 @@ def evaluate(
     strict: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> "EvaluationResult":
-    """Metrics of every map of `run`, into a Parquet dataset at `output`, a row for each map and metric.
+    """Compute metrics of every map of a run into a Parquet dataset, with a row for each map and metric.
 
-    `masks`: a COCO file, a folder of mask pictures named as the images, or a column that the run carries, with a mask's path,
-    boxes [[x, y, width, height]] or points [[x, y]]. `categories`: those of a COCO file, or labels of masks, that count; "all":
-    every one. Several categories without a choice are a CategoryError. `metrics`: names in METRICS;
-    default: all that need nothing else. Beside the methods stand maps that know nothing: `uniform`, `center`, `compute_edge_map`,
-    `rng`. Started again, it goes on where it was. `on_progress`: called with how many images are done, of how many.
+    Control maps (`uniform`, `centre`, `edges`, `random`) are evaluated as well. An interrupted evaluation resumes.
 
-    `model`: the run's, with the same weights and the same `preprocess`; then metrics may ask it, by default the quick ones
-    (`DEFAULT_MODEL_METRICS`). `imputations`, `n_steps`: see `PerturbationTest`; a metric that has a fill has a row for each. `region_size`: the side in pixels of what
-    is removed at a time; None: a fourteenth of the input's shortest side. `batch_size`: images that share their passes, with
-    all that is changed in them. `explainers`: explainers of the run, for metrics that ask them again; what is not among them is
-    made again from what the run says of it. `allow_outside_root`: masks that a column or a COCO file names may lie outside the run's
-    root, or the COCO file's folder. Not `strict`: an image whose mask cannot be read has no value, and the reason.
+    Args:
+        run: The run, or its folder.
+        output: The folder of the dataset.
+        masks: A COCO file, a folder of mask images named as the images, or a column of the run with the path of a mask, boxes
+            [[x, y, width, height]] or points [[x, y]].
+        metrics: Names of metrics. Default: all that need no further input, and with `model` also `DEFAULT_MODEL_METRICS`.
+        model: The model of the run with the same weights, for metrics that need it.
+        preprocess: The preprocessing of the run, with `model`.
+        explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the run.
+        imputations: What replaces removed pixels; a metric that uses imputation has a row for each.
+        n_steps: Points of a removal curve; see `PerturbationTest`.
+        region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
+        batch_size: Images that share forward passes, with all their perturbed variants.
+        categories: The categories of a COCO file, or the labels of masks, that count; "all" for every one.
+        num_threads: Threads that read images. Default: one for each core.
+        allow_outside_root: Whether masks may lie outside the run's root or the COCO file's folder.
+        overwrite: Whether to replace the dataset at `output`.
+        strict: Whether an unreadable mask is an error. False: its image has no value, but a reason.
+        on_progress: Called with the numbers of finished and of all images.
+
+    Returns:
+        The values.
+
+    Raises:
+        InputError: A metric is unknown or needs an input that is missing, or the model differs from the run's.
+        CategoryError: The masks have several categories and none is chosen.
     """
-    made = run if isinstance(run, BatchRun) else BatchRun(run)
-    asked = select_metrics(metrics, masks is not None, model is not None)
-    plain = MapMetricEvaluator(
-        made,
-        [one for one in asked if one.input_kind not in MODEL_INPUT_KINDS],
-        resolve_ground_truth(masks, made, categories, allow_outside_root=allow_outside_root),
+    batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
+    selected = select_metrics(metrics, masks is not None, model is not None)
+    map_evaluator = MapMetricEvaluator(
+        batch_run,
+        [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS],
+        resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root),
         strict,
     )
-    trials = None
+    model_evaluator = None
     if model is None and (explainers or preprocess is not None):
-        raise InputError("explainers and preprocess are a model's: pass it as well (model=, or --model)")
+        raise InputError("explainers and preprocess need the model: pass it as well (model=, or --model)")
     if model is not None:
-        asking = [one for one in asked if one.input_kind in MODEL_INPUT_KINDS]
-        again = RunReplay.from_run(made, model, preprocess)
-        trials = (
-            _build_model_evaluator(again, asking, explainers, imputations, n_steps, region_size, batch_size)
-            if asking
-            else None
-        )
+        model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]
+        replay = RunReplay.from_run(batch_run, model, preprocess)
+        if model_metrics:
+            model_evaluator = _build_model_evaluator(
+                replay, model_metrics, explainers, imputations, n_steps, region_size, batch_size
+            )
     require_valid_num_threads(num_threads)
     store = RunStore(output)
-    with store.open_run(_describe_evaluation(plain, asked, trials, masks), overwrite=overwrite):
-        _write_metric_parts(plain, trials, store, num_threads or os.cpu_count() or 1, on_progress)
+    with store.open_run(_describe_evaluation(map_evaluator, selected, model_evaluator, masks), overwrite=overwrite):
+        _write_metric_parts(map_evaluator, model_evaluator, store, num_threads or os.cpu_count() or 1, on_progress)
     return EvaluationResult(output)
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Metrics by name, or all that can be had and are quick; InputError for a name that is none."""
+    """Return metrics by name, or by default all quick ones for which the inputs are there.
+
+    InputError for an unknown name or a missing input.
+    """
     if metric_names is None:
-        known = [one for one in METRICS.values() if one.input_kind == "map" or (one.input_kind == "mask" and has_masks)]
-        return known + [METRICS[name] for name in DEFAULT_MODEL_METRICS if has_model]
-    if unknown := [name for name in metric_names if name not in METRICS]:
-        raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
-    found = [METRICS[name] for name in metric_names]
-    for one in found:
-        if one.input_kind == "map_pair":
-            raise InputError(f"{one.name} compares two maps: camscope.metrics has it for Python")
-        if one.input_kind in MODEL_INPUT_KINDS and not has_model:
-            raise InputError(f"{one.name} asks the model: pass the one that the run is of (model=, or --model)")
-        if one.input_kind == "mask" and not has_masks:
-            raise InputError(f"{one.name} needs to know where the evidence is: pass masks")
-    return found
+        kinds = ("map", "mask") if has_masks else ("map",)
+        selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
+        return selected + [METRICS[name] for name in DEFAULT_MODEL_METRICS if has_model]
+    selected = [METRICS.find(name) for name in metric_names]
+    for metric in selected:
+        if metric.input_kind == "map_pair":
+            raise InputError(f"{metric.name} compares two maps: call it in Python, from camscope.metrics")
+        if metric.input_kind in MODEL_INPUT_KINDS and not has_model:
+            raise InputError(f"{metric.name} needs the model: pass the model of the run (model=, or --model)")
+        if metric.input_kind == "mask" and not has_masks:
+            raise InputError(f"{metric.name} needs ground truth: pass masks")
+    return selected
 
 
 class EvaluationResult:
-    """What `evaluate` wrote, in long form."""
+    """The values that `evaluate` wrote, in long form."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         facts = RunStore(folder).run_info
-        made = {} if facts is None else facts["run_config"]
-        if facts is None or not isinstance(made, Mapping) or not isinstance(made.get("metrics"), list | Mapping):
-            raise InputError(f"{folder}: no metrics of a run are here")
+        settings = {} if facts is None else facts["run_config"]
+        if (
+            facts is None
+            or not isinstance(settings, Mapping)
+            or not isinstance(settings.get("metrics"), list | Mapping)
+        ):
+            raise InputError(f"{folder}: expected a folder that evaluate wrote, with metrics of a run")
         self.facts: dict[str, Any] = facts
 
     @property
     def title(self) -> str:
-        """Of which model and of how many images."""
+        """The model and the number of images."""
         run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
-        """row, id, method, layer, parameters, target, label, control, metric, imputation, value, reason, and the manifest's columns
-        but those that bear one of these names.
+        """Return the values as a table with one row for each map and metric.
 
-        `where`: DuckDB's SQL over them, as in `Run.query`.
+        The columns are row, id, method, layer, parameters, target, label, control, metric, fill, value and reason, then those
+        columns of the manifest that have none of these names.
+
+        Args:
+            where: A condition in DuckDB's SQL, as in `BatchRun.query`.
+
+        Returns:
+            A pyarrow table.
         """
         store = RunStore(self.folder)
         parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
@@ -151,46 +180,46 @@ def _write_metric_parts(
     num_threads: int,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """The parts that are not there yet."""
-    parts, form = RunStore(map_evaluator.run.folder), build_value_schema(map_evaluator.run.dataset.schema)
-    todo, there, done = sorted(parts.finished_chunks()), store.finished_chunks(), 0
-    total = sum(_count_images(map_evaluator.run, chunk) for chunk in todo)
-    for chunk in todo:
-        rows = open_map_parts([str(parts.part_path(chunk))])
-        each = list(
-            _split_chunk(
-                map_evaluator.run, chunk, rows, None if model_evaluator is None else model_evaluator.batch_size
-            )
-        )
-        source = parts.part_digest(chunk)  # images that failed may have been tried again since
-        valid = {n for n, _, _ in each if n in there and store.read_source_digest(n) in (None, source)}
-        whole = read_rows(rows) if len(valid) < len(each) else None
-        for number, places, images in each:
-            if number not in valid and whole is not None:
-                found: list[Row] = []
-                own = list(group_rows_by_image(whole.slice(places.start, len(places))))
-                for count, values in _iter_metric_values(map_evaluator, model_evaluator, own, num_threads):
-                    found += values
-                    done += count
+    """Write the missing parts."""
+    run_store, schema = RunStore(map_evaluator.run.folder), build_value_schema(map_evaluator.run.dataset.schema)
+    chunks, finished, n_done = sorted(run_store.finished_chunks()), store.finished_chunks(), 0
+    total = sum(_count_images(map_evaluator.run, chunk) for chunk in chunks)
+    for chunk in chunks:
+        rows = open_map_parts([str(run_store.part_path(chunk))])
+        max_images = None if model_evaluator is None else model_evaluator.batch_size
+        parts = list(_split_chunk(map_evaluator.run, chunk, rows, max_images))
+        source = run_store.part_digest(chunk)  # failed images may have been retried since
+        valid = {n for n, _, _ in parts if n in finished and store.read_source_digest(n) in (None, source)}
+        chunk_table = read_rows(rows) if len(valid) < len(parts) else None
+        for number, positions, n_images in parts:
+            if number not in valid and chunk_table is not None:
+                value_rows: list[Row] = []
+                images = list(group_rows_by_image(chunk_table.slice(positions.start, len(positions))))
+                for count, values in _iter_metric_values(map_evaluator, model_evaluator, images, num_threads):
+                    value_rows += values
+                    n_done += count
                     if on_progress is not None and count:
-                        on_progress(done, total)
-                found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
-                store.write_part(number, rows_to_table(found, form), source)
+                        on_progress(n_done, total)
+                value_rows.sort(key=lambda row: row["row"])  # the rows of one image together
+                store.write_part(number, rows_to_table(value_rows, schema), source)
             elif on_progress is not None:
-                on_progress(done := done + images, total)
+                on_progress(n_done := n_done + n_images, total)
 
 
 def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
-    """What is written at a time of a chunk of the run: its number, the places of its rows, and how many images they are of.
+    """Yield the parts of a chunk of the run: the number, the positions of the rows, and the number of images.
 
-    `max_images`: images of a part, where the model is asked and each takes long; None: all of the chunk.
+    `max_images` is the number of images of a part for slow metrics that need the model; None: the whole chunk.
     """
-    each, size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
+    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
-    ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
-    for n, first in enumerate(range(0, each, max_images or each)):
-        last = min(first + (max_images or each), len(ends) - 1)
-        yield chunk * -(-size // (max_images or size)) + n, range(ends[first], ends[last]), last - first
+    ends = [
+        *np.flatnonzero(np.diff(images, prepend=-1)).tolist(),
+        len(images),
+    ]  # where the rows of each image begin and end
+    for n, first in enumerate(range(0, n_images, max_images or n_images)):
+        last = min(first + (max_images or n_images), len(ends) - 1)
+        yield chunk * -(-chunk_size // (max_images or chunk_size)) + n, range(ends[first], ends[last]), last - first
 
 
 def _iter_metric_values(
@@ -199,7 +228,7 @@ def _iter_metric_values(
     images: RowsByImage,
     num_threads: int,
 ) -> Iterator[tuple[int, list[Row]]]:
-    """Values, and how many images are done with them: at the last of what is asked of each."""
+    """Yield the number of finished images and their values; an image is finished with its last metric."""
     if map_evaluator.metrics or model_evaluator is None:
         for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
             yield int(model_evaluator is None), values
@@ -219,18 +248,18 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """What `masks` means for a run; InputError where masks of a column lead out of the root."""
+    """Return the ground truth that `masks` describes for a run; InputError for masks outside the root."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.source_manifest
-    names = run.dataset.schema.names if origin is None else origin.table.column_names
-    places = run.path_resolver if origin is None else origin.path_resolver
+    columns = run.dataset.schema.names if origin is None else origin.table.column_names
+    path_resolver = run.path_resolver if origin is None else origin.path_resolver
     source = masks if isinstance(masks, str) else Path(masks)
-    known = load_ground_truth(source, names, places, categories, allow_outside_root=allow_outside_root)
-    if isinstance(known, AnnotationColumn):
-        table = run.table([known.name]) if origin is None else origin.table
-        known.check_inside_root(table[known.name].to_pylist())
-    return known
+    ground_truth = load_ground_truth(source, columns, path_resolver, categories, allow_outside_root=allow_outside_root)
+    if isinstance(ground_truth, AnnotationColumn):
+        table = run.table([ground_truth.name]) if origin is None else origin.table
+        ground_truth.check_inside_root(table[ground_truth.name].to_pylist())
+    return ground_truth
 
 
 def _build_model_evaluator(
@@ -248,10 +277,10 @@ def _build_model_evaluator(
         )
     check_positive_integer(n_steps=n_steps, batch_size=batch_size)
     check_positive_integer(None, region_size=region_size)
-    explained = any(one.input_kind != "perturbation_test" for one in metrics)
-    made = replay.rebuild_explainers(explainers) if explained else {}
+    needs_explainers = any(metric.input_kind != "perturbation_test" for metric in metrics)
+    run_explainers = replay.rebuild_explainers(explainers) if needs_explainers else {}
     return ModelMetricEvaluator(
-        replay, metrics, made, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
+        replay, metrics, run_explainers, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
     )
 
 
@@ -261,21 +290,21 @@ def _describe_evaluation(
     model_evaluator: ModelMetricEvaluator | None,
     masks: Any,
 ) -> Mapping[str, Any]:
-    named = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
-    source = str(masks) if named else type(map_evaluator.ground_truth).__name__
-    made = {
+    has_name = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
+    source = str(masks) if has_name else type(map_evaluator.ground_truth).__name__
+    settings = {
         "run": map_evaluator.run.run_info["run_config"],
-        "metrics": [one.name for one in metrics],
+        "metrics": [metric.name for metric in metrics],
         "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
         "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
     }
     if model_evaluator is not None:
-        made |= {
+        settings |= {
             "fills": model_evaluator.imputations,
             "steps": model_evaluator.n_steps,
             "region": model_evaluator.region_size,
             "batch": model_evaluator.batch_size,
         }
-        made["parts"] = "by batch"  # once they were the run's, under the same numbers
-    said = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
-    return {"run_config": made, "versions": map_evaluator.run.run_info["versions"], **said}
+        settings["parts"] = "by batch"  # older versions numbered parts as the run does
+    annotations = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
+    return {"run_config": settings, "versions": map_evaluator.run.run_info["versions"], **annotations}

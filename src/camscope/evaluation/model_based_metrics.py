@@ -1,10 +1,4 @@
-"""Metrics that ask the model again.
-
-- Trials: the maps of a run put to its model again: of many images, and all that is changed in them, in the same
-  passes.
-- Cases: an image of a run asked one question, with the maps that answer it; and many of them as the tensors of a
-  batch.
-"""
+"""Evaluation of metrics that need the model, in batches of images that share forward passes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,15 +30,17 @@ from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.targets import TargetLike
 
-MapSlot = tuple[str, int]  # a method with its settings, and which of those that are alike
+MapSlot = tuple[str, int]  # method key, and a counter for several maps of one method
 MapFunction = Callable[[Tensor], Tensor]  # other images of a batch (N,C,*S) -> their maps (N,*S)
 
 
 @dataclass
 class EvaluationCase:
-    """An image asked one question, and the rows of its maps. `x` (C,*S): as it enters the model; None: `reason`, why not.
+    """One image with one target, and the rows of its maps.
 
-    `is_last_of_image`: whether its image has no further case.
+    Attributes:
+        x: (C,*S) the model's input; None if it is not available, with the `reason`.
+        is_last_of_image: Whether the image has no further case.
     """
 
     x: Tensor | None
@@ -57,21 +53,25 @@ class EvaluationCase:
 
     @property
     def batch_key(self) -> object:
-        """Cases of one kind share their passes."""
+        """Cases with the same key can share forward passes."""
         return None if self.x is None else (tuple(self.x.shape), self.mode)
 
     @property
     def first_row(self) -> Row:
-        """A row of it."""
+        """One row of the case."""
         return next(iter(self.rows.values()))
 
 
 @dataclass(frozen=True)
 class MapBatch:
-    """A map of each case: `attributions` (N,*S) in score units on the model's input, and its row; None and NaN where there is none.
+    """One map of each case of a batch.
 
-    `tie_seeds`: a seed for each, its image's number; `compute_maps`: the maps that the same method makes of other images, if that can
-    be had.
+    Attributes:
+        attributions: (N,*S) in score units on the model's input; NaN where there is no map.
+        rows: The row of each map; None where there is no map.
+        tie_seeds: A seed for each case, the number of its image.
+        compute_maps: A function that computes maps of other images by the same method; None if there is none.
+        is_control: Whether the maps are control maps.
     """
 
     attributions: Tensor
@@ -82,9 +82,9 @@ class MapBatch:
 
 
 def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
-    """Of one image; what has no map, or no image any more, is a case without one."""
-    found: dict[object, EvaluationCase] = {}
-    lost: list[EvaluationCase] = []
+    """Return the cases of one image; rows without a map or an available image become cases without an input."""
+    cases: dict[object, EvaluationCase] = {}
+    missing: list[EvaluationCase] = []
     x: Tensor | None = None
     for row in rows:
         mode, key = replay.get_mode(row), format_method_key(row)
@@ -92,68 +92,76 @@ def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
             if row["attribution"] is None:
                 raise UndefinedError(f"no map: {row['error']}")
             x = replay.read_image(row) if x is None else x
-            case = found.setdefault(
+            case = cases.setdefault(
                 (row["target"], mode), EvaluationCase(x, replay.get_target(row), mode, replay.get_call_settings(row))
             )
             case.rows[key, sum(key == name for name, _ in case.rows)] = row
         except UndefinedError as error:
-            lost.append(EvaluationCase(None, rows={(key, 0): row}, reason=str(error)))
-    made = [*lost, *found.values()]
-    made[-1].is_last_of_image = True
-    return made
+            missing.append(EvaluationCase(None, rows={(key, 0): row}, reason=str(error)))
+    all_cases = [*missing, *cases.values()]
+    all_cases[-1].is_last_of_image = True
+    return all_cases
 
 
 def iter_run_maps(
     replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor, targets: Any, explainers: Mapping[str, Explainer]
 ) -> Iterator[MapBatch]:
-    """The maps that the run holds of x (N,C,*S), method by method."""
-    none = np.full(x.shape[2:], np.nan)
+    """Yield the maps of the run for x (N,C,*S), method by method."""
+    no_map = np.full(x.shape[2:], np.nan)
     for slot in dict.fromkeys(slot for case in cases for slot in case.rows):
         rows = [case.rows.get(slot) for case in cases]
-        maps = [none if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
-        tool = explainers.get(slot[0])
-        maps_of = None if tool is None else _build_map_function(tool, x, targets)
-        yield MapBatch(torch.from_numpy(np.stack(maps)), rows, list_image_numbers(cases), maps_of)
+        maps = [no_map if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
+        explainer = explainers.get(slot[0])
+        compute_maps = None if explainer is None else _build_map_function(explainer, x, targets)
+        yield MapBatch(torch.from_numpy(np.stack(maps)), rows, list_image_numbers(cases), compute_maps)
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
-    """Maps of x (N,C,*S) that know nothing of the model."""
-    about = [replay.run.explanation(case.first_row) for case in cases]
+    """Yield control maps of x (N,C,*S)."""
+    explanations = [replay.run.explanation(case.first_row) for case in cases]
 
-    def named(name: str) -> MapFunction:
+    def build_map_function(name: str) -> MapFunction:
         return lambda images: torch.from_numpy(
-            np.stack([make_control_maps(image, one)[name] for image, one in zip(images, about, strict=True)])
+            np.stack([make_control_maps(image, e)[name] for image, e in zip(images, explanations, strict=True)])
         )
 
     for name in CONTROL_NAMES:
         rows = [build_control_row(case.first_row, name) for case in cases]
-        yield MapBatch(named(name)(x), rows, list_image_numbers(cases), named(name), is_control=True)
+        compute_maps = build_map_function(name)
+        yield MapBatch(compute_maps(x), rows, list_image_numbers(cases), compute_maps, is_control=True)
 
 
 def list_image_numbers(cases: Sequence[EvaluationCase]) -> list[int]:
-    """Of the images of cases, in the run."""
+    """Return the numbers of the images of cases in the run."""
     return [case.first_row["row"] for case in cases]
 
 
 def _build_map_function(explainer: Explainer, x: Tensor, targets: Any) -> MapFunction:
-    """The maps of other images, asked about the classes of x, on the model's input."""
+    """Return a function that computes maps of other images for the classes of x, on the model's input."""
 
-    def maps(images: Tensor) -> Tensor:
-        made = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
-        place = Placement.identity(tuple(images.shape[2:]))
-        return torch.from_numpy(np.stack([place.project(one)[0] for one in made]))
+    def compute_maps(images: Tensor) -> Tensor:
+        maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
+        placement = Placement.identity(tuple(images.shape[2:]))
+        return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
 
-    return maps
+    return compute_maps
 
 
-CONTROL_EXPLAINERS = ("centre", "edges")  # of what knows nothing those that are explainers
+CONTROL_EXPLAINERS = ("centre", "edges")  # the controls that are explainers
 
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Metrics that ask the model. `explainers`: its explainers, by the name and settings of a row, for those that ask them, too.
+    """Evaluates metrics that need the model.
 
-    `imputations`, `n_steps`, `region_size`: see `evaluate`; `batch_size`: cases that share their passes.
+    Attributes:
+        replay: The run with its model.
+        metrics: The metrics.
+        explainers: The explainers by method key, for metrics that need them.
+        imputations: See `evaluate`.
+        n_steps: See `evaluate`.
+        region_size: See `evaluate`.
+        batch_size: Cases that share forward passes.
     """
 
     replay: RunReplay
@@ -165,84 +173,91 @@ class ModelMetricEvaluator:
     batch_size: int
 
     def iter_values(self, images: Iterable[Sequence[Row]], num_threads: int) -> Iterator[tuple[int, list[Row]]]:
-        """The values of some images' rows, a batch at a time, and how many images are done with it."""
-        read = map_in_order(lambda rows: build_cases(self.replay, rows), images, num_threads)
-        for _, group in groupby((case for cases in read for case in cases), key=lambda case: case.batch_key):
-            while some := list(islice(group, self.batch_size)):
-                yield sum(case.is_last_of_image for case in some), self._evaluate_cases(some)
+        """Yield, batch by batch, the number of finished images and the values of all rows."""
+        cases_by_image = map_in_order(lambda rows: build_cases(self.replay, rows), images, num_threads)
+        for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
+            while batch := list(islice(group, self.batch_size)):
+                yield sum(case.is_last_of_image for case in batch), self._evaluate_cases(batch)
 
     def _evaluate_cases(self, cases: Sequence[EvaluationCase]) -> list[Row]:
-        """In halves, where memory ends."""
+        """Evaluate a batch, in halves if memory runs out."""
         if cases[0].x is None:
-            each = [(one.name, fill) for one in self.metrics for fill in self._select_imputations(one)]
+            names = [(m.name, imputation) for m in self.metrics for imputation in self._select_imputations(m)]
             return [
-                build_value_row(case.first_row, name, None, case.reason, imputation=fill)
+                build_value_row(case.first_row, name, None, case.reason, imputation=imputation)
                 for case in cases
-                for name, fill in each
+                for name, imputation in names
             ]
         try:
             return list(self._evaluate_batch(cases))
         except torch.OutOfMemoryError:
             if len(cases) == 1:
                 raise
-        torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
+        torch.cuda.empty_cache()  # outside the except block, where the failed forward pass has released its memory
         half = len(cases) // 2
         return self._evaluate_cases(cases[:half]) + self._evaluate_cases(cases[half:])
 
     def _evaluate_batch(self, cases: Sequence[EvaluationCase]) -> Iterator[Row]:
-        model, names = self.replay.model, self.replay.input_explainer.class_names
+        model, class_names = self.replay.model, self.replay.input_explainer.class_names
         x = torch.stack([case.x for case in cases if case.x is not None]).to(*device_and_dtype(unwrap(model)))
-        questions: Any = [case.target for case in cases]
-        tried = [one for one in self.metrics if one.input_kind != "explainer"]
-        if tried:
+        targets: Any = [case.target for case in cases]
+        map_metrics = [metric for metric in self.metrics if metric.input_kind != "explainer"]
+        if map_metrics:
             with scoring_scope(
-                model, x, questions, class_names=names, mode=cases[0].mode, call_settings=cases[0].call_settings
-            ) as scores:
-                for judged in iter_run_maps(self.replay, cases, x, questions, self.explainers):
-                    yield from self._evaluate_maps(tried, scores, judged)
-                for judged in iter_control_maps(self.replay, cases, x):
-                    yield from self._evaluate_maps(tried, scores, judged)
-        for case, own in zip(cases, x, strict=True):
-            yield from self._evaluate_explainers(case, own[None])
+                model, x, targets, class_names=class_names, mode=cases[0].mode, call_settings=cases[0].call_settings
+            ) as scorer:
+                for map_batch in iter_run_maps(self.replay, cases, x, targets, self.explainers):
+                    yield from self._evaluate_maps(map_metrics, scorer, map_batch)
+                for map_batch in iter_control_maps(self.replay, cases, x):
+                    yield from self._evaluate_maps(map_metrics, scorer, map_batch)
+        for case, sample in zip(cases, x, strict=True):
+            yield from self._evaluate_explainers(case, sample[None])
 
     def _evaluate_maps(self, metrics: Sequence[Metric], scorer: ModelScorer, map_batch: MapBatch) -> Iterator[Row]:
-        """What metrics say of a map of each case."""
-        region = self.region_size or get_default_region_size(scorer.x[0])
-        fills = self.imputations if any(one.uses_imputation for one in metrics) else self.imputations[:1]
-        trials = {
-            fill: PerturbationTest(
-                map_batch.attributions, scorer, fill, self.n_steps, region, tie_seeds=map_batch.tie_seeds
+        """Yield the values of one map of each case."""
+        region_size = self.region_size or get_default_region_size(scorer.x[0])
+        imputations = self.imputations if any(m.uses_imputation for m in metrics) else self.imputations[:1]
+        tests = {
+            imputation: PerturbationTest(
+                map_batch.attributions, scorer, imputation, self.n_steps, region_size, tie_seeds=map_batch.tie_seeds
             )
-            for fill in fills
+            for imputation in imputations
         }
-        for one in metrics:
-            for fill in self._select_imputations(one):
-                trial = trials[fill or self.imputations[0]]
-                found = one(trial) if one.input_kind == "perturbation_test" else one(trial, map_batch.compute_maps)
-                for row, number, reason in zip(map_batch.rows, found.numbers, found.reasons, strict=True):
+        for metric in metrics:
+            for imputation in self._select_imputations(metric):
+                test = tests[imputation or self.imputations[0]]
+                arguments = () if metric.input_kind == "perturbation_test" else (map_batch.compute_maps,)
+                values = metric(test, *arguments)
+                for row, number, reason in zip(map_batch.rows, values.numbers, values.reasons, strict=True):
                     if row is not None:
                         yield build_value_row(
-                            row, one.name, number, reason or None, is_control=map_batch.is_control, imputation=fill
+                            row,
+                            metric.name,
+                            number,
+                            reason or None,
+                            is_control=map_batch.is_control,
+                            imputation=imputation,
                         )
 
     def _select_imputations(self, metric: Metric) -> Sequence[str | None]:
-        """Under which it has a number each."""
+        """Return the imputations under which a metric has a value each."""
         return self.imputations if metric.uses_imputation else (None,)
 
     def _evaluate_explainers(self, case: EvaluationCase, x: Tensor) -> Iterator[Row]:
-        """What metrics say of those who made the maps of a case (1,C,*S), and of such that know nothing."""
-        metrics = [one for one in self.metrics if one.input_kind == "explainer"]
+        """Yield the values of the explainers of a case (1,C,*S) and of control explainers."""
+        metrics = [metric for metric in self.metrics if metric.input_kind == "explainer"]
         if not metrics:
             return
-        each = [(row, self.explainers[key], False) for (key, _), row in case.rows.items()]
+        explained = [(row, self.explainers[key], False) for (key, _), row in case.rows.items()]
         controls = [
             (name, METHODS[name](self.replay.model, mode=case.mode, **case.call_settings))
             for name in CONTROL_EXPLAINERS
         ]
-        each += [(build_control_row(case.first_row, name), tool, True) for name, tool in controls]
-        for row, tool, control in each:
-            for one in metrics:
+        explained += [(build_control_row(case.first_row, name), explainer, True) for name, explainer in controls]
+        for row, explainer, is_control in explained:
+            for metric in metrics:
                 try:
-                    yield build_value_row(row, one.name, float(one(tool, x, case.target)), None, is_control=control)
+                    value = float(metric(explainer, x, case.target))
+                    yield build_value_row(row, metric.name, value, None, is_control=is_control)
                 except (GeometryError, NonFiniteError, UndefinedError) as error:
-                    yield build_value_row(row, one.name, None, str(error), is_control=control)
+                    yield build_value_row(row, metric.name, None, str(error), is_control=is_control)

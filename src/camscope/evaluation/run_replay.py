@@ -1,4 +1,4 @@
-"""Again: the model of a run, asked again: its images as they entered it then, its questions, its explainers."""
+"""Replay of a run: its model, images, targets and explainers as they were when the maps were computed."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ PASS_EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the expl
 
 @dataclass(frozen=True)
 class RunReplay:
-    """The model that the maps of `run` are of. `input_explainer`: an explainer of it, which knows how images enter it."""
+    """A run with the model of its maps, and an explainer that prepares images as the run did."""
 
     run: BatchRun
     model: nn.Module
@@ -35,108 +35,111 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """InputError for another model, PreprocessError for another preprocessing, than the run was made with."""
-        made, inner = run.run_info["run_config"], unwrap(model)
-        there, here = made["model"]["digest"], compute_model_digest(inner)
-        if here != there:
+        """Check that model and preprocessing are those of the run; InputError or PreprocessError otherwise."""
+        settings, inner = run.run_info["run_config"], unwrap(model)
+        expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
+        if digest != expected_digest:
             card = get_card(inner)
             raise InputError(
-                f"the run is of a model with digest {there} ({made['model']['source']}); the one given has {here} "
-                f"({card.source if card else type(inner).__name__}): pass the same model with the same weights"
+                f"the run is of a model with digest {expected_digest} ({settings['model']['source']}); the one given has "
+                f"{digest} ({card.source if card else type(inner).__name__}): pass the same model with the same weights"
             )
-        for words in made["targets"]:
-            if words is not None and not _is_class_target(words, run.run_info["class_names"]):
+        for text in settings["targets"]:
+            if text is not None and not _is_class_target(text, run.run_info["class_names"]):
                 raise InputError(
-                    f"the run was asked {words!r}, of which only the words are known: camscope.metrics.PerturbationTest takes such maps in Python"
+                    f"the target {text!r} of the run is not a class and cannot be restored: "
+                    "use camscope.metrics.PerturbationTest in Python"
                 )
         run.require_images()
         reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
-        if (words := format_without_address(reader.preprocess)) != made["preprocess"]:
+        if (text := format_without_address(reader.preprocess)) != settings["preprocess"]:
             raise PreprocessError(
-                f"the run was made with preprocess {made['preprocess']}; here it is {words}: pass the same preprocess"
+                f"the run was made with preprocess {settings['preprocess']}; here it is {text}: pass the same preprocess"
             )
         return cls(run, model, reader)
 
     def read_image(self, row: Row) -> Tensor:
-        """(C,*S): a row's image as it entered the model then; UndefinedError where it is not there any more.
+        """Return a row's image (C,*S) as it entered the model.
 
-        ImageError for one that has changed: of such a run nothing can be said.
+        UndefinedError if the image is no longer there; ImageError if it has changed.
         """
         try:
             source = self.run.read_source(row)
         except ImageError as error:
             raise UndefinedError(str(error)) from error
         require_unchanged(row, source)
-        made = self.run.run_info["run_config"]
-        item = prepare_input(
-            source,
-            self.input_explainer,
-            InputOptions(reduced_decoding=made["reduced_decoding"], window=made.get("window")),
+        settings = self.run.run_info["run_config"]
+        options = InputOptions(reduced_decoding=settings["reduced_decoding"], window=settings.get("window"))
+        item = prepare_input(source, self.input_explainer, options)
+        size, placement = tuple(item.x.shape[1:]), item.placement
+        recorded = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
+        is_same = (recorded is None) == (placement is None) and (
+            recorded is None or placement is None or np.allclose(recorded, placement.matrix)
         )
-        size, place = tuple(item.x.shape[1:]), item.placement
-        there = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
-        same = (there is None) == (place is None) and (
-            there is None or place is None or np.allclose(there, place.matrix)
-        )
-        if list(size) != row["input_size"] or not same:
+        if list(size) != row["input_size"] or not is_same:
             raise PreprocessError(
-                f"{row['path']} enters the model as {size}, and was explained as {tuple(row['input_size'])}, or lies elsewhere "
-                f"on its image: pass the preprocess that the run was made with"
+                f"{row['path']} enters the model as {size} and was explained as {tuple(row['input_size'])}, or its placement "
+                f"on the image differs: pass the preprocess that the run was made with"
             )
         return item.x
 
     def get_target(self, row: Row) -> TargetLike:
-        """What was asked of a row; UndefinedError where it is no class."""
+        """Return the target of a row; UndefinedError if it is not a class."""
         if row["target"] is None:
-            raise UndefinedError(f"what was asked, {row['label']}, is no class: it cannot be asked again")
+            raise UndefinedError(f"the target {row['label']} is not a class: it cannot be restored")
         return parse_target(row["target"])
 
     def get_mode(self, row: Row) -> Mode:
-        """In which its method ran the model."""
-        found: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
-        return found
+        """Return the mode in which the method of a row ran the model."""
+        mode: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
+        return mode
 
     def get_call_settings(self, row: Row) -> dict[str, Any]:
-        """How its method called the model with an image: see `BaseMethod.call_settings`."""
+        """Return how the method of a row called the model; see `BaseMethod.call_settings`."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """By `format_method_key`: those of the run, made again from its facts, or `explainers`; InputError for what cannot be made again."""
-        known = {f"{tool.full_name} {hash_parameters(tool.parameters)}": tool for tool in explainers}
-        for tool in explainers:
-            if unwrap(tool.model) is not unwrap(self.model):
-                raise InputError(f"{tool!r} is of another model than the one given")
+        """Return the explainers of the run by `format_method_key`, taken from `explainers` or rebuilt from their settings.
+
+        InputError if an explainer cannot be rebuilt.
+        """
+        given = {
+            f"{explainer.full_name} {hash_parameters(explainer.parameters)}": explainer for explainer in explainers
+        }
+        for explainer in explainers:
+            if unwrap(explainer.model) is not unwrap(self.model):
+                raise InputError(f"{explainer!r} has another model than the one passed as model")
         return {
-            key: known.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["run_config"]["methods"]
+            key: given.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["run_config"]["methods"]
         }
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
-        """With the settings whose digest the run has, or not at all."""
-        title, _, digits = method_key.rpartition(" ")
-        settings = {name: _parse_setting(said) for name, said in self._get_method_settings(method_key).items()}
+        """Rebuild an explainer and check that its settings have the digest in the run."""
+        title, _, digest = method_key.rpartition(" ")
+        settings = {name: _parse_setting(text) for name, text in self._get_method_settings(method_key).items()}
         try:
-            tool = METHODS[title](
+            explainer = METHODS[title](
                 self.model,
                 preprocess=self.input_explainer.preprocess,
                 class_names=self.input_explainer.class_names,
                 **settings,
             )
-        except Exception as error:  # of whatever words are no setting
+        except Exception as error:  # a setting may be text that the method rejects
             raise InputError(
-                f"{title} cannot be made again from what the run says of it; {PASS_EXPLAINERS_HINT}"
+                f"{title} cannot be rebuilt from the settings in the run; {PASS_EXPLAINERS_HINT}"
             ) from error
-        if hash_parameters(tool.parameters) != digits:
-            raise InputError(f"{title} has settings that the run's words do not bring back; {PASS_EXPLAINERS_HINT}")
-        return tool
+        if hash_parameters(explainer.parameters) != digest:
+            raise InputError(f"{title} has settings that cannot be restored from the run; {PASS_EXPLAINERS_HINT}")
+        return explainer
 
     def _get_method_settings(self, method_key: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.run.run_info["run_config"]["methods"].get(method_key, {})
-        return found
+        settings: Mapping[str, Any] = self.run.run_info["run_config"]["methods"].get(method_key, {})
+        return settings
 
 
 def format_method_key(row: Row) -> str:
-    """A row's method and its settings, as `run.json` names them."""
+    """Return a row's method and the digest of its settings, as the run's settings name them."""
     return f"{row['method']} {row['parameters_digest']}"
 
 
@@ -145,7 +148,7 @@ def _is_class_target(text: str, class_names: Sequence[str]) -> bool:
 
 
 def _parse_setting(text: Any) -> Any:
-    """A setting from its words: of a list its entries, for words in words are said as they are."""
+    """Parse a setting from its text in the run: entries of a list were written as text, other values as they are."""
     if not isinstance(text, str) or not text.startswith(("[", "(")):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Summary: of each metric and method a mean with its interval, and whether it beats the best map that knows nothing."""
+"""Summaries of metric values: a mean with its interval for each method, and differences to the best method and control."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,16 +19,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SIGNIFICANCE_LEVEL = 0.05
-ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN where there is none
+ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if undefined
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
+    """The values of one metric for one method.
 
-    `imputation`: under which, of a metric that has one. Differences are counted so that more is better. `n_comparisons`: how many comparisons
-    of two methods the interval and p of `difference_to_best` are corrected for. A method that is one of the controls is not compared
-    with the best control, nor a method with one whose maps are the same.
+    Attributes:
+        metric: The name of the metric.
+        method: The name of the method.
+        layer: Its layer, if it has one.
+        is_control: Whether the maps are control maps.
+        estimate: The mean; None if no value is defined.
+        difference_to_control: The paired difference to the best control; None for a method that is itself a control.
+        difference_to_best: The paired difference to the best method; None for methods with the same maps.
+        imputation: The imputation, if the metric depends on it.
+        parameters: The digest of the method's settings.
+        n_rows: The number of rows with and without a value.
+        n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
+
+    Differences are signed so that more is better.
     """
 
     metric: str
@@ -39,33 +50,33 @@ class MethodSummary:
     difference_to_control: Estimate | None = None
     difference_to_best: Estimate | None = None
     imputation: str | None = None
-    parameters: str | None = None  # the digest of its settings
-    n_rows: int = 0  # with a value or without
+    parameters: str | None = None
+    n_rows: int = 0
     n_comparisons: int = 1
 
     @property
     def key(self) -> MethodKey:
-        """Which method, layer and settings."""
+        """Method, layer and digest of the settings."""
         return self.method, self.layer, self.parameters
 
     @property
     def title(self) -> str:
-        """`gradcam · layer4`"""
+        """Method and layer, such as `gradcam · layer4`."""
         return " · ".join(filter(None, (self.method, self.layer)))
 
     @property
     def n_values(self) -> int:
-        """How many rows have a value."""
+        """The number of rows with a value."""
         return 0 if self.estimate is None else self.estimate.n_values
 
     @property
     def n_undefined(self) -> int:
-        """How many have none."""
+        """The number of rows without a value."""
         return self.n_rows - self.n_values
 
     @property
     def beats_control(self) -> bool:
-        """Whether the map says more than any that knows nothing, at 5 %."""
+        """Whether the method is significantly better than the best control, at 5 %."""
         return (
             is_significant(self.difference_to_control)
             and self.difference_to_control is not None
@@ -74,7 +85,7 @@ class MethodSummary:
 
     @property
     def is_worse_than_best(self) -> bool:
-        """Whether it is worse than the best method, at 5 %."""
+        """Whether the method is significantly worse than the best method, at 5 %."""
         return (
             is_significant(self.difference_to_best)
             and self.difference_to_best is not None
@@ -83,7 +94,7 @@ class MethodSummary:
 
 
 def is_significant(difference: Estimate | None) -> bool:
-    """Whether a difference is beyond chance, at 5 %."""
+    """Return whether a difference is significant at 5 %."""
     return difference is not None and difference.p_value is not None and difference.p_value < SIGNIFICANCE_LEVEL
 
 
@@ -97,93 +108,114 @@ def summarize_values(
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
-    """Summarize a table of values by metric: [metric], or [`register_metric, fill`], its lines, the best first, controls among them.
+    """Summarize a table of values by metric.
 
     Args:
-        to_rich_table: Values in long form, as `EvaluationResult.table` returns them.
-        group: A column of patients or scenes. Default: an image is a group, whatever it was explained for.
-        metrics: Only these. Differences are corrected for how many of them there are.
-        same: Methods whose maps are the same. They are one method: none of them is compared with another.
-        corrected: Whether intervals and p of differences hold together over all methods and metrics (Bonferroni): over all
-            pairs of methods, since the values also say which is first, and over all comparisons with the best control.
-            False: each by itself.
+        table: Values in long form, as `EvaluationResult.table` returns them.
+        group_column: A column of patients or scenes. Default: each image is a group, with all its targets.
+        metrics: Only these metrics. Differences are corrected for the number of them.
+        equivalent_groups: Methods with the same maps. They count as one method and are not compared with each other.
+        correct_multiple_comparisons: Whether intervals and p-values of differences are corrected over all methods and metrics
+            (Bonferroni): over all pairs of methods, since the same values select the best one, and over all comparisons
+            with the best control. False: no correction.
         seed: Seed of the bootstrap of means.
-        replicates: Bootstrap resamples of means.
+        n_resamples: Bootstrap resamples of means.
 
+    Returns:
+        The summaries, the best first, including controls, by metric, or by `metric, imputation`.
+
+    Raises:
+        InputError: There is no such column.
     """
     check_column(table, group_column)
-    if "imputation" not in table.column_names:  # as they were before any metric asked the model
+    if "imputation" not in table.column_names:  # written before metrics that need the model existed
         table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
-    kept = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
-    made: dict[str, list[MethodSummary]] = {}
+    value_table = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
+    summaries: dict[str, list[MethodSummary]] = {}
     for pair in (
         table.select(["metric", "imputation"])
         .group_by(["metric", "imputation"], use_threads=False)
         .aggregate([])
         .to_pylist()
     ):
-        name, fill = pair["metric"], pair["imputation"]  # the rows of one pair at a time, which are dicts for as long
+        name, fill = pair["metric"], pair["imputation"]  # one pair at a time, to limit the rows held as dicts
         if metrics is not None and name not in metrics:
             continue
-        own = kept.filter(_select_metric_rows(table, name, fill)).to_pylist()
+        rows = value_table.filter(_select_metric_rows(table, name, fill)).to_pylist()
         estimate = partial(_estimate_metric, name, groups=groups, seed=seed, n_resamples=n_resamples)
-        made[name if fill is None else f"{name}, {fill}"] = _summarize_metric(
-            name, fill, own, estimate, groups, equivalent_groups
+        summaries[name if fill is None else f"{name}, {fill}"] = _summarize_metric(
+            name, fill, rows, estimate, groups, equivalent_groups
         )
-    return _correct_multiple_comparisons(made, equivalent_groups) if correct_multiple_comparisons else made
+    return _correct_multiple_comparisons(summaries, equivalent_groups) if correct_multiple_comparisons else summaries
 
 
 def _correct_multiple_comparisons(
     summaries: dict[str, list[MethodSummary]], equivalent_groups: Sequence[Sequence[MethodKey]]
 ) -> dict[str, list[MethodSummary]]:
-    """All differences corrected for how many there are."""
-    first = {key: own[0] for own in equivalent_groups for key in own}
-    ranked = [own for own in summaries.values() if METRICS[own[0].metric].higher_is_better is not None]
-    every = [{first.get(line.key, line.key) for line in own if not line.is_control and line.estimate} for own in ranked]
-    pairs = sum(comb(len(methods), 2) for methods in every)
-    over = sum(
-        len({first.get(line.key, line.key) for line in own if line.difference_to_control is not None}) for own in ranked
+    """Correct all differences for the number of comparisons."""
+    first = {key: group[0] for group in equivalent_groups for key in group}
+    ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
+    n_pairs = sum(
+        comb(len({first.get(line.key, line.key) for line in lines if not line.is_control and line.estimate}), 2)
+        for lines in ranked
+    )
+    n_control_comparisons = sum(
+        len({first.get(line.key, line.key) for line in lines if line.difference_to_control is not None})
+        for lines in ranked
     )
 
-    def corrected(line: MethodSummary) -> MethodSummary:
-        gaps = (line.difference_to_best, pairs), (line.difference_to_control, over)
-        under, above = (None if gap is None else adjust_bonferroni([gap], count)[0] for gap, count in gaps)
-        return replace(line, difference_to_best=under, difference_to_control=above, n_comparisons=pairs)
+    def correct(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
+        return None if difference is None else adjust_bonferroni([difference], n_comparisons)[0]
 
-    return {name: [corrected(line) for line in own] for name, own in summaries.items()}
+    return {
+        name: [
+            replace(
+                line,
+                difference_to_best=correct(line.difference_to_best, n_pairs),
+                difference_to_control=correct(line.difference_to_control, n_control_comparisons),
+                n_comparisons=n_pairs,
+            )
+            for line in lines
+        ]
+        for name, lines in summaries.items()
+    }
 
 
 def check_column(table: "pa.Table", group_column: str | None) -> None:
-    """InputError where there is no such column."""
+    """Raise InputError if there is no such column."""
     if group_column is not None and group_column not in table.column_names:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(table.column_names)}")
 
 
 def check_some_ground_truth(table: "pa.Table", summaries: Mapping[str, Sequence[MethodSummary]]) -> None:
-    """InputError where no metric that needs to know where the evidence is has any value of a method."""
-    asking = {own[0].metric for own in summaries.values() if METRICS[own[0].metric].input_kind == "mask"}
-    some = [line for own in summaries.values() for line in own if line.metric in asking and not line.is_control]
-    if some and not any(line.estimate for line in some):
+    """Raise InputError if no method has a value of any metric that needs ground truth."""
+    mask_lines = [
+        line
+        for lines in summaries.values()
+        for line in lines
+        if METRICS[line.metric].input_kind == "mask" and not line.is_control
+    ]
+    if mask_lines and not any(line.estimate for line in mask_lines):
         rows = zip(*(table[name].to_pylist() for name in ("metric", "control", "reason")), strict=True)
         raise InputError(
             format_no_ground_truth(
-                Counter(why for name, control, why in rows if name == some[0].metric and not control)
+                Counter(reason for name, is_control, reason in rows if name == mask_lines[0].metric and not is_control)
             )
         )
 
 
 def format_no_ground_truth(reasons: Counter[str]) -> str:
-    """Why no image has any evidence."""
-    return "no image has evidence: " + "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
+    """Return an error message about images without ground truth, with the most frequent reasons."""
+    return "no image has ground truth: " + "; ".join(
+        f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
+    )
 
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    filled = (
-        compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
-    )
-    return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(filled, False))
+    has_imputation = compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
+    return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(has_imputation, False))
 
 
 def _summarize_metric(
@@ -205,51 +237,57 @@ def _summarize_metric(
             key[0],
             key[1],
             key[3],
-            estimate_values(own),
+            estimate_values(method_values),
             imputation=imputation,
             parameters=key[2],
-            n_rows=len(own),
+            n_rows=len(method_values),
         )
-        for key, own in values.items()
+        for key, method_values in values.items()
     }
-    up = METRICS[metric].higher_is_better
-    known = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
-    order = sorted(lines, key=lambda key: -known.get(key, -np.inf) * (1 if up else -1) if key in known else np.inf)
-    if up is None:
+    higher_is_better = METRICS[metric].higher_is_better
+    means = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
+    order = sorted(lines, key=lambda key: means[key] * (-1 if higher_is_better else 1) if key in means else np.inf)
+    if higher_is_better is None:
         return [lines[key] for key in order]
-    gap = partial(
+    compute_difference = partial(
         _estimate_paired_difference,
-        sign=1 if up else -1,
+        sign=1 if higher_is_better else -1,
         groups=groups,
         rounding_tolerance=METRICS[metric].rounding_tolerance,
     )
-    controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
-    whole = {**values, **{key: _broadcast_to_targets(values[key], values) for key in controls[:1]}}
-    blind = {key[0] for key in controls}
-    over = {key: gap(whole[key], whole[controls[0]]) for key in methods if controls and key[0] not in blind}
-    alike = next((own for own in equivalent_groups if methods and methods[0][:3] in own), ())
-    under = {key: gap(values[key], values[methods[0]]) for key in methods[1:] if key[:3] not in alike}
+    controls, methods = ([key for key in order if key in means and key[3] is kind] for kind in (True, False))
+    control_methods = {key[0] for key in controls}
+    to_control, to_best = {}, {}
+    if controls:
+        best_control = _broadcast_to_targets(values[controls[0]], values)
+        compared = [key for key in methods if key[0] not in control_methods]
+        to_control = {key: compute_difference(values[key], best_control) for key in compared}
+    if methods:
+        same_as_best = next((group for group in equivalent_groups if methods[0][:3] in group), ())
+        compared = [key for key in methods[1:] if key[:3] not in same_as_best]
+        to_best = {key: compute_difference(values[key], values[methods[0]]) for key in compared}
     return [
-        replace(lines[key], difference_to_control=over.get(key), difference_to_best=under.get(key)) for key in order
+        replace(lines[key], difference_to_control=to_control.get(key), difference_to_best=to_best.get(key))
+        for key in order
     ]
 
 
 def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
-    """An image that failed has no layer and no settings: it is an undefined row of each of its method's."""
-    for nowhere in [key for key in values if key[1] is key[2] is None and not key[3]]:
-        others = [key for key in values if key[0] == nowhere[0] and key != nowhere and not key[3]]
+    """Count an image that failed, which has no layer and settings, as an undefined row of each layer of its method."""
+    for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
+        others = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
         for key in others:
-            values[key] |= {place: np.nan for place in values[nowhere] if place not in values[key]}
+            values[key] |= {place: np.nan for place in values[failed] if place not in values[key]}
         if others:
-            del values[nowhere]
+            del values[failed]
 
 
 def _estimate_metric(
     metric: str, values_by_target: ValuesByTarget, groups: Mapping[int, Hashable], seed: int, n_resamples: int
 ) -> Estimate | None:
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds
-    if bounds is not None and not all(isnan(one) or bounds[0] <= one <= bounds[1] for one in values):
-        bounds = None  # of a score that is no probability
+    if bounds is not None and not all(isnan(value) or bounds[0] <= value <= bounds[1] for value in values):
+        bounds = None  # the output is a score, not a probability
     try:
         return estimate_mean(
             values, [groups[row] for row, _ in values_by_target], bounds=bounds, n_resamples=n_resamples, seed=seed
@@ -261,12 +299,12 @@ def _estimate_metric(
 def _broadcast_to_targets(
     control_values: ValuesByTarget, values_by_method: Mapping[Any, ValuesByTarget]
 ) -> ValuesByTarget:
-    """A control's value of an image stands for all its targets, whichever it was written for."""
+    """Return a control's values for all targets of each image."""
     by_row = {row: value for (row, _), value in control_values.items()}
     return {
         place: control_values.get(place, by_row.get(place[0], np.nan))
-        for every in values_by_method.values()
-        for place in every
+        for method_values in values_by_method.values()
+        for place in method_values
     }
 
 
@@ -278,11 +316,14 @@ def _estimate_paired_difference(
     groups: Mapping[int, Hashable],
     rounding_tolerance: float,
 ) -> Estimate | None:
-    """Paired by image and target."""
-    there = [(key, second.get(key, np.nan)) for key in first]
+    """Estimate the difference, paired by image and target."""
+    pairs = [(key, second.get(key, np.nan)) for key in first]
     try:
-        mine = [sign * first[key] for key, _ in there]
-        theirs, drawn_whole = [sign * value for _, value in there], [groups[key[0]] for key, _ in there]
-        return estimate_difference(mine, theirs, drawn_whole, rounding_tolerance=rounding_tolerance)
+        return estimate_difference(
+            [sign * first[key] for key, _ in pairs],
+            [sign * value for _, value in pairs],
+            [groups[key[0]] for key, _ in pairs],
+            rounding_tolerance=rounding_tolerance,
+        )
     except UndefinedError:
         return None

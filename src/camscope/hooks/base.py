@@ -121,12 +121,12 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     try:
         return layer, inner.get_submodule(layer)
     except AttributeError:
-        plain = strip_wrapper_names(layer)
+        bare_name = strip_wrapper_names(layer)
         for name, module in inner.named_modules():
-            if plain and strip_wrapper_names(name) == plain:
+            if bare_name and strip_wrapper_names(name) == bare_name:
                 return name, module
-        near = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
-    raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
+        nearest = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
+    raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(nearest) or 'none'}")
 
 
 def strip_wrapper_names(name: str) -> str:
@@ -145,11 +145,13 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
         return dict([find_layer(model, requested[0])])
     modules = dict(unwrap(model).named_modules())
     names: set[str] = set()
-    plain = {strip_wrapper_names(name): name for name in reversed(modules)}
+    name_by_bare_name = {strip_wrapper_names(name): name for name in reversed(modules)}
     for layer in requested:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
         if isinstance(layer, str) and not matches:
-            matches = [plain[name] for name in fnmatch.filter(plain, strip_wrapper_names(layer))]
+            matches = [
+                name_by_bare_name[name] for name in fnmatch.filter(name_by_bare_name, strip_wrapper_names(layer))
+            ]
         names.update(matches or [find_layer(model, layer)[0]])
     return {
         name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_layer_order_key(modules))
@@ -157,8 +159,8 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
 
 
 def _layer_order_key(modules: dict[str, nn.Module]) -> Callable[[str], int]:
-    places = {name: place for place, name in enumerate(modules)}
-    return lambda name: places.get(name, len(places))
+    positions = {name: position for position, name in enumerate(modules)}
+    return lambda name: positions.get(name, len(positions))
 
 
 @contextmanager
@@ -186,18 +188,18 @@ class _ThreadTrainingFlag:
     """`nn.Module.training` during an explanation: a thread inside `evaluation_mode` reads and sets its own flags."""
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
-        for view in _flags_of_this_thread():
-            if id(module) in view:
-                return view[id(module)]
+        for flags in _flags_of_this_thread():
+            if id(module) in flags:
+                return flags[id(module)]
         try:
             return bool(vars(module)["training"])
         except (KeyError, TypeError):  # TorchScript has its flag elsewhere, the class has none
             raise AttributeError(f"{type(module).__name__!r} object has no attribute 'training'") from None
 
     def __set__(self, module: nn.Module, training: bool) -> None:
-        for view in _flags_of_this_thread():
-            if id(module) in view:
-                view[id(module)] = training
+        for flags in _flags_of_this_thread():
+            if id(module) in flags:
+                flags[id(module)] = training
                 return
         vars(module)["training"] = training
 
@@ -209,9 +211,9 @@ class _ThreadTrainingFlag:
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
     """Return the flags that this thread sees; autograd's own threads, which repeat checkpointed layers, see all."""
-    view = _flags_by_thread.get(threading.get_ident())
-    if view is not None:
-        return (view,)
+    flags = _flags_by_thread.get(threading.get_ident())
+    if flags is not None:
+        return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
 
 
@@ -223,19 +225,24 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     by other threads (DataParallel), the flag itself is set, and restored when the last thread leaves.
     """
     modules = list(model.modules())
-    threaded = any(isinstance(module, DataParallel) for module in modules)
+    is_data_parallel = any(isinstance(module, DataParallel) for module in modules)
     flagged_modules = (
-        [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        [] if is_data_parallel else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     )
-    here = threading.get_ident()
+    thread_id = threading.get_ident()
     with _modes_lock:
         if not _flags_by_thread:
             setattr(nn.Module, "training", _ThreadTrainingFlag())  # noqa: B010 - mypy knows the attribute as a bool
-        view, inside = _flags_by_thread.setdefault(here, {}), _use_counts_by_thread.setdefault(here, Counter())
-        view.update((id(module), False) for module in flagged_modules)
+        flags, inside = (
+            _flags_by_thread.setdefault(thread_id, {}),
+            _use_counts_by_thread.setdefault(thread_id, Counter()),
+        )
+        flags.update((id(module), False) for module in flagged_modules)
         inside.update(map(id, flagged_modules))
-        stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _original_flags]
-        for module in stubborn:
+        overriding_modules = [
+            module for module in modules if getattr(module, "training", False) or id(module) in _original_flags
+        ]
+        for module in overriding_modules:
             users, flag = _original_flags.get(id(module), (0, module.training))
             _original_flags[id(module)] = (users + 1, flag)
             module.training = False
@@ -243,7 +250,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with _modes_lock:
-            for module in stubborn:
+            for module in overriding_modules:
                 users, flag = _original_flags.pop(id(module))
                 if users > 1:
                     _original_flags[id(module)] = (users - 1, flag)
@@ -251,9 +258,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
                     module.training = flag
             inside.subtract(map(id, flagged_modules))
             for key in [id(module) for module in flagged_modules if not inside[id(module)]]:
-                del view[key], inside[key]
-            if not view and _flags_by_thread.pop(here, None) is not None:
-                del _use_counts_by_thread[here]
+                del flags[key], inside[key]
+            if not flags and _flags_by_thread.pop(thread_id, None) is not None:
+                del _use_counts_by_thread[thread_id]
                 if not _flags_by_thread:
                     del nn.Module.training
 
@@ -275,7 +282,7 @@ _uncheckpointed_threads: list[int] = []
 @contextmanager
 def reentrant_checkpoints_disabled() -> Iterator[None]:
     """Let reentrant checkpoints of this thread call their function directly: they do not support `autograd.grad`."""
-    here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
+    thread_id, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         if threading.get_ident() in _uncheckpointed_threads:
@@ -285,11 +292,11 @@ def reentrant_checkpoints_disabled() -> Iterator[None]:
     with _checkpoint_lock:
         if not _uncheckpointed_threads:
             CheckpointFunction.apply = apply
-        _uncheckpointed_threads.append(here)
+        _uncheckpointed_threads.append(thread_id)
     try:
         yield
     finally:
         with _checkpoint_lock:
-            _uncheckpointed_threads.remove(here)
+            _uncheckpointed_threads.remove(thread_id)
             if not _uncheckpointed_threads:
                 del CheckpointFunction.apply

@@ -123,8 +123,8 @@ def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Mod
 def _edit_input(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
-    taken: Any = (args, kwargs)
-    leaves = [(path, leaf) for path, leaf in iter_leaves(taken) if leaf.is_floating_point()]
+    inputs: Any = (args, kwargs)
+    leaves = [(path, leaf) for path, leaf in iter_leaves(inputs) if leaf.is_floating_point()]
     leaves = [(path, leaf) for path, leaf in leaves if path[0] == 0] or leaves
     if not leaves:
         raise LayerError(f"layer {name!r} gets no floating tensor: it has no input to edit")
@@ -138,8 +138,8 @@ def _edit_input(
             f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
         )
     for (path, _), part in zip(leaves, parts, strict=True):
-        taken = replace_leaf(taken, path, _check_tensor(name, part))
-    return taken[0], taken[1]
+        inputs = replace_leaf(inputs, path, _check_tensor(name, part))
+    return inputs[0], inputs[1]
 
 
 def _edit_gradient(

@@ -97,8 +97,8 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
         if grads[0] is None:
             return None
         rescaled = grads[0].float() / boost
-        lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
-        rows = lost & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
+        has_vanished = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
+        rows = has_vanished & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
         gradient = torch.where(rows.view(-1, *[1] * (rescaled.ndim - 1)), rescaled, gradient)
         if bool(gradient.flatten(1).any(1).all()):
             break
@@ -240,19 +240,19 @@ class RescaleRule(BaseFunctionMode):
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's own result; an elementwise function gets another backward rule."""
-        name, more = function_name(func), dict(kwargs)
-        first = args[0] if args else more.pop("input", None)
-        several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *more.values()))
-        drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
-        if name not in RESCALED_FUNCTIONS or several or drawn or not isinstance(first, Tensor):
+        name, keywords = function_name(func), dict(kwargs)
+        first = args[0] if args else keywords.pop("input", None)
+        several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
+        is_random = name == "rrelu" and (keywords.get("training") or True in args[3:])  # anew each time
+        if name not in RESCALED_FUNCTIONS or several or is_random or not isinstance(first, Tensor):
             return func(*args, **kwargs)
-        return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **more))
+        return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **keywords))
 
     def _apply_elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        place, self._call_count = self._call_count, self._call_count + 1
+        call_number, self._call_count = self._call_count, self._call_count + 1
         if self._is_recording:
-            self._references[place] = name, z.detach().clone()
-        reference_name, reference = self._references.get(place, ("", z))
+            self._references[call_number] = name, z.detach().clone()
+        reference_name, reference = self._references.get(call_number, ("", z))
         if (
             not self._is_comparing
             or name != reference_name
@@ -322,8 +322,8 @@ class _SkipZeroRowsHook(ExcludedFromCopies):
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 or x.device.type != "cpu":
             return None
-        back: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
-        return back
+        result: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
+        return result
 
 
 def _is_unmodified_linear(module: nn.Linear) -> bool:
@@ -338,9 +338,9 @@ class _NonzeroRowsLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, output: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
-        same: Tensor = output.new_empty(0)
-        same.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
-        return same
+        alias: Tensor = output.new_empty(0)
+        alias.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
+        return alias
 
     @staticmethod
     @once_differentiable
@@ -350,6 +350,6 @@ class _NonzeroRowsLinear(torch.autograd.Function):
         live = rows.abs().amax(-1).nonzero()[:, 0]
         if 2 * len(live) > len(rows):
             return gradient @ weight, None, None
-        back = rows.new_zeros(len(rows), weight.shape[1])
-        back[live] = rows[live] @ weight
-        return back.view(*gradient.shape[:-1], -1), None, None
+        input_gradient = rows.new_zeros(len(rows), weight.shape[1])
+        input_gradient[live] = rows[live] @ weight
+        return input_gradient.view(*gradient.shape[:-1], -1), None, None

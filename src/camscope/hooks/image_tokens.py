@@ -113,9 +113,9 @@ def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageToke
             def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token) -> None:
                 ids = _find_input_ids(module, args, kwargs)
                 if ids is not None:
-                    held = ids == token
-                    same = bool((held == held[:1]).all())
-                    positions[ids.shape[1]] = tuple(held[0].nonzero()[:, 0].tolist()) if same else None
+                    is_image = ids == token
+                    is_same = bool((is_image == is_image[:1]).all())
+                    positions[ids.shape[1]] = tuple(is_image[0].nonzero()[:, 0].tolist()) if is_same else None
 
             handle = module.register_forward_pre_hook(thread_local_hook(note), with_kwargs=True)
             exclude_flags_from_copies(handle)

@@ -114,13 +114,13 @@ class WindowTensor(Tensor):
         for row, corner, first, patch in zip(
             windows, start.tolist(), self.patch_start.tolist(), self.patch, strict=True
         ):
-            there, taken = [slice(None)], [slice(None)]
-            for place, patch_corner, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
-                low = max(0, patch_corner - place)
-                high = max(low, min(length, patch_corner + extent - place))
-                there.append(slice(low, high))
-                taken.append(slice(low + place - patch_corner, high + place - patch_corner))
-            row[tuple(there)] = patch[tuple(taken)]
+            destination, source = [slice(None)], [slice(None)]
+            for start_cell, patch_corner, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
+                low = max(0, patch_corner - start_cell)
+                high = max(low, min(length, patch_corner + extent - start_cell))
+                destination.append(slice(low, high))
+                source.append(slice(low + start_cell - patch_corner, high + start_cell - patch_corner))
+            row[tuple(destination)] = patch[tuple(source)]
         return windows
 
     def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
@@ -130,16 +130,16 @@ class WindowTensor(Tensor):
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
     """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size); `fill_value` is used outside."""
-    places, pads, starts = corners.tolist(), list[int](), list[int]()
+    corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
-        along = [place[axis] for place in places]
+        along = [corner[axis] for corner in corner_lists]
         pads = [max(0, -min(along)), max(0, max(along) + length - values.shape[1 + axis]), *pads]  # the last axis first
         starts.append(pads[0])
-    wide, windows = F.pad(values, pads, value=fill_value), values.new_empty(len(places), len(values), *size)
-    for row, place in zip(windows, places, strict=True):
-        firsts = map(int.__add__, place, starts)
+    padded, windows = F.pad(values, pads, value=fill_value), values.new_empty(len(corner_lists), len(values), *size)
+    for row, corner in zip(windows, corner_lists, strict=True):
+        firsts = map(int.__add__, corner, starts)
         row.copy_(
-            wide[(slice(None), *(slice(first, first + length) for first, length in zip(firsts, size, strict=True)))]
+            padded[(slice(None), *(slice(first, first + length) for first, length in zip(firsts, size, strict=True)))]
         )
     return windows
 
@@ -165,9 +165,9 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     patches, first = _align_patches(variants)
     if _is_too_large(patches[0], variants[0]):
         return None
-    cleans, each = iter([arg.clean.clone() for arg in variants]), iter([arg.clone() for arg in patches])
+    cleans, patch_copies = iter([arg.clean.clone() for arg in variants]), iter([arg.clone() for arg in patches])
     clean = func(*(next(cleans) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
-    patch = func(*(next(each) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
+    patch = func(*(next(patch_copies) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
     if func._schema.is_mutable:
         variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
         return variants[0]
@@ -239,8 +239,8 @@ def _run_convolution(
 
     result = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
     if result is not None:
-        cells, reached = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
-        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - reached)
+        cells, patch_cells = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
+        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - patch_cells)
         x.cost_tracker.clean_multiplications += weight.numel() * cells
     return result
 
@@ -301,12 +301,12 @@ def _run_windowed(
     size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
     if math.prod(size) > MAX_PATCH_SHARE * math.prod(clean.shape[2:]):
         return None
-    steps, pads, wide = (
+    steps, pads, extent_tensor = (
         torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
     )
     last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
     first = -torch.div(
-        wide - x.patch_start - pads, steps, rounding_mode="floor"
+        extent_tensor - x.patch_start - pads, steps, rounding_mode="floor"
     )  # the first that reaches it, rounded up
     first = torch.minimum(first.clamp(min=0), last)
     window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]

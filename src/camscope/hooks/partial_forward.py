@@ -84,12 +84,12 @@ class PrefixCache:
                 and self._is_past_layer
                 and all(map(torch.equal, self._start_random_states, _read_random_states()))
             )
-            room, outputs = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
+            free_bytes, outputs = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
             self._outputs = {}
-            for place, (output, version) in reversed(outputs.items()):
-                room -= output.nbytes
-                if room >= 0:
-                    self._outputs[place] = output, version
+            for key, (output, version) in reversed(outputs.items()):
+                free_bytes -= output.nbytes
+                if free_bytes >= 0:
+                    self._outputs[key] = output, version
 
     @property
     def has_cached_outputs(self) -> bool:
@@ -98,26 +98,26 @@ class PrefixCache:
 
     def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module's forward returns, or returned in the first forward pass."""
-        place = id(module), self._call_counts[id(module)]
+        key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
-        cached = self._outputs.get(place) if self._is_filled and not self._is_past_layer else None
+        cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None
         if cached and cached[0]._version == cached[1]:
             output: Any = cached[0]
         else:
             inputs = [leaf for _, leaf in iter_leaves((args, kwargs))]
             before = list(map(_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
-            plain = isinstance(output, Tensor) and not (
+            is_cacheable = isinstance(output, Tensor) and not (
                 output.requires_grad or output.is_inference() or describe_unsupported_tensor(output)
             )
             if (
                 not self._is_filled
                 and not self._is_past_layer
-                and plain
+                and is_cacheable
                 and before == list(map(_version_counter, inputs))
             ):
-                self._outputs[place] = output, output._version
-        self._is_past_layer = self._is_past_layer or (module is self._layer and place[1] == self.call_index)
+                self._outputs[key] = output, output._version
+        self._is_past_layer = self._is_past_layer or (module is self._layer and key[1] == self.call_index)
         return output
 
 
@@ -134,8 +134,8 @@ def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
     ]
     inside = {part for module in usable for part in [*module.modules()][1:]}
     cacheable = [module for module in usable if module not in inside]
-    copied = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
-    return cacheable if path[-1] in cacheable and not (copied or everywhere._has_any_global_hook()) else []
+    has_replicas = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
+    return cacheable if path[-1] in cacheable and not (has_replicas or everywhere._has_any_global_hook()) else []
 
 
 def _is_cacheable(module: nn.Module) -> bool:

@@ -325,14 +325,14 @@ class _Recorder(Hooks):
     ) -> None:
         if is_recomputing():
             return
-        taken, call = (args, kwargs), LayerCall()
+        inputs, call = (args, kwargs), LayerCall()
         if "inputs" in self.recorded_kinds:
             # before the layer runs: it may write over its input
-            call.inputs, call.kwargs = map_leaves(taken, self._take_snapshot)
+            call.inputs, call.kwargs = map_leaves(inputs, self._take_snapshot)
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
-            call._structures = (strip_tensors(taken), None)
-            for path, leaf in _iter_differentiable_tensors(taken):
+            call._structures = (strip_tensors(inputs), None)
+            for path, leaf in _iter_differentiable_tensors(inputs):
                 edge = get_gradient_edge(leaf)
                 edges[path] = (edge.node, edge.output_nr)
                 call._accumulators[0][path] = GradientAccumulator(leaf, self._take_snapshot)
@@ -402,8 +402,8 @@ def _iter_gradient_senders(
         if node in visited or node._sequence_nr() < start_sequence_number:
             continue
         visited.add(node)
-        for index, (behind, number) in enumerate(node.next_functions):
-            for path in paths_by_edge.get((behind, number), ()):
+        for index, (next_node, number) in enumerate(node.next_functions):
+            for path in paths_by_edge.get((next_node, number), ()):
                 yield path, node, index
-            if behind is not None and (behind, number) not in paths_by_edge:
-                output_nodes.append(behind)
+            if next_node is not None and (next_node, number) not in paths_by_edge:
+                output_nodes.append(next_node)

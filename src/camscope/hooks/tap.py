@@ -162,10 +162,10 @@ class Tap(Hooks):
                     f"call_index={self._call_index} of {self._format_layer_names()}, which ran {plural(len(calls), 'time')}"
                 )
             return calls[self._call_index]
-        reached = [call for call in calls if call.gradient is not None]
+        differentiated = [call for call in calls if call.gradient is not None]
         if not calls:
             raise LayerError(f"{self._format_layer_names()} has not run")
-        return (reached or calls)[-1]
+        return (differentiated or calls)[-1]
 
     def _record_output(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
         path, tensor = find_main_tensor(name, output, self._output_index)

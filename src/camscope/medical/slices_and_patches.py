@@ -1,7 +1,7 @@
-"""Volumes: explained slice by slice or patch by patch.
+"""Explain volumes in parts.
 
-- Slices: a model of pictures asked about every slice of a volume, and its maps as one map of the volume.
-- Patches: models that see a part of a volume at a time, explained at the part's place, or over all of it.
+- Slices: a 2-D model explains every slice of a volume, and the maps are stacked to one map.
+- Patches: a model that sees a part of a volume at a time explains one patch, or all of them.
 """
 
 import copy
@@ -29,8 +29,10 @@ from camscope.targets import TargetLike
 
 @dataclass(frozen=True, eq=False)
 class SliceExplanations:
-    """`volume`: one explanation (D,h,w) of the whole, in score units that all slices share. `scores`, `probabilities` (D,): the
-    answer of each slice, in the order of the volume's axis; `slices`: the explanation of each.
+    """The explanations of a volume's slices.
+
+    `volume` is one explanation (D,h,w) of the whole volume, in score units that all slices share. `scores` and
+    `probabilities` (D,) are those of each slice along the axis, and `slices` are their explanations.
     """
 
     volume: Explanation
@@ -40,7 +42,7 @@ class SliceExplanations:
 
     @property
     def highest_slice(self) -> int:
-        """The slice whose score is the highest."""
+        """The index of the slice with the highest score."""
         return int(self.scores.argmax())
 
 
@@ -53,18 +55,33 @@ def explain_slices(
     batch_size: int = 8,
     progress: bool = False,
 ) -> SliceExplanations:
-    """A volume (path, folder of a series, `Scan`) through a model of pictures, slice by slice along `axis`, asked one question.
+    """Explain a volume with a 2-D model, slice by slice, for one target.
 
-    The maps are one map of the volume: their numbers are the model's own, and can be compared from slice to slice. `target`
-    None: the class of which the model is surest on any slice. Grey values without a window are stretched between the least
-    and the largest value of the whole volume, not of each slice. Where the preprocessing has an `orientation`, the volume is
-    turned first, and `axis` is one of the turned volume; its "zscore" or "range" is that of each slice.
+    The maps form one map of the volume, whose values are in score units and comparable between slices. Gray values without
+    a window are scaled between the minimum and maximum of the volume, not of each slice. A preprocessing with an
+    `orientation` reorients the volume first, and `axis` refers to the reoriented volume. Its "zscore" and "range" are
+    those of each slice.
+
+    Args:
+        explainer: An explainer of a 2-D model.
+        source: The volume: a path, the folder of a series, or a `Scan`.
+        target: As in `Explainer.explain`. None: the class with the highest probability (or score) on any slice.
+        axis: The axis along which the volume is sliced.
+        batch_size: Slices per batch.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The volume's explanation and those of the slices.
+
+    Raises:
+        InputError: If the source is not a volume, or `axis` is not 0, 1 or 2.
+
     """
     check_positive_integer(batch_size=batch_size)
     scan = read_scan(source)
     if len(scan.shape) != 3:
         raise InputError(
-            f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain (no --slices)"
+            f"{scan.name} is {' x '.join(map(str, scan.shape))}: expected a volume; use explain (no --slices)"
         )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
@@ -79,9 +96,7 @@ def explain_slices(
             explanations,
             key=lambda explanation: explanation.score if explanation.probability is None else explanation.probability,
         )
-        notes.append(
-            f"no class was asked for: {most_confident.label} is that of which the model is surest on any slice"
-        )
+        notes.append(f"no target given: {most_confident.label} is the class with the highest probability on any slice")
         if any(explanation.target != most_confident.target for explanation in explanations):
             explanations = _explain_slice_batches(explainer, slices, most_confident.target, batch_size, progress)
     scores, probabilities = (
@@ -93,7 +108,7 @@ def explain_slices(
 
 
 def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
-    """The explainer for single slices, the volume that they are cut from, and where it lies on the scan."""
+    """Return the explainer for single slices, the volume they are cut from, and its placement on the scan."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
     if isinstance(preprocess, ScanPreprocess) and preprocess.orientation is not None:
         reduced_explainer = copy.copy(explainer)
@@ -101,7 +116,7 @@ def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Pla
         reoriented, placement = reorient_scan(scan, preprocess.orientation)
         return (
             reduced_explainer,
-            replace(reoriented, steps=(*scan.steps, f"turned to {preprocess.orientation}")),
+            replace(reoriented, steps=(*scan.steps, f"reoriented to {preprocess.orientation}")),
             placement,
         )
     return (
@@ -112,7 +127,7 @@ def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Pla
 
 
 def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
-    """One slice (H,W) along the first axis of `order`."""
+    """Return one slice (H,W) along the first axis of `order`."""
     values = scan.values.transpose(*order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in order[1:])
     return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
@@ -133,7 +148,7 @@ def _explain_slice_batches(
 def _stack_explanations(
     explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
 ) -> Explanation:
-    """The maps as one: its axes are the slices' and then those of a slice."""
+    """Stack the maps to one explanation, whose axes are that of the slices and then those of a slice."""
     first, best = explanations[0], max(explanations, key=lambda explanation: explanation.score)
     placement = None
     if first.placement is not None:
@@ -170,9 +185,23 @@ def _stack_explanations(
 def explain_patch(
     explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
-    """A part of an image or a volume, of `size` from `start` on in the preprocessed input, explained where it lies.
+    """Explain a patch of an image or volume at its position.
 
-    The preprocessing is of the whole; what the patch does not show is not covered.
+    The whole source is preprocessed. What lies outside the patch is not covered.
+
+    Args:
+        explainer: The explainer.
+        source: The image or volume.
+        start: The first pixel of the patch in the preprocessed input, one number per axis.
+        size: The size of the patch, one number per axis.
+        target: As in `Explainer.explain`.
+
+    Returns:
+        The explanation, placed on the source.
+
+    Raises:
+        InputError: If the patch does not fit the input.
+
     """
     return _explain_item_patch(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
 
@@ -186,13 +215,28 @@ def explain_patches(
     overlap: float = 0.5,
     progress: bool = False,
 ) -> Explanation:
-    """Every patch of `size` of the preprocessed input, explained, and their maps as one at the input's resolution.
+    """Explain all patches of an image or volume, and average their maps at the input's resolution.
 
-    Neighbours share `overlap` of their length; the last along an axis ends where the input ends. Each pixel has the mean of
-    the maps that show it. `target`: of all patches, and not None. The score is that of the patch that has the highest.
+    The last patch along an axis ends where the input ends. Each pixel has the mean of the maps that show it. The score is
+    that of the patch with the highest score.
+
+    Args:
+        explainer: The explainer.
+        source: The image or volume.
+        size: The size of each patch in the preprocessed input.
+        target: The target of all patches, not None.
+        overlap: The share of its length that a patch has in common with the next, from 0 to below 1.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The explanation of the whole input.
+
+    Raises:
+        InputError: If there is no target, or the patches do not fit the input.
+
     """
     if target is None:
-        raise InputError("each patch may have another top class, and their maps have no mean: pass a target")
+        raise InputError("patches may differ in their top class, and their maps cannot be averaged: pass a target")
     if not 0 <= overlap < 1:
         raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
     item, size = explainer.prepare_input(source), tuple(size)
@@ -209,7 +253,7 @@ def explain_patches(
             best = explanation if best is None or explanation.score > best.score else best
             advance(1)
     if best is None:
-        raise InputError("there is no patch")
+        raise InputError("there are no patches")
     size_text, notes = " x ".join(map(str, size)), best.notes
     if n_ok < len(starts):
         notes = (*notes, f"the maps of {len(starts) - n_ok} of {plural(len(starts), 'patch')} are flagged")
@@ -238,10 +282,10 @@ def _explain_item_patch(
     shape = tuple(model_input.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
         raise InputError(
-            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected a number for each"
+            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected one number per axis"
         )
     if any(s < 0 or n < 1 or s + n > side for s, n, side in zip(start, size, shape, strict=True)):
-        raise InputError(f"a patch of {size} from {start} on reaches beyond the input {shape}")
+        raise InputError(f"a patch of {size} from {start} on exceeds the input {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
     placement = None if model_input.placement is None else model_input.placement.cropped(start, size)
     model_input_image = (
@@ -256,7 +300,7 @@ def _explain_item_patch(
 
 
 def _compute_patch_starts(input_size: Sequence[int], size: Sequence[int], overlap: float) -> Iterator[tuple[int, ...]]:
-    """Of all patches."""
+    """Return the start positions of all patches."""
     if len(input_size) != len(size) or any(n < 1 or n > side for n, side in zip(size, input_size, strict=False)):
         raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(input_size)}")
     steps = [max(1, round(n * (1 - overlap))) for n in size]

@@ -27,9 +27,9 @@ class Metric:
         title: The name as it is displayed, such as `Pointing Game`.
         function: The function that computes the value.
         input_kind: What `function` is called with. "map": one map. "mask": a map and its ground-truth mask. "map_pair": two
-            maps of one size. "perturbation_test": a `PerturbationTest`, which holds maps and a model. "perturbation_test_and_maps":
-            a `PerturbationTest` and a function that computes maps of other images. "explainer": an explainer, an input
-            and a target.
+            maps of one size. "perturbation_test": a `PerturbationTest`, which holds maps and a model.
+            "perturbation_test_and_maps": a `PerturbationTest` and a function that computes maps of other images.
+            "explainer": an explainer, an input and a target.
         formula: The formula in one line.
         paper: The source of the metric.
         lower_bound: The smallest possible value; None if there is none.
@@ -42,6 +42,7 @@ class Metric:
 
     >>> METRICS["Pointing Game"].name
     'pointing-game'
+
     """
 
     name: str

@@ -58,8 +58,9 @@ def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes)
 def compute_degrees_of_freedom(group_sizes: GroupSizes) -> float:
     """Return Satterthwaite's degrees of freedom of the jackknife variance, 1..G - 1, from sizes (G,) of at least two groups.
 
-    The variance is Σ a_g q_g², where q_g is a group's mean minus the overall mean, and a_g = h_g² / (1 - h_g)² with its share h_g.
-    With covariances c_gk of the q they are (Σ a_g c_gg)² / Σ a_g a_k c_gk². Here c_gk = v_g [g = k] - 1/N, with v_g = 1 / n_g.
+    The variance is Σ a_g q_g², where q_g is a group's mean minus the overall mean, and a_g = h_g² / (1 - h_g)² with its
+    share h_g. With covariances c_gk of the q they are
+    (Σ a_g c_gg)² / Σ a_g a_k c_gk². Here c_gk = v_g [g = k] - 1/N, with v_g = 1 / n_g.
     """
     counts = np.asarray(group_sizes, np.float64)
     total = counts.sum()

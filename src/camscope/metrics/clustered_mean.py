@@ -42,6 +42,7 @@ def estimate_clustered_mean(
 
     Raises:
         InputError: A value is not finite.
+
     """
     checked_values = np.asarray(values, np.float64)
     if checked_values.ndim != 1 or not len(checked_values) or not np.isfinite(checked_values).all():

@@ -1,15 +1,12 @@
-"""Deletion, insertion, ROAD and masking: the answer as the regions of a map are removed or shown.
+"""Deletion, insertion, AOPC, necessity, sufficiency and ROAD: the model's output as regions of a map are removed or shown.
 
-Removal: what becomes of the answer as a map's regions are removed one after the other, or shown.
+Each value depends on the imputation and the number of steps of the `PerturbationTest`. `output_kind` "probability" is the class
+probability (see `Score.probability`). "score" is the raw score, whose scale depends on the model. All metrics share their
+forward passes, and the points of a curve are equally spaced. A map that contains NaN is undefined. A constant map is ranked in
+random order.
 
-The number of each is that of the trial's fill and steps. `label`: "probability", see `with_target.Score.chance`, or the "score"
-itself, whose scale is the model's own. All of them use the same passes; the points of a curve are equally far apart.
-Undefined for a map with NaN; a constant one, or one of zeros, is a random order.
-
-ROAD: removed pixels are imputed from their neighbours, so that the shape of what is removed does not give them away.
-
-Regions removed in the map's order, at several shares; the fill is always `NoisyLinearImputation`, whatever the trial's. The authors
-count how many images keep their class; an image by itself has a probability.
+ROAD imputes removed pixels from their neighbors, so that the shape of the removed area gives nothing away. It always uses
+`NoisyLinearImputation`. The authors count how many images keep their class; here each image has a probability.
 """
 
 from collections.abc import Sequence
@@ -24,13 +21,13 @@ from camscope.metrics.imputation import NoisyLinearImputation
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
 
-RANDOM_ORDER_LEVEL = "what a random order gets, that of a constant map"
+RANDOM_ORDER_LEVEL = "the value of a random order, which is that of a constant map"
 
 
 def removal_curve(
     test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
 ) -> Tensor:
-    """(N,steps + 1): what is left of the answer as regions are removed, the strongest first (MoRF) or the weakest (LeRF)."""
+    """Return the output (N, steps + 1) as regions are removed, the strongest first (MoRF) or the weakest first (LeRF)."""
     return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
 
 
@@ -38,14 +35,14 @@ def removal_curve(
     "deletion",
     title="Deletion",
     input_kind="perturbation_test",
-    formula="the area under p(x without the map's first k of n regions) over k / n in 0..1, by trapezoids",
+    formula="area under p(x without the map's first k of n regions) over k / n (trapezoidal rule)",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the curve is MoRF, Samek et al. 2017, arXiv:1509.06321",
     higher_is_better=False,
     chance_level=RANDOM_ORDER_LEVEL,
     uses_imputation=True,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): 0..1 of a probability. The curve's first point is the image, the last one the fill."""
+    """Return the area under the MoRF curve (N,), 0..1 for a probability. The curve runs from the image to the imputed image."""
     values = removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
 
@@ -54,13 +51,16 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     "insertion",
     title="Insertion",
     input_kind="perturbation_test",
-    formula="the area under p(the fill with the map's first k of n regions shown) over k / n in 0..1, by trapezoids",
-    paper="Petsiuk et al. 2018, arXiv:1806.07421; backwards the curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
+    formula="area under p(the imputed image with the map's first k of n regions shown) over k / n (trapezoidal rule)",
+    paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
     chance_level=RANDOM_ORDER_LEVEL,
     uses_imputation=True,
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): 0..1 of a probability. To show the first k is to remove the last n - k: the curve is LeRF, and so is its area."""
+    """Return the area under the LeRF curve (N,), 0..1 for a probability.
+
+    Showing the first k regions is removing the last n - k, so the insertion curve is LeRF backwards and has the same area.
+    """
     values = removal_curve(test, "weakest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
 
@@ -69,14 +69,14 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     "lerf-morf-gap",
     title="LeRF-MoRF gap",
     input_kind="perturbation_test",
-    formula="the area between LeRF and MoRF: with one fill, insertion - deletion",
+    formula="area between LeRF and MoRF: insertion - deletion under one imputation",
     paper="Samek et al. 2017, arXiv:1509.06321",
     lower_bound=-1.0,
     chance_level="0, in expectation over orders",
     uses_imputation=True,
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): -1..1 of a probability. What the fill does to every order alike is in both curves, and cancels."""
+    """Return the area between LeRF and MoRF (N,), -1..1 for a probability. Effects of the imputation itself cancel."""
     gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, gap), gap)
 
@@ -92,9 +92,10 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     uses_imputation=True,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): -1..1 of a probability. `n_regions`: L, single regions; None: the points of the curve, L of which are steps.
+    """Return the mean output loss along the MoRF curve (N,), -1..1 for a probability.
 
-    As in the paper: a trial with region=9, and first=100.
+    `n_regions` is L, a number of single regions; None uses the steps of the curve. The paper uses region_size=9 and
+    n_regions=100.
     """
     check_positive_integer(None, n_regions=n_regions)
     counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
@@ -106,14 +107,14 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     "necessity",
     title="Necessity",
     input_kind="perturbation_test",
-    formula="p(x) - p(x without the map's first regions, a share of them)",
+    formula="p(x) - p(x without a share of the regions, the strongest first)",
     paper="comprehensiveness of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
     chance_level=RANDOM_ORDER_LEVEL,
     uses_imputation=True,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): -1..1 of a probability. `share`: between 0 and 1."""
+    """Return the output lost without the strongest `share` of the regions (N,), -1..1 for a probability."""
     return _compute_score_drop(test, "strongest", test.count_regions(share), output_kind)
 
 
@@ -121,7 +122,7 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     "sufficiency",
     title="Sufficiency",
     input_kind="perturbation_test",
-    formula="p(x) - p(only the map's first regions, a share of them)",
+    formula="p(x) - p(only a share of the regions, the strongest first)",
     paper="sufficiency of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
     higher_is_better=False,
@@ -129,7 +130,7 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     uses_imputation=True,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """(N,): -1..1 of a probability. `share`: between 0 and 1. Nothing is lost where the first regions suffice."""
+    """Return the output lost when only the strongest `share` of the regions is shown (N,), -1..1 for a probability."""
     return _compute_score_drop(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
@@ -141,7 +142,7 @@ def _compute_score_drop(
 
 
 def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
-    """(N,points) -> (N,): by trapezoids over the share of the regions."""
+    """Return the area under each curve, (N,points) -> (N,), by trapezoids over the share of removed regions."""
     shares = torch.tensor(test.removal_counts, dtype=values.dtype, device=values.device) / test.n_regions
     return torch.trapezoid(values, shares, dim=1)
 
@@ -154,7 +155,7 @@ ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     "road-morf",
     title="ROAD (MoRF)",
     input_kind="perturbation_test",
-    formula="the mean over shares of p(x without the map's strongest share, imputed)",
+    formula="mean over shares of p(x without the strongest share of the regions)",
     paper=ROAD_PAPER,
     higher_is_better=False,
     chance_level=RANDOM_ORDER_LEVEL,
@@ -165,7 +166,10 @@ def road_morf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """(N,): 0..1 of a probability. `noise_std`: of the imputation, as a share of the channel's standard deviation."""
+    """Return the mean output without the strongest regions (N,), 0..1 for a probability.
+
+    `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
+    """
     return _compute_road(test, ["strongest"], shares, noise_std, output_kind)
 
 
@@ -173,7 +177,7 @@ def road_morf(
     "road-lerf",
     title="ROAD (LeRF)",
     input_kind="perturbation_test",
-    formula="the mean over shares of p(x without the map's weakest share, imputed)",
+    formula="mean over shares of p(x without the weakest share of the regions)",
     paper=ROAD_PAPER,
     chance_level=RANDOM_ORDER_LEVEL,
 )
@@ -183,7 +187,7 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """(N,): 0..1 of a probability; see `road_morf`."""
+    """Return the mean output without the weakest regions (N,), 0..1 for a probability; see `road_morf`."""
     return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 
@@ -202,7 +206,7 @@ def road(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """(N,): -1..1 of a probability; see `road_morf`."""
+    """Return the difference of `road_lerf` and `road_morf` (N,), -1..1 for a probability."""
     return _compute_road(test, ["weakest", "strongest"], shares, noise_std, output_kind)
 
 
@@ -213,11 +217,11 @@ def _compute_road(
     noise_std: float,
     output_kind: OutputKind,
 ) -> MetricValues:
-    """The mean of the first order's points, less that of the second's where there is one."""
+    """Return the mean output over `shares` for the first order, minus that of the second order if there is one."""
     if not len(shares):
-        raise InputError("shares=(): name one at least, such as 0.2")
+        raise InputError("shares is empty: name at least one, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]
     imputed = test.with_imputation(NoisyLinearImputation(noise_std))
-    first, *rest = (imputed.score_after_removal(order, counts)[get_score_row(output_kind)] for order in orders)
-    gap = first - rest[0] if rest else first
+    first, *others = (imputed.score_after_removal(order, counts)[get_score_row(output_kind)] for order in orders)
+    gap = first - others[0] if others else first
     return test.build_values(gap.mean(1), gap)

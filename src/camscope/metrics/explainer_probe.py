@@ -1,4 +1,4 @@
-"""Probe: an explainer and one question, fixed on the clean input, so that altered inputs and models are asked the same."""
+"""An explainer with targets that are fixed on the clean input, so that changed inputs and models get the same targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +15,19 @@ from camscope.explainers.core.evaluation_context import evaluation_context, insp
 from camscope.metrics.base import FloatArray
 from camscope.targets import Score, TargetLike
 
-PROBE_BATCH_SIZE = 16  # inputs of one pass
+PROBE_BATCH_SIZE = 16  # inputs of one forward pass
 
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """What is asked of each sample of x (N,C,*S), and the model's clean answer: `clean_probabilities` (N,).
+    """An explainer, its input x (N,C,*S) and its resolved targets, with the model's clean output.
 
-    What the explainer chooses for itself, such as its layer, is chosen on the clean input, too. A chance is the softmax of
-    the class; of a question that is not one class's, the score. `n_classes`: how many the model tells apart; None where its
-    output is none of classes.
+    Choices that the explainer makes itself, such as its layer, are also made on the clean input.
+
+    Attributes:
+        clean_probabilities: (N,) the softmax probability of the class; for a target that is not a class, the score.
+        n_classes: The number of classes of the model; None if its output is not one of classes.
+
     """
 
     explainer: Explainer
@@ -35,7 +38,7 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """One forward pass settles the question; `target`: see Score."""
+        """Resolve the target in one forward pass; `target` is what `Score` accepts."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as asked:
             score = asked.create_score(explainer.resolve_target(target))
             output = score.forward(asked.x)
@@ -45,18 +48,18 @@ class ExplainerProbe:
         return cls(explainer, x, score, _to_float_array(chances), None if logits is None else logits.shape[1])
 
     def select_targets(self, sample_index: Sequence[int]) -> Any:
-        """The question of each sample that is named, as `attribute` takes them."""
+        """Return the targets of the samples `sample_index`, in the form that `attribute` accepts."""
         pairs, target = self.score.class_pairs, self.score.target
         if pairs is not None and self.score.classes is not None:
             return pairs[list(sample_index), 0].tolist()
         if isinstance(target, list):
-            return [target[owner] for owner in sample_index]
+            return [target[index] for index in sample_index]
         if callable(target) and len(self.x) > 1 and list(sample_index) != list(range(len(self.x))):
-            raise TargetError("a callable target is asked of one image at a time here: pass x of one sample")
+            raise TargetError("a callable target is supported for one image at a time: pass x of one sample")
         return target
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
-        """(R,C,*S) -> (R,*s): maps of versions of the samples `sample_index` (R,), each asked its own sample's question."""
+        """Return maps (R,*s) of variants (R,C,*S) of the samples `sample_index` (R,), each for its sample's target."""
         made = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
@@ -68,7 +71,7 @@ class ExplainerProbe:
         return _to_float_array(torch.cat(made))
 
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
-        """(R,C,*S) -> (R,): the chance of each version's own question."""
+        """Return the probability (R,) of each variant (R,C,*S) for its sample's target."""
         found = []
         with evaluation_context(inspect_model(self.explainer.model), self.explainer, x) as asked:
             for start in range(0, len(asked.x), PROBE_BATCH_SIZE):
@@ -78,18 +81,20 @@ class ExplainerProbe:
         return _to_float_array(torch.cat(found))
 
     def select_sample(self, sample: int) -> "ExplainerProbe":
-        """The question about one sample, by itself."""
+        """Return a probe of one sample."""
         return ExplainerProbe.from_explainer(self.explainer, self.x[sample : sample + 1], self.select_targets([sample]))
 
     def with_explainer(self, explainer: Explainer) -> "ExplainerProbe":
-        """The same questions, put to another explainer."""
+        """Return a probe with another explainer and the same targets."""
         return replace(self, explainer=explainer)
 
 
 def check_single_sample(x: Tensor) -> Tensor:
-    """(1,C,*S): one sample, or an InputError that says so."""
+    """Return x if it is one sample (1,C,*S); else raise InputError."""
     if x.ndim < 3 or len(x) != 1:
-        raise InputError(f"x is {tuple(x.shape)}: expected one sample (1,C,*S); for a batch, call it for each")
+        raise InputError(
+            f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric once for each sample of a batch"
+        )
     return x
 
 

@@ -1,10 +1,9 @@
-"""Sensitivity: whether what a map says of sets of pixels is what the answer loses without them.
+"""Faithfulness metrics that compare the attribution of pixel sets with the output lost when the sets are removed.
 
-What the map says of a set is the sum of its values there: parts of the answer, as input x gradient, integrated gradients and
-occlusion give them, or, for a CAM brought to the input's size, parts up to a factor. Sets are of the trial's regions, filled
-with its fill, drawn by its seed; the same sets for every image. Undefined for NaN.
-
-Pearson's correlation of rows, and where there is none.
+The attribution of a set is the sum of the map over the set. It is a contribution to the output for input x gradient,
+integrated gradients and occlusion, and a contribution up to a factor for a CAM that is resized to the input. The sets
+consist of regions of the `PerturbationTest`, use its imputation and seed, and are the same for every image. A map that contains
+NaN is undefined.
 """
 
 from collections.abc import Sequence
@@ -26,20 +25,18 @@ from camscope.metrics.perturbation_test import (
 )
 
 SENSITIVITY_N_SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
-NO_SPREAD_REASON = (
-    "the map says the same of every set, or the answer loses the same with each: nothing correlates with that"
-)
+NO_SPREAD_REASON = "the attributions of all sets, or their output losses, are equal: a correlation is not defined"
 
 
 @register_metric(
     "infidelity",
     title="Infidelity",
     input_kind="perturbation_test",
-    formula="the mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², β such that it is least",
-    paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed; the best β for maps without a scale",
+    formula="mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², with the β that minimizes it",
+    paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed and the best β for maps without a scale",
     upper_bound=None,
     higher_is_better=False,
-    chance_level="the mean of the squared losses, that of a map of zeros",
+    chance_level="mean of the squared losses, the value of a map of zeros",
     uses_imputation=True,
     rounding_tolerance=0.0,
 )
@@ -49,14 +46,24 @@ def infidelity(
     masks: Tensor | None = None,
     *,
     fit_scale: bool = True,
-    unit: AttributionUnit = "parts",
+    unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """(N,): in squares of the answer's units; of a map of zeros the mean of the squared losses, whatever β.
+    """Return the mean squared error of the attributions of random squares (N,), in squared units of the output.
 
-    `fit_scale`: with the best β, for maps without a scale of their own, such as CAMs; False: β = 1. `unit`: "slopes" where
-    the map is a gradient, whose part in a loss is its value times what changed. `n_squares`: drawn, their sides from 1 to half
-    of the shortest axis; or `masks` (M,*S) bool: the sets themselves.
+    For a map of zeros it is the mean of the squared losses.
+
+    Args:
+        test: The maps and the model.
+        n_squares: The number of random squares, with sides from 1 to half of the shortest axis.
+        masks: (M,*S) bool, sets to use in place of random squares.
+        fit_scale: Whether to scale the map by the best factor β, as CAMs have no scale of their own. False: β = 1.
+        unit: "contributions", or "gradients" for a map of gradients, which is multiplied by the change of the input.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
     """
     found = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
     lost, said = found.score_drops[get_score_row(output_kind)], found.attribution_sums
@@ -79,7 +86,10 @@ def infidelity(
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
 ) -> MetricValues:
-    """(N,): -1..1. `share`: of the regions, in a set. Undefined where map or losses have no spread: for constant maps."""
+    """Return the correlation of attribution and output loss over random sets (N,), -1..1.
+
+    `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
+    """
     lost, r, none = _correlate_drops(test, share, n_sets, output_kind)
     return test.build_values(r, lost, {NO_SPREAD_REASON: none})
 
@@ -88,7 +98,7 @@ def faithfulness_correlation(
     "sensitivity-n",
     title="Sensitivity-n",
     input_kind="perturbation_test",
-    formula="the mean over sizes n of Pearson's r over random sets S of n regions of Σ_S map and f(x) - f(x without S)",
+    formula="mean over sizes n of Pearson's r over random sets S of n regions of Σ_S map and f(x) - f(x without S)",
     paper="Ancona et al. 2018, arXiv:1711.06104: a curve over n; its mean",
     lower_bound=-1.0,
     chance_level="0",
@@ -100,9 +110,12 @@ def sensitivity_n(
     n_sets: int = DEFAULT_N_SETS,
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """(N,): -1..1. `shares`: n, as shares of all regions. Undefined where one size is: see `faithfulness_correlation`."""
+    """Return the mean of `faithfulness_correlation` over several sizes of sets (N,), -1..1.
+
+    `shares` are the sizes n as shares of all regions. The value is undefined where it is undefined for one of the sizes.
+    """
     if not len(shares):
-        raise InputError("shares=(): name one at least, such as 0.2")
+        raise InputError("shares is empty: name at least one, such as 0.2")
     each = [_correlate_drops(test, share, n_sets, output_kind) for share in shares]
     lost, found, none = (torch.stack(parts) for parts in zip(*each, strict=True))
     return test.build_values(found.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: none.any(0)})
@@ -112,7 +125,7 @@ def sensitivity_n(
     "completeness-gap",
     title="Completeness gap",
     input_kind="perturbation_test",
-    formula="|Σ map - (f(x) - f(fill))|",
+    formula="|Σ map - (f(x) - f(imputed image))|",
     paper="Sundararajan et al. 2017, proposition 1, arXiv:1703.01365",
     upper_bound=None,
     higher_is_better=False,
@@ -120,7 +133,10 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """(N,): in the answer's units. For maps whose parts should add up, at the input's own pixels, and for their own baseline."""
+    """Return the absolute completeness error (N,) in units of the output.
+
+    It is meant for maps whose values should sum to the difference from their own baseline, at the resolution of the input.
+    """
     values = test.score_after_removal("strongest", [0, test.n_regions])[get_score_row(output_kind)]
     total = test.maps.flatten(1).sum(1)
     return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
@@ -129,10 +145,10 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
 def _correlate_drops(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What was lost (N,M), its correlation with what the map says (N,), and where there is none."""
+    """Return the losses (N,M), their correlation with the attributions (N,), and where it is undefined (N,) bool."""
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
-        raise InputError(f"n_sets={n_sets}: expected 2 or more, as one has no correlation")
+        raise InputError(f"n_sets={n_sets}: expected 2 or more, since one set has no correlation")
     drops = test.measure_random_drops(test.count_regions(share), n_sets)
     lost, clean = (
         drops.score_drops[get_score_row(output_kind)],
@@ -166,9 +182,9 @@ CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
 def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-    """(N,M) float64 twice -> r (N,) in -1..1, and which rows have none (N,) bool: one side has one value.
+    """Return Pearson's r (N,) of rows (N,M) in float64, and which rows are constant on one side (N,) bool.
 
-    `rounding_tolerance`: how far values of `right` that are one may lie apart (N,).
+    `rounding_tolerance` (N,) is the range within which values of `right` count as equal.
     """
     first, no_spread = _center_and_normalize(left, 0.0)
     second, none_there = _center_and_normalize(right, rounding_tolerance)
@@ -176,7 +192,7 @@ def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | fl
 
 
 def _center_and_normalize(values: Tensor, rounding_tolerance: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Off their mean and of length 1; and which rows have no spread."""
+    """Return rows minus their mean with length 1, and which rows are constant."""
     known = values.nan_to_num(posinf=0.0, neginf=0.0)
     spread = known.amax(1) - known.amin(1)
     part = known - known.mean(1, keepdim=True)

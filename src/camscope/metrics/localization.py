@@ -1,8 +1,8 @@
-"""Localisation: whether a map (*S), on the image's own pixels or voxels, lies where the evidence is known to be.
+"""Localization metrics: whether a map (*S) at the image's resolution agrees with a ground-truth mask.
 
-All of them judge what speaks for the target, the map's positive part. Where cells tie, they count in expectation over the
-orders that are possible: a map of one value gets what guessing gets. A mask that is empty, or everything, and a map with NaN
-have no number (UndefinedError); nor has a map without anything positive where a share of its sum is asked for.
+All metrics use the positive part of the map. Tied cells count in expectation over their possible orders, so a constant map
+gets the chance level. Undefined (UndefinedError) are masks that are empty or cover the whole image and maps that contain NaN;
+where a share of the map's sum is needed, also maps without positive values.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from camscope.metrics.base import FloatArray, Mask, check_mask, positive_part, r
 from camscope.optional import require
 from camscope.plurals import plural
 
-MASK_AREA_LEVEL = "the mask's share of the image"
+MASK_AREA_LEVEL = "the mask's share of the image area"
 CONSTANT_MAP_TOLERANCE = 1e-12  # of the largest value
 IOU_THRESHOLDS = tuple(np.linspace(0.05, 0.95, 19))
 
@@ -25,18 +25,32 @@ IOU_THRESHOLDS = tuple(np.linspace(0.05, 0.95, 19))
     "pointing-game",
     title="Pointing Game",
     input_kind="mask",
-    formula="1 if the peak lies in the mask, or no farther than tolerance from it; of tied peaks the share that does",
+    formula="1 if the peak lies in the mask or within a tolerance of it, else 0; mean over tied peaks",
     paper="Zhang et al. 2018, arXiv:1608.00507",
     chance_level=MASK_AREA_LEVEL,
 )
 def pointing_game(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, tolerance: float = 0.0, spacing: Sequence[float] | None = None
 ) -> float:
-    """(*S), (*S) bool -> 0..1. `tolerance` in pixels, or in the units of `spacing`, the size of a pixel along each axis."""
-    values, known = _prepare_map_and_mask(attribution, mask)
+    """Return 1 if the peak of a map (*S) lies in the mask (*S) bool, else 0; the share of hits for tied peaks.
+
+    Args:
+        attribution: (*S) the map.
+        mask: (*S) bool, the ground truth.
+        tolerance: Distance from the mask that still counts as a hit, in pixels or in the units of `spacing`.
+        spacing: The size of a pixel along each axis. Default: 1.
+
+    Returns:
+        A number in 0..1.
+
+    >>> pointing_game([[0.0, 2.0], [1.0, 0.0]], np.array([[False, True], [False, False]]))
+    1.0
+
+    """
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
     check_number(tolerance=tolerance, low=0)
-    near = known if not tolerance else _compute_distances_to_mask(known, spacing) <= tolerance
-    return float(near[values == values.max()].mean())
+    is_hit = ground_truth if not tolerance else _compute_distances_to_mask(ground_truth, spacing) <= tolerance
+    return float(is_hit[values == values.max()].mean())
 
 
 @register_metric(
@@ -48,9 +62,9 @@ def pointing_game(
     chance_level=MASK_AREA_LEVEL,
 )
 def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
-    values, known = _prepare_map_and_mask(attribution, mask)
-    return float(_divide_by_sum(values)[known].sum())
+    """Return the share of the attribution inside the mask, 0..1; undefined for a map without positive values."""
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    return float(_divide_by_sum(values)[ground_truth].sum())
 
 
 @register_metric(
@@ -63,7 +77,10 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level="1",
 )
 def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0 .. image's area / mask's; undefined for a map without anything positive."""
+    """Return the attribution inside the mask relative to the mask's share of the area; chance level 1.
+
+    It lies between 0 and image area / mask area, and is undefined for a map without positive values.
+    """
     return energy_inside(attribution, mask) / float(np.asarray(mask, np.float64).mean())
 
 
@@ -72,17 +89,20 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     title="Relevance rank accuracy",
     input_kind="mask",
     formula="share of the |M| strongest cells that lie in the mask M",
-    paper="Arras et al. 2022, relevance rank accuracy, arXiv:2003.07258; it is Dice at the mask's own area",
+    paper="Arras et al. 2022, relevance rank accuracy, arXiv:2003.07258; equal to Dice at the mask's area",
     chance_level=MASK_AREA_LEVEL,
 )
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1. Of cells that tie at the last place, as many count as there is room for, in expectation."""
-    values, known = _prepare_map_and_mask(attribution, mask)
-    wanted = int(known.sum())
-    last = np.partition(values.ravel(), -wanted)[-wanted]
-    above, tied = values > last, values == last
-    room = wanted - int(above.sum())
-    return float((known[above].sum() + room * known[tied].mean()) / wanted)
+    """Return the share of the |M| strongest cells that lie in the mask, 0..1.
+
+    Cells that tie for the last places count in expectation.
+    """
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    n_mask = int(ground_truth.sum())
+    cutoff = np.partition(values.ravel(), -n_mask)[-n_mask]
+    above, tied = values > cutoff, values == cutoff
+    n_tied_selected = n_mask - int(above.sum())
+    return float((ground_truth[above].sum() + n_tied_selected * ground_truth[tied].mean()) / n_mask)
 
 
 @register_metric(
@@ -94,11 +114,11 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1. Tied cells have one threshold, and so one precision."""
-    values, known = _prepare_map_and_mask(attribution, mask)
+    """Return the average precision of the map as a score of the mask's pixels, 0..1; tied cells share a threshold."""
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
-    scores, hits = values.ravel()[order], known.ravel()[order].cumsum()
-    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # the last of each group of ties
+    scores, hits = values.ravel()[order], ground_truth.ravel()[order].cumsum()
+    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # last index of each group of ties
     precision, recall = hits[ends] / (ends + 1), hits[ends] / hits[-1]
     return float((np.diff(recall, prepend=0.0) * precision).sum())
 
@@ -107,25 +127,28 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     "iou-otsu",
     title="IoU (Otsu)",
     input_kind="mask",
-    formula="|A and M| / |A or M|, A: what exceeds Otsu's threshold of the map",
-    paper="Otsu 1979; as localisation is scored by Saporta et al. 2022",
+    formula="|A and M| / |A or M|, A: cells above Otsu's threshold of the map",
+    paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map of one value, but for rounding, which has no threshold."""
-    values, known = _prepare_map_and_mask(attribution, mask)
+    """Return the IoU of the mask and the map above Otsu's threshold, 0..1; undefined for a constant map."""
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
-    return _compute_iou(scaled > compute_otsu_threshold(scaled), known)
+    return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
 
 
 @register_metric(
     "iou",
     title="IoU",
     input_kind="mask",
-    formula="|A and M| / |A or M|, A: what reaches level times the maximum",
+    formula="|A and M| / |A or M|, A: cells of at least threshold x maximum",
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive. `threshold`: of the maximum, above 0, 1 at most."""
+    """Return the IoU of the mask and the map above `threshold` times its maximum, 0..1.
+
+    `threshold` is above 0 and at most 1. The value is undefined for a map without positive values.
+    """
     return iou_over_thresholds(attribution, mask, (threshold,))
 
 
@@ -133,18 +156,18 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
     "iou-swept",
     title="Mean IoU over thresholds",
     input_kind="mask",
-    formula="the mean of IoU over the levels 0.05, 0.10 … 0.95 of the maximum",
-    paper="no cut is chosen; as Choe et al. 2020 sweep their threshold, arXiv:2001.07437",
+    formula="mean IoU over the thresholds 0.05, 0.10 … 0.95 of the maximum",
+    paper="thresholds swept as by Choe et al. 2020, arXiv:2001.07437",
 )
 def iou_over_thresholds(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
 ) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
-    values, known = _prepare_map_and_mask(attribution, mask)
+    """Return the mean IoU over several thresholds, 0..1; undefined for a map without positive values."""
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
-        raise InputError(f"thresholds {list(thresholds)}: expected one at least, each above 0 and 1 at most")
+        raise InputError(f"thresholds {list(thresholds)}: expected at least one, each above 0 and at most 1")
     peak = _find_positive_peak(values)
-    return float(np.mean([_compute_iou(values >= level * peak, known) for level in thresholds]))
+    return float(np.mean([_compute_iou(values >= level * peak, ground_truth) for level in thresholds]))
 
 
 @register_metric(
@@ -152,11 +175,11 @@ def iou_over_thresholds(
     title="Dice at mask area",
     input_kind="mask",
     formula="2 |A and M| / (|A| + |M|), A: the |M| strongest cells",
-    paper="Dice 1945, at the mask's own area: the same number as rank accuracy",
+    paper="Dice 1945, at the mask's area; equal to rank accuracy",
     chance_level=MASK_AREA_LEVEL,
 )
 def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1: 2 |A and M| / 2 |M|."""
+    """Return the Dice coefficient of the mask and the |M| strongest cells, 0..1."""
     return rank_accuracy(attribution, mask)
 
 
@@ -164,31 +187,35 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     "peak-distance",
     title="Peak distance",
     input_kind="mask",
-    formula="distance from the peak to the nearest pixel of the mask; of tied peaks the mean",
-    paper="pointing game, as a length",
+    formula="distance from the peak to the nearest pixel of the mask; mean over tied peaks",
+    paper="the pointing game as a distance",
     upper_bound=None,
     higher_is_better=False,
 )
 def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """(*S), (*S) bool -> pixels between centres, or the units of `spacing`; 0 inside."""
-    values, known = _prepare_map_and_mask(attribution, mask)
-    return float(_compute_distances_to_mask(known, spacing)[values == values.max()].mean())
+    """Return the distance from the peak to the mask in pixels or in the units of `spacing`; 0 inside the mask."""
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 
 
 @register_metric(
     "centroid-distance",
     title="Centroid distance",
     input_kind="mask",
-    formula="distance between the map's centre of mass and the mask's",
+    formula="distance between the centers of mass of map and mask",
     paper="first moments",
     upper_bound=None,
     higher_is_better=False,
 )
 def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """(*S), (*S) bool -> pixels, or the units of `spacing`; undefined for a map without anything positive."""
-    values, known = _prepare_map_and_mask(attribution, mask)
-    here, there = _compute_center_of_mass(_divide_by_sum(values)), _compute_center_of_mass(known / known.sum())
-    return float(np.linalg.norm((here - there) * _resolve_pixel_spacing(spacing, known.ndim)))
+    """Return the distance between the centers of mass of map and mask, in pixels or in the units of `spacing`.
+
+    It is undefined for a map without positive values.
+    """
+    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    map_center = _compute_center_of_mass(_divide_by_sum(values))
+    mask_center = _compute_center_of_mass(ground_truth / ground_truth.sum())
+    return float(np.linalg.norm((map_center - mask_center) * _resolve_pixel_spacing(spacing, values.ndim)))
 
 
 def _prepare_map_and_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
@@ -204,7 +231,7 @@ def _find_positive_peak(values: FloatArray) -> float:
 
 
 def _divide_by_sum(values: FloatArray) -> FloatArray:
-    """Divided by their sum, without overflow or underflow."""
+    """Return values divided by their sum, without overflow or underflow."""
     shares = values / _find_positive_peak(values)
     return np.asarray(shares / shares.sum())
 
@@ -216,33 +243,30 @@ def _compute_iou(first: Mask, second: Mask) -> float:
 def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
     axes = range(shares.ndim)
     sums = [shares.sum(tuple(other for other in axes if other != axis)) for axis in axes]
-    return np.array([float(np.arange(len(each)) @ each) for each in sums])
+    return np.array([float(np.arange(len(profile)) @ profile) for profile in sums])
 
 
 def compute_otsu_threshold(values: FloatArray) -> float:
-    """Return the threshold that splits the values into two classes of least variance (Otsu 1979).
-
-    The histogram has 256 bins, as in scikit-image's `threshold_otsu` for floats.
-    """
+    """Return the threshold that minimizes the variance within two classes over 256 bins; the maximum of `values` is 1."""
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_MAP_TOLERANCE:
-        raise UndefinedError("the map has one value everywhere: there is no threshold")
+        raise UndefinedError("the map is constant: there is no threshold")
     counts, edges = np.histogram(values, 256, (low, high))
-    centres = (edges[:-1] + edges[1:]) / 2
-    below, sums = counts.cumsum()[:-1], (counts * centres).cumsum()[:-1]
-    above, rest = values.size - below, (counts * centres).sum() - sums
-    between = below * above * (sums / below - rest / above) ** 2
-    return float(centres[int(between.argmax())])
+    centers = (edges[:-1] + edges[1:]) / 2
+    below, sums_below = counts.cumsum()[:-1], (counts * centers).cumsum()[:-1]
+    above, sums_above = values.size - below, (counts * centers).sum() - sums_below
+    between = below * above * (sums_below / below - sums_above / above) ** 2
+    return float(centers[int(between.argmax())])
 
 
 def _compute_distances_to_mask(mask: Mask, spacing: Sequence[float] | None) -> FloatArray:
-    """(*S): from each pixel's centre to that of the nearest one in the mask."""
+    """Return the distance (*S) from each pixel's center to the center of the nearest pixel in the mask."""
     transform = require("scipy.ndimage", extra="metrics").distance_transform_edt
     return np.asarray(transform(~mask, sampling=_resolve_pixel_spacing(spacing, mask.ndim)), np.float64)
 
 
 def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> FloatArray:
-    """(axes,): the size of a pixel along each; 1 where it is not given."""
+    """Return the size of a pixel along each axis (axes,); 1 by default."""
     lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
         raise InputError(

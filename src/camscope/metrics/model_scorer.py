@@ -1,4 +1,4 @@
-"""Scores: one question, fixed on the clean input, and the model's answers to it for changed versions of that input."""
+"""The model's scores for variants of an input, with a target that is fixed on the clean input."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +26,12 @@ from camscope.targets.outputs import are_probabilities
 OutputKind = Literal["probability", "score"]
 VariantBuilder = Callable[
     [slice], tuple[Tensor, Tensor]
-]  # some rows: (R,C,*S), and the image (R,) that each is a version of
+]  # rows -> variants (R,C,*S), and the sample (R,) that each is a variant of
 
 
 @dataclass
 class ScoringSettings:
-    """How the model is asked; see `BaseMethod`."""
+    """Settings for calling the model; see `BaseMethod`."""
 
     mode: Mode
     precision: Precision | None
@@ -41,57 +41,64 @@ class ScoringSettings:
 
 
 class ModelScorer:
-    """The score of any version of x (N,C,*S), and the probability that it means: see `with_target.Score.chance`.
+    """Scores and probabilities of variants of x (N,C,*S); created by `scoring_scope`.
 
-    Of a model that gives probabilities the two are one.
+    The probability is `Score.probability`. For a model whose output already is a probability the two are equal. The class is
+    fixed on the clean input, so a change of the input cannot change the target. Calls run without gradients, in batches of
+    `batch_size` or as large as memory allows.
 
-    `clean_scores` (2,N), float64: those of x itself. The class was settled there, so that no change of the input changes the
-    question. Calls are without gradients, in passes that fit into memory, or of `batch_size`. Made by `scoring_scope`.
+    Attributes:
+        x: The clean input.
+        clean_scores: (2,N) float64, score and probability of x.
+
     """
 
     def __init__(self, context: EvaluationContext, target: TargetLike, batch_size: int | None) -> None:
         self.x, self._target_score, self.is_open = context.x, context.create_score(target), True
-        self._gives_probabilities: bool | None = (
-            None  # whether the model gives probabilities, as its clean output shows
-        )
-        with measure_activation_bytes(context.model, {"": context.model}) as widths:
+        self._gives_probabilities: bool | None = None  # whether the output is a probability, as the clean output shows
+        with measure_activation_bytes(context.model, {"": context.model}) as activation_bytes:
             self.clean_scores = self._compute_scores(self.x, None)
         self._target_score.check_extra_inputs(self.x)
-        width = max(widths[""].largest_in_model, self.x.nbytes) // len(self.x)
-        self.batch_size = batch_size or count_copies_in_memory(max(1, width), self.x.device)
+        bytes_per_sample = max(activation_bytes[""].largest_in_model, self.x.nbytes) // len(self.x)
+        self.batch_size = batch_size or count_copies_in_memory(max(1, bytes_per_sample), self.x.device)
 
     @property
     def score_epsilon(self) -> float:
-        """The least step from 1 of the type that the model answers in."""
+        """The machine epsilon of the model's output type."""
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """(R,C,*S) -> (2,R): score and probability. `sample_index` (R,): whose version each is; None: of each image, in order."""
+        """Return score and probability (2,R) of variants (R,C,*S).
+
+        `sample_index` (R,) names the sample of each variant; None: one variant of each sample, in order.
+        """
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
         return self._compute_scores(variants, sample_index)
 
     def score_variants(self, n_variants: int, build_variants: VariantBuilder) -> Tensor:
-        """(2,rows): of so many versions, a pass of them at a time."""
-        found = torch.empty(2, n_variants, dtype=torch.float64, device=self.x.device)
+        """Return score and probability (2, n_variants), building and scoring one batch of variants at a time."""
+        scores = torch.empty(2, n_variants, dtype=torch.float64, device=self.x.device)
 
-        def work(part: slice) -> None:
-            found[:, part] = self(*build_variants(part))
+        def score_part(part: slice) -> None:
+            scores[:, part] = self(*build_variants(part))
 
-        process_chunks(n_variants, self.batch_size, work)
-        return found
+        process_chunks(n_variants, self.batch_size, score_part)
+        return scores
 
     def _compute_scores(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
         if not self.is_open:
-            raise InputError("the model is its own again: ask for scores inside the `with scoring_scope(…)`")
+            raise InputError("the scorer is closed: compute scores inside the `with scoring_scope(…)` block")
         output = self._target_score.forward(x, sample_index)
         score = self._target_score.read_score(output, len(x), sample_index)
         if self._gives_probabilities is None:
             self._gives_probabilities = self._target_score.logits is not None and are_probabilities(
                 self._target_score.logits
             )
-        chance = score if self._gives_probabilities else self._target_score.probability(output, len(x), sample_index)
-        return torch.stack([score, chance]).detach().double()
+        probability = (
+            score if self._gives_probabilities else self._target_score.probability(output, len(x), sample_index)
+        )
+        return torch.stack([score, probability]).detach().double()
 
 
 @contextmanager
@@ -107,18 +114,37 @@ def scoring_scope(
     batch_size: int | None = None,
     call_settings: Mapping[str, Any] | None = None,
 ) -> Iterator[ModelScorer]:
-    """Inside the `with` the model is asked about x (N,C,*S) and versions of it; it is left as it was, as by an explainer.
+    """Provide a `ModelScorer` of x (N,C,*S) inside the `with` block, and leave the model as it was.
 
-    `target`: see `Score`. `extra_inputs`: what the model takes beside x. `batch_size`: versions in one pass; None: as many as
-    fit into memory. The rest: see `BaseMethod`.
+    Args:
+        model: The model.
+        x: (N,C,*S) the clean input.
+        target: What `Score` accepts.
+        extra_inputs: Further inputs of the model.
+        class_names: Names of the classes, for a target by name.
+        mode: "eval" or "as_is".
+        precision: None or "bf16".
+        batch_size: Variants in one forward pass. None: as many as fit into memory.
+        call_settings: See `BaseMethod.call_settings`.
+
+    Yields:
+        The scorer.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    >>> x = torch.zeros(1, 1, 2, 2)
+    >>> with scoring_scope(model, x, 2) as scorer:
+    ...     tuple(scorer(x + 1).shape)
+    (2, 1)
+
     """
     check_one_of("mode", mode, "eval", "as_is")
     check_one_of("precision", precision, None, "bf16")
     check_positive_integer(None, batch_size=batch_size)
     settings = ScoringSettings(mode, precision, class_names, call_settings or {})
-    with evaluation_context(inspect_model(model), settings, x, extra_inputs, runs_copies=True) as asked:
-        scores = ModelScorer(asked, target, batch_size)
+    with evaluation_context(inspect_model(model), settings, x, extra_inputs, runs_copies=True) as context:
+        scorer = ModelScorer(context, target, batch_size)
         try:
-            yield scores
+            yield scorer
         finally:
-            scores.is_open = False
+            scorer.is_open = False

@@ -1,7 +1,8 @@
-"""Robustness: how far a map changes where it should not: under a little noise, a shift, a turn, in company, asked twice.
+"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition.
 
-All take an explainer, one input x (1,C,*S) as the model takes it, and a question. The question is settled on the clean input:
-an altered one is asked about the same class. A map of zeros has no number (UndefinedError), and NaN in a map has none.
+All metrics take an explainer, one input x (1,C,*S) as it enters the model, and a target. The target is fixed on the clean
+input: changed inputs are explained for the same class. Maps that contain NaN and maps of zeros are undefined
+(UndefinedError).
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from camscope.metrics.similarity import SIMILARITIES
 from camscope.targets import TargetLike
 
 DEFAULT_TRANSFORMS: tuple[InputTransform, ...] = (Shift(1), Shift(4), Rotation(1), Rotation(3), GaussianNoise(0.01))
-MAX_PROBABILITY_CHANGE = 0.05  # of probability: a prediction that changed by less has held
-MIN_SHARED_AREA = 0.25  # of the input's pixels: fewer in common are no comparison
+MAX_PROBABILITY_CHANGE = 0.05  # of probability, below which a prediction counts as stable
+MIN_SHARED_AREA = 0.25  # share of the pixels that both inputs must show
 
 
 @register_metric(
@@ -32,10 +33,10 @@ MIN_SHARED_AREA = 0.25  # of the input's pixels: fewer in common are no comparis
     title="Max-Sensitivity",
     input_kind="explainer",
     formula="max of |map(x + d) - map(x)| / |map(x)| over draws of d, |d| at most radius in each value; Euclidean norms",
-    paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo estimate from below",
+    paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo lower bound",
     upper_bound=None,
     higher_is_better=False,
-    chance_level="about 1.4 for a map drawn anew each time, of mean zero",
+    chance_level="about 1.4 for maps of independent noise with mean zero",
 )
 def max_sensitivity(
     explainer: Explainer,
@@ -46,7 +47,20 @@ def max_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """(1,C,*S) -> 0 or more. `radius`: of the input's own range, least to largest value."""
+    """Return the largest relative change of the map of x (1,C,*S) under random noise, 0 or more.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the clean input.
+        target: What `Score` accepts.
+        radius: Largest change of each value, in shares of the input's range.
+        n_samples: Number of noisy inputs.
+        seed: Seed of the noise.
+
+    Returns:
+        A relative change of the Euclidean norm.
+
+    """
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).max())
 
 
@@ -54,11 +68,11 @@ def max_sensitivity(
     "average-sensitivity",
     title="Average Sensitivity",
     input_kind="explainer",
-    formula="the mean over the same draws",
-    paper="Yeh et al. 2019, with the mean for the maximum",
+    formula="mean of |map(x + d) - map(x)| / |map(x)| over draws of d",
+    paper="Yeh et al. 2019, arXiv:1901.09392, with the mean in place of the maximum",
     upper_bound=None,
     higher_is_better=False,
-    chance_level="about 1.4 for a map drawn anew each time, of mean zero",
+    chance_level="about 1.4 for maps of independent noise with mean zero",
 )
 def average_sensitivity(
     explainer: Explainer,
@@ -69,16 +83,22 @@ def average_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """(1,C,*S) -> 0 or more; see `max_sensitivity`."""
+    """Return the mean relative change of the map of x (1,C,*S) under random noise; see `max_sensitivity`."""
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).mean())
 
 
 @dataclass(frozen=True)
 class TransformAgreement:
-    """What became of one change: the agreement of the maps where both know something, and of the predictions.
+    """The agreement of the maps before and after one change of the input.
 
-    `similarity`: None where there is none, with the `reason`. `compared_share`: share of the pixels that were compared. `probability_change`: by how
-    much the class's probability changed, |dp|; `is_prediction_stable`: whether that is less than what was allowed.
+    Attributes:
+        transform: The change.
+        similarity: The similarity of the two maps; None if it is not defined, with the `reason`.
+        compared_share: The share of the pixels that were compared.
+        probability_change: The absolute change of the class's probability.
+        is_prediction_stable: Whether the probability changed by less than the allowed change.
+        reason: Why there is no similarity; "" if there is one.
+
     """
 
     transform: InputTransform
@@ -98,10 +118,20 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """(1,C,*S) -> for each change, the agreement of the map with that of the changed input, carried back.
+    """Compare the map of x (1,C,*S) with the maps of changed inputs, projected back to x.
 
-    Compared on the pixels of x that both inputs show; `similarity`: "spearman", "pearson" or "jaccard". `max_probability_change`: how
-    far the class's probability may move; of a question that is not one class's, the score, in shares of its size.
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the clean input.
+        target: What `Score` accepts.
+        transforms: The changes.
+        similarity: "spearman", "pearson" or "jaccard", over the pixels of x that both inputs show.
+        max_probability_change: Largest change of the class's probability for a stable prediction. For a target that is not a
+            class it is a relative change of the score.
+
+    Returns:
+        One agreement for each change.
+
     """
     return compare_batch_under_transforms(
         ExplainerProbe.from_explainer(explainer, check_single_sample(x), target),
@@ -117,21 +147,23 @@ def compare_batch_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[list[TransformAgreement]]:
-    """[sample][change]: the agreements of each sample of a probe, whose passes are shared."""
-    if similarity not in (known := ("spearman", "pearson", "jaccard")):
-        raise InputError(f"similarity={similarity!r}: expected one of {', '.join(known)}, which need no whole picture")
+    """Return the agreements [sample][transform] of all samples of a probe, in shared forward passes."""
+    if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
+        raise InputError(
+            f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
+        )
     if not transforms:
-        raise InputError("transforms is empty: name one at least, such as Shift(2)")
+        raise InputError("transforms is empty: name at least one, such as Shift(2)")
     x, count = probe.x, len(probe.x)
-    changed, owners = torch.cat([change.apply(x) for change in transforms]), list(range(count))
-    maps = probe.compute_maps(torch.cat([x, changed]), owners * (1 + len(transforms)))
+    changed, sample_index = torch.cat([change.apply(x) for change in transforms]), list(range(count))
+    maps = probe.compute_maps(torch.cat([x, changed]), sample_index * (1 + len(transforms)))
     others = maps[count:].reshape(len(transforms), *maps[:count].shape)
-    moved = _compute_probability_changes(probe, changed)
+    changes = _compute_probability_changes(probe, changed)
     return [
         _compare_sample_maps(
-            maps[n], others[:, n], moved[:, n], tuple(x.shape[2:]), transforms, similarity, max_probability_change
+            maps[n], others[:, n], changes[:, n], tuple(x.shape[2:]), transforms, similarity, max_probability_change
         )
-        for n in owners
+        for n in sample_index
     ]
 
 
@@ -140,20 +172,21 @@ def compute_stable_prediction_share(
     transforms: Sequence[InputTransform] = DEFAULT_TRANSFORMS,
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
-    """(N,) 0..1: of each sample of a probe the share of changes under which its prediction held: what a stability looks at."""
-    moved = _compute_probability_changes(probe, torch.cat([change.apply(probe.x) for change in transforms]))
-    return np.asarray((moved < max_probability_change).mean(0))
+    """Return for each sample (N,) of a probe the share of changes under which its prediction is stable, 0..1."""
+    changes = _compute_probability_changes(probe, torch.cat([change.apply(probe.x) for change in transforms]))
+    return np.asarray((changes < max_probability_change).mean(0))
 
 
 def _compute_probability_changes(probe: ExplainerProbe, transformed_inputs: Tensor) -> FloatArray:
-    """(changes*N,C,*S) -> (changes,N): by how much the chance of each sample's question changed."""
-    owners = list(range(len(probe.x))) * (len(transformed_inputs) // len(probe.x))
-    moved = np.abs(
-        probe.compute_probabilities(transformed_inputs, owners).reshape(-1, len(probe.x)) - probe.clean_probabilities
+    """Return the change of probability (transforms,N) for changed inputs (transforms*N,C,*S)."""
+    sample_index = list(range(len(probe.x))) * (len(transformed_inputs) // len(probe.x))
+    changes = np.abs(
+        probe.compute_probabilities(transformed_inputs, sample_index).reshape(-1, len(probe.x))
+        - probe.clean_probabilities
     )
     if probe.score.classes is None:
-        moved = moved / np.where(np.abs(probe.clean_probabilities) > 0, np.abs(probe.clean_probabilities), 1)
-    return np.asarray(moved)
+        changes = changes / np.where(np.abs(probe.clean_probabilities) > 0, np.abs(probe.clean_probabilities), 1)
+    return np.asarray(changes)
 
 
 def _compare_sample_maps(
@@ -165,22 +198,24 @@ def _compare_sample_maps(
     similarity: str,
     max_probability_change: float,
 ) -> list[TransformAgreement]:
-    """Of one sample's map with those (changes,*s) of its changed inputs."""
-    found = []
+    """Compare one sample's map with the maps (transforms,*s) of its changed inputs."""
+    agreements = []
     clean = Placement.identity(size).project(to_finite_array(attribution))[0]
     for change, other, gap in zip(transforms, transformed_attributions, probability_changes, strict=True):
         value, share, reason = _compute_shared_similarity(clean, *change.project_back(other, size), similarity)
-        found.append(TransformAgreement(change, value, share, float(gap), bool(gap < max_probability_change), reason))
-    return found
+        agreements.append(
+            TransformAgreement(change, value, share, float(gap), bool(gap < max_probability_change), reason)
+        )
+    return agreements
 
 
 @register_metric(
     "stability",
     title="Stability",
     input_kind="explainer",
-    formula="mean over shifts of 1 and 4 pixels, turns of 1 and 3 degrees and noise of Spearman(map, map carried back), "
-    "where the class's probability moved by less than 0.05",
-    paper="test-retest: the same picture, taken again",
+    formula="mean over shifts of 1 and 4 pixels, rotations of 1 and 3 degrees and noise of Spearman(map, map projected back), "
+    "where the class's probability changed by less than 0.05",
+    paper="test-retest reliability",
     lower_bound=-1.0,
     chance_level="0",
 )
@@ -193,7 +228,10 @@ def stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `compare_under_transforms`."""
+    """Return the mean similarity under small shifts, rotations and noise, -1..1.
+
+    It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
+    """
     return _compute_mean_similarity(
         compare_under_transforms(
             explainer,
@@ -211,8 +249,8 @@ def stability(
     title="Acquisition stability",
     input_kind="explainer",
     formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of each side and back, and "
-    "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability moved by less than 0.05",
-    paper="test-retest: the same picture, taken and kept another way",
+    "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability changed by less than 0.05",
+    paper="test-retest reliability under other acquisition settings",
     lower_bound=-1.0,
     chance_level="0",
 )
@@ -225,7 +263,10 @@ def acquisition_stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `compare_under_transforms`."""
+    """Return the mean similarity under small changes of windowing, resolution and compression, -1..1.
+
+    It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
+    """
     return _compute_mean_similarity(
         compare_under_transforms(
             explainer,
@@ -239,13 +280,18 @@ def acquisition_stability(
 
 
 def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
-    """Over the changes under which the prediction held and the maps compare."""
-    values = [one.similarity for one in agreements if one.is_prediction_stable and one.similarity is not None]
+    """Return the mean over the changes with a stable prediction and a defined similarity."""
+    values = [
+        agreement.similarity
+        for agreement in agreements
+        if agreement.is_prediction_stable and agreement.similarity is not None
+    ]
     if not values:
-        words = "; ".join(
-            f"{one.transform}: {one.reason or f'|dp| {one.probability_change:.2g}'}" for one in agreements
+        details = "; ".join(
+            f"{agreement.transform}: {agreement.reason or f'|dp| {agreement.probability_change:.2g}'}"
+            for agreement in agreements
         )
-        raise UndefinedError(f"under no change did the prediction hold and the maps compare ({words})")
+        raise UndefinedError(f"under no change the prediction is stable and the maps can be compared ({details})")
     return float(np.mean(values))
 
 
@@ -253,14 +299,14 @@ def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
     "determinism",
     title="Determinism",
     input_kind="explainer",
-    formula="largest difference between maps of the same input, asked again / largest size of the map",
-    paper="a repetition",
+    formula="largest difference between repeated maps of one input / largest absolute value of the map",
+    paper="repeated computation",
     upper_bound=None,
     higher_is_better=False,
-    chance_level="0 is what is expected",
+    chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """(1,C,*S) -> 0 for maps that are equal to the bit."""
+    """Return the largest relative difference between repeated maps of x (1,C,*S); 0 if they are bit-exact."""
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     first, *others = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
@@ -271,8 +317,8 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
     "batch-invariance",
     title="Batch invariance",
     input_kind="explainer",
-    formula="largest difference between the map made alone and in a batch / largest size of the map",
-    paper="a repetition, in company",
+    formula="largest difference between the maps computed alone and in a batch / largest absolute value of the map",
+    paper="repeated computation in a batch",
     upper_bound=None,
     higher_is_better=False,
     chance_level="rounding: about 1e-6 in float32",
@@ -280,16 +326,19 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 def batch_invariance(
     explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
 ) -> float:
-    """(1,C,*S) -> 0 or more. `other_images` (M,C,*S): the company; None is x flipped along each axis, turned dark for light, x."""
+    """Return the largest relative difference between the maps of x (1,C,*S) alone and in a batch, 0 or more.
+
+    `other_images` (M,C,*S) complete the batch. Default: x flipped along each axis, x inverted, and x.
+    """
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    company = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
-    if company.shape[1:] != x.shape[1:] or not len(company):
+    others = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
+    if others.shape[1:] != x.shape[1:] or not len(others):
         raise InputError(
-            f"other_images is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
+            f"other_images is {tuple(others.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
         )
     alone = to_finite_array(probe.compute_maps(x, [0])[0])
-    half = len(company) // 2
-    batch = torch.cat([company[:half], x, company[half:]])
+    half = len(others) // 2
+    batch = torch.cat([others[:half], x, others[half:]])
     return _compute_relative_difference(
         alone, to_finite_array(probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half])
     )
@@ -298,32 +347,34 @@ def batch_invariance(
 def _compute_sensitivities(
     explainer: Explainer, x: Tensor, target: TargetLike, radius: float, n_samples: int, seed: int
 ) -> FloatArray:
-    """(samples,)"""
+    """Return the relative change of the map (n_samples,) for each noisy input."""
     check_positive_number(radius=radius)
     check_positive_integer(n_samples=n_samples)
     probe, generator = (
         ExplainerProbe.from_explainer(explainer, check_single_sample(x), target),
         torch.Generator(device="cpu"),
     )
-    reach = radius * float(x.max() - x.min())
-    drawn = []
-    for one in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed)):
-        drawn.append(torch.rand(x.shape, generator=generator.manual_seed(one), dtype=torch.float32, device="cpu").to(x))
-    noisy = x + reach * (2 * torch.cat(drawn) - 1)
+    max_change = radius * float(x.max() - x.min())
+    draws = []
+    for draw_seed in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed)):
+        draws.append(
+            torch.rand(x.shape, generator=generator.manual_seed(draw_seed), dtype=torch.float32, device="cpu").to(x)
+        )
+    noisy = x + max_change * (2 * torch.cat(draws) - 1)
     maps = to_finite_array(probe.compute_maps(torch.cat([x, noisy]), [0] * (n_samples + 1))).reshape(n_samples + 1, -1)
     norm = np.linalg.norm(maps[0])
     if not norm > 0:
-        raise UndefinedError("the map is zero everywhere: no change is large or small beside it")
+        raise UndefinedError("the map is zero everywhere: a relative change is not defined")
     return np.asarray(np.linalg.norm(maps[1:] - maps[0], axis=1) / norm)
 
 
 def _compute_shared_similarity(
     clean_map: FloatArray, transformed_map: FloatArray, covered_mask: Mask, similarity: str
 ) -> tuple[float | None, float, str]:
-    """The agreement on the pixels that are covered, their share, and why there is none."""
+    """Return the similarity on the covered pixels, their share, and the reason if it is not defined."""
     share = float(covered_mask.mean())
     if share < MIN_SHARED_AREA:
-        return None, share, f"only {share:.0%} of the pixels are shown by both"
+        return None, share, f"only {share:.0%} of the pixels are shown by both inputs"
     try:
         return SIMILARITIES[similarity](clean_map[covered_mask], transformed_map[covered_mask]), share, ""
     except UndefinedError as error:
@@ -331,8 +382,8 @@ def _compute_shared_similarity(
 
 
 def _compute_relative_difference(first: FloatArray, second: FloatArray) -> float:
-    """The largest difference, in shares of the first one's largest size."""
+    """Return the largest difference in shares of the largest absolute value of `first`."""
     peak = np.abs(first).max()
     if not peak > 0:
-        raise UndefinedError("the map is zero everywhere: no difference is large or small beside it")
+        raise UndefinedError("the map is zero everywhere: a relative difference is not defined")
     return float(np.abs(second - first).max() / peak)

@@ -1,4 +1,4 @@
-"""Pictures from arrays: pure functions, uint8 (H,W,3) RGB in and out; maps are (H,W), 0..1, or -1..1 where signed."""
+"""Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB. Maps are (H,W) in 0..1, or -1..1 where signed."""
 
 from camscope.render.anatomical_axes import compute_cell_affine
 from camscope.render.animation import (

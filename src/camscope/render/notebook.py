@@ -1,19 +1,19 @@
-"""Pictures in notebooks: small enough that a page with many of them still opens."""
+"""Embed images in notebooks, small enough that a page with many of them opens quickly."""
 
 import io
 
 from camscope.render.rgb_image import RGBImage, build_data_uri, encode_image, resize_to_fit
 
-MAX_IMAGE_BYTES = 200_000  # of a picture; as text in a page it is a third larger
-MAX_SIDE_PIXELS = 1200  # pixels
-JPEG_QUALITIES = (90, 80, 70)  # of JPEG, where PNG takes too much
+MAX_IMAGE_BYTES = 200_000  # base64 makes it a third larger
+MAX_SIDE_PIXELS = 1200
+JPEG_QUALITIES = (90, 80, 70)  # tried in this order where PNG is too large
 SHRINK_FACTOR = 0.75
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """The HTML of a picture with a caption, at most 300 kB; `alt` and `caption` are HTML already.
+    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
 
-    It is scaled down, and a JPEG where a PNG takes too much: `save_weights` writes it in full.
+    The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
     """
     kind, data = _encode_small_image(image)
     return f'<figure><img src="{build_data_uri(data, kind)}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'

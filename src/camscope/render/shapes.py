@@ -1,6 +1,6 @@
-"""Shapes on a picture: contours and boxes of a map, and a mark on a point.
+"""Shapes on an image: contours and boxes of a map, and a marker at a point.
 
-Coordinates are (row, column) on the pixels' edges, as everywhere in camscope: pixel i covers [i, i+1].
+Coordinates are (row, column) on pixel edges, as everywhere in camscope: pixel i covers [i, i+1].
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SUBPIXEL_BITS = 4
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of whole pixels around connected values, and the largest of them."""
+    """A rectangle of whole pixels around connected values, and the largest value in it."""
 
     left: int
     top: int
@@ -33,13 +33,13 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """(H,W) -> closed polygons (M,2) along the edges of the pixels whose value is >= `level`; a hole has its own.
+    """Return closed polygons (M,2) along the edges of pixels whose value is >= `level`. Holes have polygons too.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
     """
     import cv2
 
-    # On a mask of twice the size the traced pixel centres 2i and 2i+1 name the edges i and i+1 of pixel i.
+    # On a mask of twice the size the traced pixel centers 2i and 2i+1 stand for the edges i and i+1 of pixel i.
     mask = (to_finite_float64(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     return [
@@ -48,7 +48,7 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
-    """(H,W) -> one box for each group of touching pixels >= `threshold`, strongest peak first."""
+    """Return one box per group of touching pixels >= `threshold`, strongest peak first."""
     import cv2
 
     numbers = to_finite_float64(values)
@@ -64,7 +64,7 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """(H,W,3) and (H,W) -> (H,W,3): the contours at each level, in the level's colour, on a line that sets them off."""
+    """Draw contours of a map (H,W) at each level on an image (H,W,3), in the level's color with a contrasting rim."""
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
@@ -77,9 +77,9 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """(H,W,3) -> (H,W,3): each box as a frame, its label (one a box) above it, or inside if there is no room."""
+    """Draw boxes on an image (H,W,3), each with its label above it, or inside if there is no room."""
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one a box")
+        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one per box")
     out = check_rgb_image(image).copy()
     for box in reversed(boxes):
         draw_polygon(out, _get_corners(box), color)
@@ -90,7 +90,7 @@ def draw_boxes(
 
 
 def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CYAN) -> RGBImage:
-    """(H,W,3) -> (H,W,3): a ring around a point given in edge coordinates (the middle of pixel i is i + 0.5)."""
+    """Draw a ring around a point in edge coordinates (the middle of pixel i is i + 0.5)."""
     out = check_rgb_image(image).copy()
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     radius = 4 + 4 * choose_line_width(image)
@@ -110,7 +110,7 @@ def _get_corners(box: Box) -> NDArray[np.float64]:
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
-    """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
+    """Draw a closed line in place over a wider one of opposite lightness, so that it shows on any photo."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
@@ -124,7 +124,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """The tile on `out` itself: above the box, or inside where there is no room, and never beyond the picture."""
+    """Paste a label in place above the box, or inside it without room, and always within the image."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)

@@ -1,8 +1,8 @@
-"""Views of a volume: three planes, slices side by side, and projections.
+"""Views of a volume with its map.
 
-- Three planes through one voxel, as a viewer shows a volume: one scale, true proportions, lines that meet.
-- Slices of a volume side by side, numbered, with one scale.
-- A volume seen through: the strongest value along each line of sight.
+- Three planes through one voxel, on one scale and in true proportions, with crosshairs.
+- Slices side by side, numbered, on one scale.
+- Maximum projections: the strongest value along each line of sight.
 """
 
 from typing import Literal
@@ -42,7 +42,7 @@ from camscope.render.volume_annotations import (
     get_middle_voxel,
 )
 
-MIN_HEIGHT_WITH_TEXT = 240  # rows of a picture below which words would leave no room for the planes
+MIN_HEIGHT_WITH_TEXT = 240  # below this, text would leave no room for the planes
 EDGE_PIXELS = 8
 
 
@@ -55,16 +55,23 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): the three slices through voxel `voxel_index`, by default the peak's; what is known of it at the top right.
+    """Draw the three planes of a volume (D,H,W) through a voxel, by default the peak, with its description.
 
-    Axial, coronal and sagittal, turned as radiologists do (the patient's right at the left, the front at the top or left),
-    where `label_image` or `affine` tell which axis is which; else along axis 0, 1 and 2 as they are. Planes that share an axis
-    stand in one line. Slices are numbered from 0. `size`: pixels of the volume's longest side; `height`: rows of the whole
-    picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
+    With the volume's `axis_letters` or `affine`, the planes are axial, coronal and sagittal as in radiology: the patient's
+    right at the left, the front at the top or left. Otherwise they are along axis 0, 1 and 2. Slices are numbered from 0.
+
+    Args:
+        volume: The volume with its map.
+        voxel_index: (d, row, column). Default: the peak.
+        size: Pixels of the volume's longest side.
+        height: Rows of the whole drawing, instead of `size`.
+        caption: Text to show.
+        bar: Whether to draw the color bar and the value as a number.
+
     """
     if height is not None:
         check_image_height("height", height)
-    voxel, pixels_per_mm = volume.resolve_voxel(voxel_index), volume.max_resolution(size)
+    voxel, pixels_per_mm = volume.resolve_voxel(voxel_index), volume.choose_pixels_per_mm(size)
     if height is not None and height < MIN_HEIGHT_WITH_TEXT:
         return _draw_bare_planes(volume, voxel, height)
     font_size = choose_font_size(round(pixels_per_mm * max(volume.extent_mm)) if height is None else height // 2)
@@ -85,7 +92,7 @@ def draw_planes(
 
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
-    """(height,w,3): the planes alone, for there is no room for words."""
+    """Draw the planes alone (height,w,3), for heights without room for text."""
     pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
     empty_cell = np.full((first.shape[0], third.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
@@ -93,7 +100,7 @@ def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImag
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
-    """Pixels a millimetre, so that two planes, one below the other, have so many rows with all that stands around them."""
+    """Return pixels per millimeter such that two planes with all annotations fill `height` rows."""
     annotation_rows = (
         2 * compute_plane_corner(font_size, has_letters=volume.axis_end_letters is not None)[0] + font_size
     )
@@ -105,7 +112,7 @@ def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float
 def _draw_framed_plane(
     volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
-    """One plane in its frame."""
+    """Draw one plane in its frame."""
     plane = _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm)
     return add_plane_frame(
         plane, format_plane_title(volume, view, voxel), view.get_edge_letters(volume.axis_end_letters), font_size
@@ -115,14 +122,14 @@ def _draw_framed_plane(
 def _draw_plane_with_crosshair(
     volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float
 ) -> RGBImage:
-    """One plane with its cross hairs."""
+    """Draw one plane with its crosshair."""
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
     row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
     return draw_crosshair(plane, row, column, choose_accent_color(volume))
 
 
-MAX_GRID_WIDTH = 1200  # pixels of a grid of slices, unless asked for
+MAX_GRID_WIDTH = 1200  # default
 
 
 def draw_slices(
@@ -134,13 +141,13 @@ def draw_slices(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): `n_slices` slices along an axis, evenly spread, the peak's among them and in a frame; one scale.
+    """Draw `n_slices` evenly spaced slices of a volume (D,H,W) along an axis, including the peak's, which is framed.
 
-    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where `label_image` or `affine` tell which is which; by default the first
-    or the axial one. Numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
+    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial one.
+    Slices are numbered from 0. `size`: pixels of a slice's longer side. `columns`: slices side by side.
     """
     if n_slices < 1:
-        raise InputError(f"n_slices={n_slices}: expected 1 slice at least")
+        raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
     height, width = volume.get_slice_size_mm(view)
@@ -148,7 +155,7 @@ def draw_slices(
     if size is not None:
         check_image_height("size", size)
     pixels_per_mm = (
-        min(volume.max_resolution(None), MAX_GRID_WIDTH / columns / width)
+        min(volume.choose_pixels_per_mm(None), MAX_GRID_WIDTH / columns / width)
         if size is None
         else size / max(height, width)
     )
@@ -195,7 +202,7 @@ def _draw_slice_cell(
 
 
 def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
-    """So many that the grid is about half as wide again as it is high, and few places stay empty. `height_to_width`: of a slice."""
+    """Return the columns for a grid about 1.5 times as wide as high with few empty cells."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
     candidates = range(max(1, best - 1), min(n_slices, best + 1) + 1)
     return min(candidates, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
@@ -209,14 +216,14 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): the strongest value along an axis over the picture's mean, or maximum, along it.
+    """Draw the strongest map value along an axis of a volume (D,H,W) over the image's mean or maximum along it.
 
-    Three side by side, at one size of a millimetre, unless an `axis` is named (as in `draw_slices`). Of a signed map the value
-    of the largest size keeps its sign. What is covered anywhere along the way is covered.
+    Without `axis` (as in `draw_slices`) all three projections are drawn side by side at one scale. In a signed map the value
+    of the largest magnitude keeps its sign. What is covered anywhere along the line of sight counts as covered.
     """
     if background not in ("mean", "max"):
         raise InputError(f"background={background!r}: expected 'mean' or 'max'")
-    pixels_per_mm = volume.max_resolution(size)
+    pixels_per_mm = volume.choose_pixels_per_mm(size)
     views = volume.views if axis is None else (volume.get_view(axis),)
     font_size = choose_font_size(round(pixels_per_mm * max(max(volume.get_slice_size_mm(view)) for view in views)))
     cells = [_draw_projected_view(volume, view, background, pixels_per_mm, font_size) for view in views]
@@ -228,7 +235,7 @@ def draw_projection(
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:
-    """(D,H,W) -> the maximum along an axis; with two signs the value of the largest size."""
+    """Return the maximum of a map (D,H,W) along an axis, for a signed map the value of the largest magnitude."""
     if colormap != DIVERGING:
         return np.asarray(values.max(axis))
     high, low = values.max(axis), values.min(axis)
@@ -248,6 +255,6 @@ def _draw_projected_view(
 
 
 def _stretch_contrast(image: Values) -> RGBImage:
-    """Black to white: means of many slices are all of a middling grey."""
+    """Stretch an image from black to white: means of many slices are all mid-gray."""
     low, high = float(image.min()), float(image.max())
     return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

@@ -91,13 +91,11 @@ def _get_item(container: Any, key: str | int, path: str | int) -> Any:
             return container[int(key)]
     elif isinstance(key, str) and not key.startswith("_") and hasattr(container, key):
         return getattr(container, key)
-    offered = (
+    keys = (
         list(container)
         if isinstance(container, Mapping)
         else list(range(len(container)))
         if isinstance(container, Sequence)
         else []
     )
-    raise TargetError(
-        f"OutputPart({path!r}): a {type(container).__name__} has no {key!r}; it has {offered or 'no parts'}"
-    )
+    raise TargetError(f"OutputPart({path!r}): a {type(container).__name__} has no {key!r}; it has {keys or 'no parts'}")

@@ -127,8 +127,8 @@ class Region(ClassTarget):
             _check_point_axes(point, input_size)
             _check_point_inside(point, input_size, point)
             part = torch.zeros(grid, dtype=maps.dtype, device=maps.device)
-            places = zip(list(point)[::-1], input_size, grid, strict=True)
-            part[tuple(min(int(position * cells / pixels), cells - 1) for position, pixels, cells in places)] = 1
+            axes = zip(list(point)[::-1], input_size, grid, strict=True)
+            part[tuple(min(int(position * cells / pixels), cells - 1) for position, pixels, cells in axes)] = 1
             return part.expand(len(maps), *grid)
         mask = torch.as_tensor(_to_boolean_mask(self.mask), dtype=maps.dtype, device=maps.device)
         _check_mask_size(mask, input_size)

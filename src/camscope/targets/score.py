@@ -281,8 +281,8 @@ class Score:
         """Score rows (R,) by a callable target, each at its own sample's position: it may differ by sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
         round_scores: list[Tensor] = []
-        for rows, chosen in _iter_rounds(sample_index, n_samples):
-            round_output = select_rows(output, chosen, len(sample_index))
+        for rows, row_per_sample in _iter_rounds(sample_index, n_samples):
+            round_output = select_rows(output, row_per_sample, len(sample_index))
             round_scores.append(
                 check_one_per_sample(check_target_scores(target(round_output), target), n_samples)[sample_index[rows]]
             )
@@ -386,7 +386,8 @@ def _dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
             raise
         raise InputError(
             f"the input is {_dtype_name(x.dtype)}, the model's parameters are "
-            f"{' and '.join(map(_dtype_name, model_dtypes))}: pass x.to(torch.{_dtype_name(model_dtypes[0])}), or the model as model.to(torch.{_dtype_name(x.dtype)})"
+            f"{' and '.join(map(_dtype_name, model_dtypes))}: pass "
+            f"x.to(torch.{_dtype_name(model_dtypes[0])}), or the model as model.to(torch.{_dtype_name(x.dtype)})"
         ) from error
 
 

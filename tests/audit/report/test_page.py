@@ -300,7 +300,8 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
     warned = [one for one in list_warnings(full()) if "overlap" in one]
     assert warned == [
-        f"Regions that the prediction for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
+        f"Regions that the prediction for {finding} relies on overlap (marker, the frame): one cause may be counted "
+        "several times."
         for finding in FINDINGS
     ]
 

@@ -203,11 +203,11 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
 def test_effects_that_are_not_there_say_why():
     assert (
         estimate_removal_effect("marker", "mean", [], [], 1.0).undefined_reason
-        == "no image has the region, or lacks it"
+        == "no image has the region, or every image has it"
     )
     assert (
         estimate_removal_effect("marker", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined_reason
-        == "an answer is not finite"
+        == "a prediction is not finite"
     )
     few = estimate_removal_effect("marker", "mean", np.arange(5.0), np.zeros(5), 1.0)
     assert (few.effect.value, few.effect.low, few.effect.n_groups) == (2.0, None, 5)
@@ -240,10 +240,10 @@ RULE = {
         "every effect that counts lies within the margin; a reliance in fewer than",
     ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
-    "one fill": ([NOTHING], [FOR], "not testable", "one fill"),
-    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the fills disagree"),
-    "fills contradict": ([], [FOR, AGAINST], "not testable", "the fills disagree"),
-    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images would tell"),
+    "one fill": ([NOTHING], [FOR], "not testable", "one imputation"),
+    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the imputations disagree"),
+    "fills contradict": ([], [FOR, AGAINST], "not testable", "the imputations disagree"),
+    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images are needed"),
     "none": ([], [], "not testable", "there is no insertion or removal that counts"),
 }
 
@@ -415,7 +415,7 @@ def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     assert (
         estimate_insertion_effect("marker", [], [], 1.0, [], donors=[]).undefined_reason
-        == "no image has the region, or lacks it"
+        == "no image has the region, or every image has it"
     )
     for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
         made = estimate_insertion_effect("marker", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)

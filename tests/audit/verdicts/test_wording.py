@@ -420,21 +420,20 @@ def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
 def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     # two images of one patient, both with the region: nothing of it is missing but other patients
     truths = {0: True, 1: False}
-    subject = SimpleNamespace(
-        get_truth=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0)
-    )
+    cohort = SimpleNamespace(get_truth=lambda finding: truths, patients={0: "a", 1: "a"})
+    context = SimpleNamespace(cohort=cohort, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
     trying = InterventionRunner(
-        subject, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
+        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
     )
     effect = trying._run_insertion("border").effect
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
     flat = InterventionRunner(
-        subject, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
+        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
     )
-    assert flat._run_insertion("border").effect.reason == "the model gives every image the same answer"
+    assert flat._run_insertion("border").effect.reason == "the model gives every image the same score"
 
 
 @pytest.mark.parametrize(

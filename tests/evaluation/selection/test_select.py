@@ -362,7 +362,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
-        (["--masks", "empty"], "no image has evidence: there is no mask of its name (8 x)"),
+        (["--masks", "empty"], "no image has ground truth: there is no mask of its name (8 x)"),
         (["--save", "choice.json"], "choice.json; expected a file of .toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

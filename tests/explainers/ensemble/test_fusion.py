@@ -166,30 +166,30 @@ def test_fused_refuses_what_does_not_belong_together():
             InputError, match=r"for one method at several layers, Fused\.at_layers\(explainer, layers\)"
         ):
             Fused(layers)
-    with pytest.raises(InputError, match="goes round an explainer"):
+    with pytest.raises(InputError, match="wraps an explainer"):
         Fused([3])
     with pytest.raises(InputError, match="fusion_mode='sum': expected 'max'"):
         Fused([GradCAM(model)], "sum")
     with pytest.raises(InputError, match="takes a list of layers"):
         Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
-        "gradcam": r"as Fused\.at_layers\(GradCAM\(model\), layers\); 'gradcam' came instead",
-        GradCAM: r"as Fused\.at_layers\(GradCAM\(model\), layers\); <class",
-        FullGrad(model): r"FullGrad\(Pooled\) has no one layer to choose: Fused\.at_layers takes a method that has",
-        RefineCAM(model): "RefineCAM.* has no one layer to choose",
-        Fused([GradCAM(model)]): "of several layers already",
-        Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.at_layers\(explainer, layers\)\)",
+        "gradcam": r"takes an explainer, as GradCAM\(model\); got 'gradcam'",
+        GradCAM: r"takes an explainer, as GradCAM\(model\); got <class",
+        FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method that has",
+        RefineCAM(model): "RefineCAM.* has no single layer to choose",
+        Fused([GradCAM(model)]): "has several layers already",
+        Denoised(GradCAM(model)): r"does not look at one layer; pass Denoised\(Fused\.at_layers\(explainer, layers\)\)",
     }.items():
         with pytest.raises(InputError, match=why) as caught:
             Fused.at_layers(wrong, ["features"])
-        assert ("wrap what is fused" in str(caught.value)) == isinstance(wrong, Denoised)
+        assert ("does not look at one layer" in str(caught.value)) == isinstance(wrong, Denoised)
 
 
 def test_fused_of_questions_that_differ_is_refused():
     model, x = CASES["pooled"].make()
-    with pytest.raises(InputError, match="ask different questions"):
+    with pytest.raises(InputError, match="explain different targets"):
         Fused([Contrast(GradCAM(model), 0, 1), Contrast(GradCAM(model), 1, 0)]).attribute(x)
-    with pytest.raises(InputError, match="ask different questions"):
+    with pytest.raises(InputError, match="explain different targets"):
         Fused([GradCAM(model), Contrast(GradCAM(model), 1, 0)]).attribute(x)
     both = Fused([Contrast(GradCAM(model, layer), 0, 1) for layer in ("features.1", "features.4")])
     expected = Fused.at_layers(GradCAM(model), ["features.1", "features.4"]).attribute(x, Difference(0, 1))
@@ -316,11 +316,11 @@ def test_refine_cam_refuses_what_it_cannot_use():
             RefineCAM(model, given)
     with pytest.raises(LayerError, match="featurs"):
         RefineCAM(model, ["features", "featurs"])
-    with pytest.raises(InputError, match="base_method='nonesuch' is no method"):
+    with pytest.raises(InputError, match="base_method='nonesuch' is not a method"):
         RefineCAM(model, base_method="nonesuch")
-    with pytest.raises(InputError, match="base_method=3 is no method"):
+    with pytest.raises(InputError, match="base_method=3 is not a method"):
         RefineCAM(model, base_method=3)
-    with pytest.raises(InputError, match="base_method='refinecam' is no method that looks at one layer; nearest: "):
+    with pytest.raises(InputError, match="base_method='refinecam' is not a method that looks at one layer; nearest: "):
         RefineCAM(model, base_method="refinecam")
 
 

@@ -356,7 +356,7 @@ class Squares(nn.Module):
 
 
 def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
-    """60 of them through `explain_images` and through a run: what is explained alone is explained in the run, to the same numbers."""
+    """60 files give the same numbers alone and in a run."""
     tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalize="range", non_finite_fill=0))
     alone, said = {}, {}
     for number, (name, _, data) in enumerate(fuzz.mutated(60, seed=8)):

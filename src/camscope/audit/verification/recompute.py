@@ -60,39 +60,43 @@ RowSampler = Callable[[Sequence[int]], list[int]]  # selects the rows to recompu
 def recompute_rows(context: AuditContext, run: AuditRun, n_rows: int, seed: int) -> Iterator[CheckResult]:
     """Recompute `n_rows` rows of each kind, sampled by the seed, and compare them with the stored values."""
 
-    def drawn(rows: Sequence[int]) -> list[int]:
-        known = sorted(set(rows))
-        return sorted(known[n] for n in np.random.default_rng(seed).permutation(len(known))[:n_rows].tolist())
+    def sample_rows(rows: Sequence[int]) -> list[int]:
+        unique_rows = sorted(set(rows))
+        return sorted(
+            unique_rows[n] for n in np.random.default_rng(seed).permutation(len(unique_rows))[:n_rows].tolist()
+        )
 
-    then = Predictions.read(context.folder)
-    yield from _check_rows(context, then, drawn(then.rows))
-    yield _check_localization(context, run, drawn)
-    yield _check_interventions(context, run, then, drawn)
+    predictions = Predictions.read(context.folder)
+    yield from _check_rows(context, predictions, sample_rows(predictions.rows))
+    yield _check_localization(context, run, sample_rows)
+    yield _check_interventions(context, run, predictions, sample_rows)
 
 
 def _check_rows(context: AuditContext, predictions: Predictions, sampled_rows: list[int]) -> Iterator[CheckResult]:
     """Compare images, predictions and maps of the sampled rows with the stored values."""
     maps = {(row["row"], row["method"], row["target"]): row for row in _read_map_rows(context, sampled_rows)}
-    for one in context.load_images(sampled_rows):
-        row, name = one.row["row"], context.cohort.ids[one.row["row"]]
-        own = [known for (number, _, _), known in maps.items() if number == row]
-        if one.item is None or any(one.sha256 != known["sha256"] for known in own):
+    for image in context.load_images(sampled_rows):
+        row, name = image.row["row"], context.cohort.ids[image.row["row"]]
+        own_rows = [map_row for (number, _, _), map_row in maps.items() if number == row]
+        if image.item is None or any(image.sha256 != map_row["sha256"] for map_row in own_rows):
             yield CheckResult(f"row {name}", False, "the image differs")
             continue
-        logits, _ = compute_logits_and_features(context, one.item.x[None])
-        odds = compute_log_odds(
+        logits, _ = compute_logits_and_features(context, image.item.x[None])
+        log_odds = compute_log_odds(
             context, logits, context.findings, outputs_are_probabilities=predictions.outputs_are_probabilities
         ).numpy()[0]
-        before = predictions.log_odds[predictions.rows.index(row)]
-        if not _is_close_log_odds(odds, before):
+        reference = predictions.log_odds[predictions.rows.index(row)]
+        if not _is_close_log_odds(log_odds, reference):
             yield CheckResult(f"row {name}", False, "the prediction differs")
             continue
-        made = context.worker.compute_rows(context.worker.collate([one]))
-        off = max(_compute_map_difference(again, maps[row, again["method"], again["target"]]) for again in made)
+        map_rows = context.worker.compute_rows(context.worker.collate([image]))
+        difference = max(
+            _compute_map_difference(map_row, maps[row, map_row["method"], map_row["target"]]) for map_row in map_rows
+        )
         yield CheckResult(
             f"row {name}",
-            off <= RELATIVE_MAP_TOLERANCE,
-            f"{plural(len(made), 'map')}, largest difference {off:.1e} of the maximum",
+            difference <= RELATIVE_MAP_TOLERANCE,
+            f"{plural(len(map_rows), 'map')}, largest difference {difference:.1e} of the maximum",
         )
 
 
@@ -108,33 +112,33 @@ def _read_map_rows(context: AuditContext, rows: Sequence[int]) -> list[dict[str,
 def _compute_map_difference(first_row: Any, second_row: Any) -> float:
     if first_row.get("attribution") is None or second_row["attribution"] is None:
         return 0.0 if first_row.get("attribution") is None and second_row["attribution"] is None else float("inf")
-    one, other = np.asarray(first_row["attribution"], np.float64), np.asarray(second_row["attribution"], np.float64)
-    if one.shape != other.shape:
+    first, second = np.asarray(first_row["attribution"], np.float64), np.asarray(second_row["attribution"], np.float64)
+    if first.shape != second.shape:
         return float("inf")
-    largest = float(np.abs(other).max())
-    gap = float(np.abs(one - other).max())
-    return gap / largest if largest > 0 else gap
+    largest = float(np.abs(second).max())
+    difference = float(np.abs(first - second).max())
+    return difference / largest if largest > 0 else difference
 
 
 def _check_localization(context: AuditContext, run: AuditRun, sample_rows: RowSampler) -> CheckResult:
     """Compare recomputed localization metrics of the stored maps with the stored values."""
-    wrong, seen = [], 0
+    problems, n_values = [], 0
     for finding in context.findings if run.summary.localization.tested else ():
         if finding.name not in context.ground_truth:
             continue
-        known = _read_localization_values(run, finding)
-        rows = sample_rows([row for row, *_ in known])
-        made = dict(_recompute_localization(context, finding, rows))
-        seen += len(made)
-        for place in {**{one: 0 for one in known if one[0] in rows}, **made}:
-            value = made.get(place, np.nan)
-            if not abs(known.get(place, np.nan) - value) <= RELATIVE_MAP_TOLERANCE * max(1.0, abs(value)):
-                wrong.append(
-                    f"{place[3]} of {place[1]}, image {context.cohort.ids[place[0]]}, is {value:.6g}; the table has "
-                    f"{known.get(place)}"
+        stored = _read_localization_values(run, finding)
+        rows = sample_rows([row for row, *_ in stored])
+        recomputed = dict(_recompute_localization(context, finding, rows))
+        n_values += len(recomputed)
+        for key in {**{stored_key: 0 for stored_key in stored if stored_key[0] in rows}, **recomputed}:
+            value = recomputed.get(key, np.nan)
+            if not abs(stored.get(key, np.nan) - value) <= RELATIVE_MAP_TOLERANCE * max(1.0, abs(value)):
+                problems.append(
+                    f"{key[3]} of {key[1]}, image {context.cohort.ids[key[0]]}, is {value:.6g}; the table has "
+                    f"{stored.get(key)}"
                 )
     return CheckResult.from_problems(
-        "localization", f"{plural(seen, 'value')} recomputed" if seen else "no values to recompute", wrong
+        "localization", f"{plural(n_values, 'value')} recomputed" if n_values else "no values to recompute", problems
     )
 
 
@@ -149,52 +153,62 @@ def _read_localization_values(run: AuditRun, finding: Finding) -> dict[tuple[Any
 def _recompute_localization(
     context: AuditContext, finding: Finding, rows: Sequence[int]
 ) -> Iterator[tuple[tuple[Any, ...], float]]:
-    evidence = context.ground_truth[finding.name]
-    measuring = MapMetricEvaluator(context.maps, [METRICS[name] for name in LOCAL], evidence, strict=False)
-    asked = [row for row in _read_map_rows(context, rows) if row["target"] == str(finding.class_index)]
-    for _, own in groupby(asked, key=lambda row: row["row"]):
-        for one in measuring.evaluate_image(list(own)):
-            if one["value"] is not None:
-                yield (one["row"], one["method"], one["layer"], one["metric"]), one["value"]
+    ground_truth = context.ground_truth[finding.name]
+    evaluator = MapMetricEvaluator(context.maps, [METRICS[name] for name in LOCAL], ground_truth, strict=False)
+    map_rows = [row for row in _read_map_rows(context, rows) if row["target"] == str(finding.class_index)]
+    for _, image_rows in groupby(map_rows, key=lambda row: row["row"]):
+        for metric_row in evaluator.evaluate_image(list(image_rows)):
+            if metric_row["value"] is not None:
+                yield (
+                    (metric_row["row"], metric_row["method"], metric_row["layer"], metric_row["metric"]),
+                    metric_row["value"],
+                )
 
 
 def _check_interventions(
     context: AuditContext, run: AuditRun, predictions: Predictions, sample_rows: RowSampler
 ) -> CheckResult:
     """Compare recomputed log odds of removed and kept regions with the stored values."""
-    known = {
-        (one["row"], one["finding"], one["region"], one["kind"], one["imputation"]): one["log_odds_without"]
-        for one in run.interventions().to_pylist()
-        if one["kind"] != "insert"
+    stored = {
+        (record["row"], record["finding"], record["region"], record["kind"], record["imputation"]): record[
+            "log_odds_without"
+        ]
+        for record in run.interventions().to_pylist()
+        if record["kind"] != "insert"
     }
-    rows = sample_rows([row for row, *_ in known])
-    made = dict(_recompute_interventions(context, predictions, rows)) if rows else {}
-    wrong = [
-        f"{place[3]} {place[2]}, image {context.cohort.ids[place[0]]}"
-        for place in {**{one: 0 for one in known if one[0] in rows}, **made}
-        if place not in made or place not in known or not _is_close_log_odds(made[place], known[place])
+    rows = sample_rows([row for row, *_ in stored])
+    recomputed = dict(_recompute_interventions(context, predictions, rows)) if rows else {}
+    problems = [
+        f"{key_of_row[3]} {key_of_row[2]}, image {context.cohort.ids[key_of_row[0]]}"
+        for key_of_row in {**{key: 0 for key in stored if key[0] in rows}, **recomputed}
+        if key_of_row not in recomputed
+        or key_of_row not in stored
+        or not _is_close_log_odds(recomputed[key_of_row], stored[key_of_row])
     ]
     return CheckResult.from_problems(
-        "removals", f"{plural(len(made), 'prediction')} recomputed" if made else "no values to recompute", wrong
+        "removals",
+        f"{plural(len(recomputed), 'prediction')} recomputed" if recomputed else "no values to recompute",
+        problems,
     )
 
 
 def _recompute_interventions(
     context: AuditContext, predictions: Predictions, rows: Sequence[int]
 ) -> Iterator[tuple[tuple[Any, ...], float]]:
-    seen = load_region_samples(context, rows)
+    samples = load_region_samples(context, rows)
     for finding in context.findings:
         name = finding.name
-        one = InterventionRunner(
+        runner = InterventionRunner(
             context,
-            seen.for_finding(name),
+            samples.for_finding(name),
             finding,
             predictions.log_odds_by_row(name),
             predictions.log_odds_std(name),
             predictions.outputs_are_probabilities,
         )
-        for region in one.samples.region_names:
-            list(one.run_removals(region))
+        for region in runner.samples.region_names:
+            list(runner.run_removals(region))
         yield from (
-            ((each.row, name, each.region, each.kind, each.imputation), each.log_odds_without) for each in one.records
+            ((record.row, name, record.region, record.kind, record.imputation), record.log_odds_without)
+            for record in runner.records
         )

@@ -65,30 +65,30 @@ def verify_audit(
         InputError: the folder holds no finished audit.
 
     """
-    place = Path(folder)
-    check_readable(place)
+    path = Path(folder)
+    check_readable(path)
     try:
-        written = read_bytes(place / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
+        content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit") from error
     except NotADirectoryError as error:
         raise InputError(f"{folder} is a file; expected the folder of an audit") from error
     except (OSError, MemoryError) as error:
-        why = getattr(error, "strerror", None) or "out of memory"
-        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {why}") from error
-    known = _parse_record(written)
-    checks = [_check_seal(known, written), *_check_outputs(place, known), _check_declarations(place, known)]
-    sound = all(one.is_intact for one in checks)  # otherwise a change is already reported
-    checks += [_check_verdicts(place), _check_page_numbers(place, known)]
-    if sound:
-        checks += [_check_stage_results(place), _check_page_text(place, known)]
+        reason = getattr(error, "strerror", None) or "out of memory"
+        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {reason}") from error
+    record = _parse_record(content)
+    checks = [_check_seal(record, content), *_check_outputs(path, record), _check_declarations(path, record)]
+    files_intact = all(check.is_intact for check in checks)  # otherwise a change is already reported
+    checks += [_check_verdicts(path), _check_page_numbers(path, record)]
+    if files_intact:
+        checks += [_check_stage_results(path), _check_page_text(path, record)]
     if config is None:
         return VerificationResult(tuple(checks))
-    subject = AuditContext(Config.from_source(config), place)
+    context = AuditContext(Config.from_source(config), path)
     checks += [
-        *_check_inputs(subject, known),
-        *_check_images(subject, known, on_progress),
-        *_check_recomputed_rows(subject, n_rows, seed),
+        *_check_inputs(context, record),
+        *_check_images(context, record, on_progress),
+        *_check_recomputed_rows(context, n_rows, seed),
     ]
     return VerificationResult(tuple(checks), NOT_RECOMPUTED)
 
@@ -96,10 +96,10 @@ def verify_audit(
 def _parse_record(content: bytes) -> dict[str, Any]:
     """Parse a provenance record; {} if it is not valid JSON."""
     try:
-        known = json.loads(content)
+        record = json.loads(content)
     except JSON_ERRORS:
         return {}
-    return known if isinstance(known, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -116,28 +116,30 @@ def _check_seal(record: dict[str, Any], content: bytes) -> CheckResult:
 
 
 def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
-    there, then = provenance.digest_files(folder), _get_table(record, "bytes")
-    wrong = {
-        name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]
+    current, recorded = provenance.digest_files(folder), _get_table(record, "bytes")
+    problems = {
+        name: "is missing" if name not in current else "was changed"
+        for name in recorded
+        if current.get(name) != recorded[name]
     }
-    wrong |= {name: "was added" for name in there if name not in then}
+    problems |= {name: "was added" for name in current if name not in recorded}
     yield CheckResult(
         "outputs",
-        not wrong and bool(then),
-        plural(len(then), "file") + (f", {len(wrong)} of them differ" if wrong else ", unchanged"),
+        not problems and bool(recorded),
+        plural(len(recorded), "file") + (f", {len(problems)} of them differ" if problems else ", unchanged"),
     )
-    for name, why in sorted(wrong.items())[:20]:
-        yield CheckResult(name, False, why)
+    for name, problem in sorted(problems.items())[:20]:
+        yield CheckResult(name, False, problem)
 
 
 def _check_declarations(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Check the number of declared configs against the log."""
     try:
-        there = provenance.count_declarations(folder, str(record.get("config_digest")))
+        current = provenance.count_declarations(folder, str(record.get("config_digest")))
     except CamscopeError as error:
         return CheckResult("declarations", False, str(error))
-    same = all(record.get(name) == value for name, value in there.items())
-    return CheckResult("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
+    same = all(record.get(name) == value for name, value in current.items())
+    return CheckResult("declarations", same, "as in the log" if same else f"the log has {current['declarations']}")
 
 
 def _check_verdicts(folder: Path) -> CheckResult:
@@ -174,11 +176,11 @@ def _check_page_numbers(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Check that every number of the report is in one of the audit's files."""
     try:
         summary, gallery = (read_json(folder / name) for name in (SUMMARY_FILE, GALLERY_FILE))
-        wrong = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
+        claims = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
     except Exception as error:  # changed files can be wrong in any way
         return CheckResult("numbers of the report", False, f"it cannot be read: {type(error).__name__}")
     return CheckResult(
-        "numbers of the report", not wrong, wrong[0] if wrong else "every number is in the files of the audit"
+        "numbers of the report", not claims, claims[0] if claims else "every number is in the files of the audit"
     )
 
 
@@ -188,17 +190,17 @@ def _text(path: Path) -> str:
 
 def _check_page_text(folder: Path, record: dict[str, Any]) -> CheckResult:
     """Check that rendering the report again gives the same page; images are compared by their digests."""
-    name, then = "text of the report", _get_table(record, "versions")
+    name, versions = "text of the report", _get_table(record, "versions")
     if record.get("code") != provenance.digest_code() or any(
-        then.get(one) != now for one, now in provenance.iter_package_versions(RENDERING_PACKAGES)
+        versions.get(package) != version for package, version in provenance.iter_package_versions(RENDERING_PACKAGES)
     ):
         return CheckResult(
             name, True, "not rendered again: another version of camscope or of its packages wrote the report"
         )
     try:
-        pictures = Gallery.from_dict(read_json(folder / GALLERY_FILE))
-        made = render_page(AuditRun(folder).summary, pictures, provenance.select_page_fields(record))
-        same = made == replace_images_with_digests(_text(folder / REPORT_FILE))
+        gallery = Gallery.from_dict(read_json(folder / GALLERY_FILE))
+        page = render_page(AuditRun(folder).summary, gallery, provenance.select_page_fields(record))
+        same = page == replace_images_with_digests(_text(folder / REPORT_FILE))
     except Exception as error:  # changed files can be wrong in any way
         return CheckResult(name, False, f"it cannot be rendered again: {type(error).__name__}")
     return CheckResult(name, same, "unchanged when rendered again" if same else "it differs when rendered again")
@@ -206,12 +208,12 @@ def _check_page_text(folder: Path, record: dict[str, Any]) -> CheckResult:
 
 def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
     config, data, model = context.config, _get_table(record, "data"), _get_table(record, "model")
-    for name, place, then in (
+    for name, place, digest in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
     ):
-        if then is not None:
-            same = digest_optional_file(place) == then
+        if digest is not None:
+            same = digest_optional_file(place) == digest
             yield CheckResult(name, same, "unchanged" if same else "changed")
     try:
         facts = provenance.compute_identity(context)
@@ -237,9 +239,9 @@ def _check_images(
     try:
         images = digest_images(context, on_progress)
         changed = find_changed_images(images, _get_table(record, "rows"))
-        named = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
-        said = f"changed, {len(changed)} of {len(images)}: {named}" if changed else "unchanged"
-        yield CheckResult("images", not changed, said if changed else f"{len(images)}: {said}")
+        names = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
+        message = f"changed, {len(changed)} of {len(images)}: {names}" if changed else "unchanged"
+        yield CheckResult("images", not changed, message if changed else f"{len(images)}: {message}")
         yield _check_labels(context)
         same = AuditRun(context.folder).metrics().equals(build_metrics_table(context))
         yield CheckResult(
@@ -253,13 +255,17 @@ def _check_labels(context: AuditContext) -> CheckResult:
     """Check that labels and patients of the predictions are those of the manifest."""
     table = AuditRun(context.folder).predictions()
     columns = {"patient": context.cohort.patient_numbers} | {
-        f"truth {one.name}": context.cohort.get_truth(one) for one in context.findings
+        f"truth {finding.name}": context.cohort.get_truth(finding) for finding in context.findings
     }
-    rows, wrong = table["row"].to_pylist(), []
-    for name, known in columns.items():
-        off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
-        wrong += [f"the column {name!r} of the predictions has other values: {off} of {len(rows)}"] if off else []
-    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
+    rows, problems = table["row"].to_pylist(), []
+    for name, values_by_row in columns.items():
+        n_differing = sum(values_by_row[row] != value for row, value in zip(rows, table[name].to_pylist(), strict=True))
+        problems += (
+            [f"the column {name!r} of the predictions has other values: {n_differing} of {len(rows)}"]
+            if n_differing
+            else []
+        )
+    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", problems)
 
 
 def _check_recomputed_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:

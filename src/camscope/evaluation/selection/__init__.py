@@ -1,1 +1,1 @@
-"""Which method, at which layer: `build_candidates` are measured block by block, `candidates` drops the worse ones, `select` decides."""
+"""Selection of a method and a layer by a race over images."""

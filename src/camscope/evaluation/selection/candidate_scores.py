@@ -1,4 +1,4 @@
-"""Judging: what the maps of candidates are worth on a block of images."""
+"""Scores of the candidates' maps on a block of images."""
 
 import time
 import zlib
@@ -37,71 +37,78 @@ RACE_IMPUTATIONS = ("mean", "blur")
 def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
-    """A block of images: maps of all candidates, then what they are worth by each criterion that a standing has."""
+    """Explain a block of images with all candidates and append the values of each criterion."""
     model = candidates[0].explainer.model
-    x = torch.stack([one.item.x for one in samples]).to(get_model_device(candidates[0].explainer))
-    targets: Any = [one.target for one in samples]
+    x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(candidates[0].explainer))
+    targets: Any = [sample.target for sample in samples]
     maps = []
-    for one in candidates:
-        begin = time.perf_counter()
-        maps.append(project_maps_to_input(run_methods([one.explainer], x, [targets])[0].maps[0].attribution, x))
-        one.total_seconds += time.perf_counter() - begin
-        one.n_images += len(samples)
-        one.first_maps = one.first_maps or list(maps[-1])
-    ties = [
-        zlib.crc32(one.item.x.detach().cpu().numpy().tobytes(), seed) for one in samples
-    ]  # each image its own order
+    for candidate in candidates:
+        start = time.perf_counter()
+        maps.append(project_maps_to_input(run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution, x))
+        candidate.total_seconds += time.perf_counter() - start
+        candidate.n_images += len(samples)
+        candidate.first_maps = candidate.first_maps or list(maps[-1])
+    # one order of ties for each image
+    tie_seeds = [zlib.crc32(sample.item.x.detach().cpu().numpy().tobytes(), seed) for sample in samples]
     with scoring_scope(
         model,
         x,
         targets,
         class_names=candidates[0].explainer.class_names,
         call_settings=candidates[0].explainer.call_settings,
-    ) as scores:
-        for one, heat in zip(candidates, maps, strict=True):
-            trials = [
-                PerturbationTest(heat, scores, fill, n_steps, region_size, seed, ties) for fill in RACE_IMPUTATIONS
+    ) as scorer:
+        for candidate, attributions in zip(candidates, maps, strict=True):
+            tests = [
+                PerturbationTest(attributions, scorer, imputation, n_steps, region_size, seed, tie_seeds)
+                for imputation in RACE_IMPUTATIONS
             ]
-            gaps = [METRICS[FAITHFULNESS_METRIC](trial).array for trial in trials]
-            one.metric_values[FAITHFULNESS_METRIC] += np.mean(gaps, 0).tolist()
-    for one, heat in zip(candidates, maps, strict=True):
-        if LOCALIZATION_METRIC in one.metric_values:
-            pairs = zip(heat, (sample.mask for sample in samples), strict=True)
-            one.metric_values[LOCALIZATION_METRIC] += [_compute_enrichment(*pair) for pair in pairs]
-        if ROBUSTNESS_METRIC in one.metric_values:
-            one.metric_values[ROBUSTNESS_METRIC] += _compute_stabilities(one.explainer, x, targets)
+            gaps = [METRICS[FAITHFULNESS_METRIC](test).array for test in tests]
+            candidate.metric_values[FAITHFULNESS_METRIC] += np.mean(gaps, 0).tolist()
+    for candidate, attributions in zip(candidates, maps, strict=True):
+        if LOCALIZATION_METRIC in candidate.metric_values:
+            pairs = zip(attributions, (sample.mask for sample in samples), strict=True)
+            candidate.metric_values[LOCALIZATION_METRIC] += [_compute_enrichment(*pair) for pair in pairs]
+        if ROBUSTNESS_METRIC in candidate.metric_values:
+            candidate.metric_values[ROBUSTNESS_METRIC] += _compute_stabilities(candidate.explainer, x, targets)
 
 
 def project_maps_to_input(maps: Tensor, x: Tensor) -> FloatArray:
-    """(N,*s) -> (N,*S)"""
-    place = Placement.identity(tuple(x.shape[2:]))
-    return np.stack([place.project(one)[0] for one in maps.detach().double().cpu().numpy()])
+    """Return maps (N,*s) at the resolution of the input (N,*S)."""
+    placement = Placement.identity(tuple(x.shape[2:]))
+    return np.stack([placement.project(attribution)[0] for attribution in maps.detach().double().cpu().numpy()])
 
 
 def get_model_device(explainer: Explainer) -> torch.device:
-    """Where its model is."""
+    """Return the device of an explainer's model."""
     return device_and_dtype(unwrap(explainer.model))[0]
 
 
 def make_transforms(x: Tensor) -> tuple[InputTransform, ...]:
-    """What leaves a picture as it is: a shift of some pixels, which is 4 of 224, and a little noise."""
+    """Return changes that leave an image essentially unchanged: a shift of 4 pixels in 224, and weak noise."""
     return Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
-    """(N,C,*S) -> of each sample the mean agreement of its maps with those of the changed input, where the prediction held."""
+    """Return for each sample the mean similarity of its maps under changes with a stable prediction."""
     try:
-        found = compare_batch_under_transforms(ExplainerProbe.from_explainer(explainer, x, targets), make_transforms(x))
-    except UndefinedError:  # a map of one of them holds NaN
+        agreements = compare_batch_under_transforms(
+            ExplainerProbe.from_explainer(explainer, x, targets), make_transforms(x)
+        )
+    except UndefinedError:  # one of the maps contains NaN
         if len(x) == 1:
             return [float("nan")]
         return [
             value for n in range(len(x)) for value in _compute_stabilities(explainer, x[n : n + 1], targets[n : n + 1])
         ]
-    held = [
-        [each.similarity for each in own if each.is_prediction_stable and each.similarity is not None] for own in found
+    similarities = [
+        [
+            agreement.similarity
+            for agreement in row
+            if agreement.is_prediction_stable and agreement.similarity is not None
+        ]
+        for row in agreements
     ]
-    return [float(np.mean(values)) if values else float("nan") for values in held]
+    return [float(np.mean(values)) if values else float("nan") for values in similarities]
 
 
 def _compute_enrichment(attribution: FloatArray, mask: Mask | None) -> float:

@@ -38,7 +38,9 @@ def explain_supported(
     for indices in group_by_share_key(methods):
         results |= _explain_or_bisect([methods[t] for t in indices], explain)
     first = results[id(explainers[0])]
-    if isinstance(first, CamscopeError) and all(isinstance(results[id(one)], CamscopeError) for one in explainers):
+    if isinstance(first, CamscopeError) and all(
+        isinstance(results[id(explainer)], CamscopeError) for explainer in explainers
+    ):
         raise first
     for label, explainer in zip(format_method_labels(explainers), explainers, strict=True):
         if isinstance(error := results[id(explainer)], CamscopeError):

@@ -49,7 +49,8 @@ class BackgroundMixin(RandomMixin):
     """A method whose map is a mean over a set of background inputs, with which the input is compared.
 
     `background`: inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines (see
-    `build_baseline_tensor`). Default: "zero", "mean", "blur" and "noise", and a note in the result. `seed`: seed of random numbers.
+    `build_baseline_tensor`). Default: "zero", "mean", "blur" and "noise", and a note in the result.
+    `seed`: seed of random numbers.
     """
 
     background: Tensor | Sequence[BaselineLike] | None = None

@@ -70,11 +70,8 @@ def run_methods(
 ) -> list[MethodResult]:
     """Return the result of each method for one input x (N,C,*S); raise the first error of a method.
 
-    If the samples of a batch affect one another in the model, each sample is explained separately.
-
-    Args:
-        on_pass: Called before each pass with the methods that share it.
-        warn_flagged: Whether a map with a status other than "ok" issues a warning.
+    If the samples of a batch affect one another in the model, each sample is explained separately. `on_pass` is called
+    before each pass with the methods that share it. `warn_flagged`: warn about maps with a status other than "ok".
     """
     results = _run_methods(explainers, x, targets, extra_inputs, on_pass, warn_flagged=warn_flagged, keep_errors=False)
     return [result for result in results if isinstance(result, MethodResult)]
@@ -189,7 +186,10 @@ def _join_samples(
         return error
     results = [part for part in parts if not isinstance(part, CamscopeError)]
     scores = [Score.concatenate(samples) for samples in zip(*(result[0] for result in results), strict=True)]
-    maps = [stack_samples(one, SEPARATE_SAMPLES_NOTE) for one in zip(*(result[1] for result in results), strict=True)]
+    maps = [
+        stack_samples(samples, SEPARATE_SAMPLES_NOTE)
+        for samples in zip(*(result[1] for result in results), strict=True)
+    ]
     return scores, maps
 
 

@@ -57,11 +57,8 @@ class IntegratedGradients(BaselinePathExplainer):
         return integrate_straight_line(evaluator, sample, baseline_tensor, score_change, self.n_steps, self.tolerance)
 
 
-INTEGER_DTYPE_BY_ITEMSIZE = {
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # bytes of a number: whole ones with as many
+INTEGER_DTYPE_BY_ITEMSIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # an integer as wide as a float
+N_ROUNDING_BITS_BY_ITEMSIZE = {2: 0, 4: 6, 8: 14}  # last bits of a float that may be rounding
 
 
 @register
@@ -125,11 +122,12 @@ def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fra
     """(P,) in 0..1: how much of its room each value takes, that all of them together take what is needed.
 
     Those of the smallest gradients come first, in groups that are a fraction of all values; of one group all take the same.
+    Gradients that differ by rounding are equal, and the first comes first: at a constant baseline most of them are.
     """
     sizes = torch.where(available > 0, gradient.abs(), torch.inf)
-    order = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]).argsort(
-        stable=True
-    )  # none is negative: the same order, sorted 10 x as fast
+    n_bits = N_ROUNDING_BITS_BY_ITEMSIZE[sizes.itemsize]
+    rounded = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]) + (1 << n_bits >> 1) >> n_bits
+    order = rounded.argsort(stable=True)  # no size is negative: the same order, sorted 10 times as fast
     size = max(1, int(fraction * len(available)))
     groups = torch.arange(len(available), device=available.device) // size
     rooms = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device=available.device)

@@ -1,4 +1,4 @@
-"""A DICOM file: stored numbers -> modality LUT or rescale -> MONOCHROME1 inversion -> float32 -> window, if one is asked for."""
+"""Read a DICOM file: stored numbers, modality LUT or rescale, MONOCHROME1 inversion, float32, and optionally a window."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
-    """(H,W) of a file of one frame, (D,H,W) of several; `source.dcm#3` or `frame=3`: that one alone, counted from 0.
+    """Read a DICOM file: (H,W) of a single frame, (D,H,W) of several.
 
-    Amounts are those after the modality's LUT or rescale, such as HU. MONOCHROME1 is inverted. Nothing else is done
-    unless `window` asks: a `IntensityWindow`, (centre, width) or "40,400" takes the amounts to 0..1. Frames that say where they lie
-    are in the order of their places, others in that of the file.
+    `source.dcm#3` or `frame=3` selects one frame, counted from 0. Values are those after the modality LUT or rescale, such
+    as HU, and MONOCHROME1 is inverted. A `window` (a `Window`, (center, width) or "40,400") maps them to 0..1. Frames with
+    positions are sorted by position. Others keep the order of the file.
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
@@ -43,7 +43,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """The image of a data set that was read before; see `read_dicom`. Call it inside `redact_errors`."""
+    """Build the scan of a data set that is already loaded, see `read_dicom`. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     if frame is not None and not 0 <= frame < layout.n_frames:
         raise ImageError(
@@ -86,7 +86,7 @@ def build_scan(
 def _locate_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str
 ) -> tuple[SliceStack | None, tuple[float, float] | None, tuple[str, ...]]:
-    """The stack of the wanted frames, or none with the reason; and the size of a pixel, for an image without a place."""
+    """Return the stack of the selected frames or None, the pixel spacing for an image without position, and flags."""
     groups = read_functional_groups(dataset, frame_indices)
     plane_results = [read_plane(group) for group in groups]
     planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]

@@ -1,4 +1,4 @@
-"""Where DICOM slices lie: planes from headers and functional groups, and the stack that several of them make."""
+"""Positions of DICOM slices: planes from headers and functional groups, and the stack that several planes form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PIXEL_MEASURES_SEQUENCE = "PixelMeasuresSequence"
-LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts to the left and to the back
-DIRECTION_TOLERANCE = 1e-3  # of two directions: a thousandth, half a pixel over 500
-MAX_SPACING_DEVIATION = 0.02  # by how much of the usual distance two slices may lie elsewhere
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes lead to the left and to the back
+DIRECTION_TOLERANCE = 1e-3  # of direction cosines: half a pixel over 500 pixels
+MAX_SPACING_DEVIATION = 0.02  # share of the median distance
 
 
 @dataclass(frozen=True, eq=False)
 class SlicePlane:
-    """One slice: the centre of its first pixel, the directions of growing columns and rows, mm between rows and columns."""
+    """The plane of one slice: position of its first pixel, directions of rows and columns, and spacing in mm."""
 
     position: Floats
     row_cosines: Floats
@@ -32,16 +32,19 @@ class SlicePlane:
 
     @property
     def normal(self) -> Floats:
-        """The direction that it is looked at along."""
+        """The direction perpendicular to the slice."""
         return np.cross(self.row_cosines, self.column_cosines)
 
     @property
     def nearest_view(self) -> str:
-        """The nearest of the three usual ones."""
+        """The nearest of the three standard views: sagittal, coronal or axial."""
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """(4,4) of array indices (d,row,column); `slice_step`: what one more d adds, by itself the thickness, or 1 mm."""
+        """Return the affine (4,4) of array indices (d,row,column).
+
+        `slice_step` is the offset of one slice to the next in mm. Default: the thickness along the normal, or 1 mm.
+        """
         matrix = np.eye(4)
         matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
         matrix[:3, 1], matrix[:3, 2] = self.column_cosines * self.spacing[0], self.row_cosines * self.spacing[1]
@@ -49,7 +52,7 @@ class SlicePlane:
         return np.asarray(LPS_TO_RAS @ matrix)
 
     def is_parallel(self, other: "SlicePlane") -> bool:
-        """Whether rows and columns point the same way, at the same distances."""
+        """Return whether rows and columns of both planes have the same directions and spacing."""
         own_cosines, other_cosines = (
             np.concatenate([plane.row_cosines, plane.column_cosines]) for plane in (self, other)
         )
@@ -60,7 +63,7 @@ class SlicePlane:
 
 
 def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """The plane of one frame, and what is odd; None where the file does not say where it lies."""
+    """Read the plane of one frame and flags, or None where the file does not say where the frame lies."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
@@ -81,7 +84,7 @@ def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, t
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
-    """Mm between rows and columns, of an image without a place: at the patient, else at the detector."""
+    """Read mm between rows and columns for an image without position: at the patient, otherwise at the detector."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
         if (spacing := read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)) and _is_plausible(
             (), spacing
@@ -91,13 +94,16 @@ def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float
 
 
 def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
-    """Millimetres of something on this planet."""
+    """Return whether position and spacing are plausible lengths in millimeters."""
     return all(abs(value) < 1e6 for value in position) and all(1e-6 < value < 1e4 for value in spacing)
 
 
 @dataclass(frozen=True, eq=False)
 class SliceStack:
-    """Slices in order: `order` of those given, `affine` (4,4), `flags`; `coincident_pairs`: pairs at one place, then there is no stack."""
+    """Slices in spatial order: `order` of the planes, `affine` (4,4) and `flags`.
+
+    `coincident_pairs` lists pairs of slices at one position. If there are any, the slices form no volume.
+    """
 
     order: list[int]
     affine: Floats
@@ -106,7 +112,7 @@ class SliceStack:
 
 
 def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
-    """Parallel planes, sorted by their position along the normal. Distances that differ are flagged, in mm."""
+    """Sort parallel planes by their position along the normal. Irregular distances are flagged, in mm."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
@@ -131,7 +137,7 @@ def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
 
 
 def _find_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:
-    """The first and last of the most slices in a row without a gap."""
+    """Return the first and last slice of the longest run without a gap."""
     ends = [*gaps, n_slices - 1]
     starts = [0, *(gap + 1 for gap in gaps)]
     return max(zip(starts, ends, strict=True), key=lambda run: run[1] - run[0])
@@ -167,18 +173,18 @@ def _describe_irregularities(
         offsets @ first_plane.normal, slice_step / max(float(slice_step @ first_plane.normal), 1e-12)
     )
     if (max_offset := float(np.linalg.norm(offsets, axis=1).max())) > min(first_plane.spacing):
-        descriptions.append(f"slices lie up to {max_offset:.4g} mm beside their line")
+        descriptions.append(f"slices lie up to {max_offset:.4g} mm off their line")
     if first_plane.thickness and usual_distance > 2 * first_plane.thickness:
         descriptions.append(f"slices are {usual_distance:.4g} mm apart; the header says {first_plane.thickness:.4g}")
     return descriptions
 
 
 def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
-    """The planes of a dose grid's frames, from their offsets along the normal; None where there are none."""
+    """Return the planes of a dose grid's frames from their offsets along the normal, or None without offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:
         return None
-    # the first is 0, or the first frame's own coordinate: either way they count from it
+    # offsets are relative to the first, which is 0 or the first frame's coordinate
     positions: list[Any] = [first_plane.position + first_plane.normal * (offset - offsets[0]) for offset in offsets]
     return [
         SlicePlane(

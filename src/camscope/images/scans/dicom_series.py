@@ -1,6 +1,6 @@
-"""A folder of DICOM slices as one volume, put in order by where they lie, never by their names or numbers.
+"""Read a folder of DICOM slices as one volume.
 
-Which files of a folder are slices of one volume, by their headers; names are not looked at.
+Headers decide which files belong together. Slices are sorted by position, never by file name or instance number.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ TOO_MANY_FILES_TEXT = f"more than {MAX_SERIES_FILES} files; pass a list of those
 
 @dataclass(frozen=True, eq=False)
 class SliceHeader:
-    """One file's header: what it belongs to, and where it lies."""
+    """The header of one file: its series, layout and plane."""
 
     path: Path
     series_uid: str
@@ -44,7 +44,7 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """What the files of one volume have in common, beside their orientation."""
+        """The properties that the files of one volume share, apart from their orientation."""
         return (
             self.layout.rows,
             self.layout.columns,
@@ -56,7 +56,7 @@ class SliceHeader:
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
-        """An order that owes nothing to names of files and numbers of instances."""
+        """A sort order that does not depend on file names or instance numbers."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
         return self.group_key, len(place), place, self.instance_uid
 
@@ -71,7 +71,7 @@ class SliceHeader:
 
 
 def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """The files of a folder, not of folders in it; a list as it is."""
+    """List the files of a folder, without subfolders. A list is returned unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -84,14 +84,14 @@ def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
 
 
 def read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """The images among the files, and flags that count the rest."""
+    """Read the headers of the DICOM images among the files, and flags that count the other files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
         try:
             with redact_errors(name):
                 slices.append(_read_slice_header(path, name))
         except CamscopeError as error:
-            if is_transient(error):  # a volume without this slice would be another volume
+            if is_transient(error):  # skipping the slice would return a different volume
                 raise
             if _is_dicom_file(path):
                 n_damaged += 1
@@ -99,7 +99,7 @@ def read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHead
                 n_not_dicom += 1
     if not slices:
         raise ImageError(f"{name}: no file of {len(files)} is a DICOM image; folders in it are not searched")
-    counts = ((n_not_dicom, "files that are not DICOM"), (n_damaged, "DICOM files that are damaged or no images"))
+    counts = ((n_not_dicom, "files that are not DICOM"), (n_damaged, "DICOM files that are damaged or not images"))
     return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
 
 
@@ -122,7 +122,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
 
 
 def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
-    """Slices of one series, shape and orientation; the largest group first."""
+    """Group slices by series, shape and orientation. The largest group comes first."""
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
         groups = groups_by_key.setdefault(header.group_key, [])
@@ -139,7 +139,7 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
 
 
 def select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """The group that is meant; without a choice there has to be one."""
+    """Return the selected group. Without a selection there must be exactly one."""
     listing = "; ".join(f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20]))
     listing += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if series is not None:
@@ -158,11 +158,11 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
-    """(D,H,W) of a folder's DICOM files, or of a list of files, of one series; `affine` has their places. One file: as it is.
+    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`. A single file is read alone.
 
-    A folder of several is refused with a list of them; `folder#1` or `series=1` takes one, counted from 0 in that list.
-    Slices of other orientations and different slices at one place are refused; gaps are flagged, in mm. Files that are no
-    DICOM images are left out, and counted in a flag.
+    `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
+    `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one
+    position are rejected. Gaps are flagged in mm. Files that are not DICOM images are left out and counted in a flag.
     """
     path, selector = split_selector(source) if isinstance(source, str | Path) else (sorted(map(Path, source)), None)
     name = pseudonymize_source(path)
@@ -190,11 +190,11 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
-        reason = "several times, echoes or phases? Pass a list of the files of one"
-        raise ImageError(f"{name}: slices that lie where another does: {count} of {len(group)} ({reason})")
+        reason = "several time points, echoes or phases? Pass a list of the files of one"
+        raise ImageError(f"{name}: {count} of {len(group)} slices share a position with another one ({reason})")
     group = [group[index] for index in stack.order]
     decoded = _read_slice_pixels(group, name)
-    # None, not said, is worse than False, and True worse than both
+    # None (unknown) outranks False, and True outranks both
     burned_in = max(
         (header.has_burned_in_text for header in group),
         key=lambda burned_in_value: (burned_in_value is True, burned_in_value is None),
@@ -218,7 +218,7 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
 
 
 def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Files of the same bytes count once."""
+    """Keep files with identical bytes once."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}
     for index, header in enumerate(group):
@@ -239,7 +239,7 @@ def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames
         dataset, _ = load_dicom_dataset(header.path, name)
         decoded = decode_dicom_pixels(dataset, read_pixel_layout(dataset, name), [0], name)
         if decoded.values.shape[1:] != shape[1:]:
-            raise ImageError(f"{name}: slice {index} has changed while it was read")
+            raise ImageError(f"{name}: slice {index} changed while it was read")
         values[index] = decoded.values[0]
         parts.append(replace(decoded, values=decoded.values[:0]))
     return join_decoded_frames(parts, values)

@@ -1,6 +1,6 @@
-"""From stored numbers to amounts: modality LUT or rescale, and the inversion of MONOCHROME1, each said in a step.
+"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1.
 
-Pixels of DICOM frames as amounts or colours, with the steps on the way and what is odd about them.
+Each operation is recorded as a step, and what is odd about the values as a flag.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,25 +38,24 @@ VALUE_TRANSFORMATION_SEQUENCE, REAL_WORLD_SEQUENCE = "PixelValueTransformationSe
 
 @dataclass(frozen=True)
 class ModalityLUT:
-    """What stored numbers mean: v = slope * stored + intercept, or a table's entry; then, of MONOCHROME1, inverted.
+    """The meaning of stored numbers: slope * stored + intercept, or a table entry, inverted for MONOCHROME1.
 
-    Inverted means mirrored within the range that can be stored: stored -> least + largest - stored, before the rescale.
-    That is the same as mirroring the values in the range that they can have, but exact, since it is done with whole
-    numbers: the twin of a picture, with mirrored numbers and the other photometric interpretation, has its very bits.
-    After a table, the mirror is the range of the table's bits.
+    Inversion mirrors the stored number within the storable range, smallest + largest - stored, before the rescale. It is
+    exact because it is done with whole numbers: an image with mirrored numbers and the other photometric interpretation
+    gives bit-exact equal values. After a table, the values are mirrored within the range of the table's bits.
     """
 
     slope: float = 1.0
     intercept: float = 0.0
     unit: str = ""
-    is_declared: bool = False  # whether the file says the slope and intercept
+    is_declared: bool = False  # whether the file declares slope and intercept
     table: Array | None = None
-    first_stored_value: int = 0  # the stored number of the table's first entry
+    first_stored_value: int = 0  # stored number of the table's first entry
     table_bits: int = 16  # bits of the table's entries
     is_inverted: bool = False
 
     def __call__(self, stored: Array, layout: PixelLayout) -> Array:
-        """(H,W) stored numbers -> (H,W) float32."""
+        """Convert stored numbers (H,W) to values (H,W) float32."""
         least, largest = layout.stored_range
         if self.table is not None:
             index = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
@@ -68,11 +67,11 @@ class ModalityLUT:
         return self.rescale(values).astype(np.float32)
 
     def rescale(self, values: Array) -> Array:
-        """Slope * values + intercept."""
+        """Return slope * values + intercept."""
         return values * self.slope + self.intercept
 
     def describe_steps(self) -> tuple[str, ...]:
-        """In words, in order."""
+        """Describe the operations in order."""
         unit = f" ({self.unit})" if self.unit else ""
         steps = (
             [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
@@ -91,10 +90,10 @@ class ModalityLUT:
 def read_modality_lut(
     dataset: "Dataset", functional_groups: "list[Dataset]", layout: PixelLayout, name: str
 ) -> ModalityLUT:
-    """Of one frame, from its functional groups or the header."""
+    """Read the modality LUT of one frame from its functional groups or the header."""
     inverted = layout.photometric_interpretation == "MONOCHROME1"
     if inverted and layout.is_floating:
-        raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to be inverted in")
+        raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to invert within")
     modality = read_code(dataset, "Modality", {"CT", "RTDOSE", "PT"})
     unit = next(
         (
@@ -120,7 +119,7 @@ def read_modality_lut(
         return ModalityLUT(unit="" if layout.is_floating else unit, is_inverted=inverted)
     if slope is not None and slope[0] == 0:
         raise ImageError(f"{name}: a rescale slope of 0 makes every pixel the same")
-    # a CT says its unit only where it is not HU
+    # a CT declares its unit only if it is not HU
     is_unit_declared = any(
         place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE)
     )
@@ -149,7 +148,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 
 
 def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Real-world value maps are recorded, not applied: the modality's values are what models were trained on."""
+    """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
     maps = next(
         (items for group in functional_groups if (items := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
     )
@@ -162,11 +161,11 @@ def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, .
 
 
 def read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
-    """The least and largest stored number that stands for 'no measurement'."""
+    """Return the smallest and largest stored number that mean "no measurement", or None."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
-    # a negative number is written unsigned by some, and the other way round
+    # some files store a negative number unsigned, or the other way round
     ends = [_wrap_to_stored_sign(number, layout) for number in (value, value if limit is None else limit)]
     return min(ends), max(ends)
 
@@ -180,9 +179,9 @@ def _wrap_to_stored_sign(value: int, layout: PixelLayout) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DecodedFrames:
-    """Frames (M,H,W) float32, or (M,H,W,3) uint8 in colour.
+    """Frames (M,H,W) float32, or (M,H,W,3) uint8 in color.
 
-    `steps_before` and `steps_after`: steps before and after those that the frames' `modality_luts` say; `n_padded_pixels` pixels are `padding_value`.
+    `steps_before` and `steps_after` surround the steps of the `modality_luts`. `n_padded_pixels` pixels are `padding_value`.
     """
 
     values: Array
@@ -194,21 +193,21 @@ class DecodedFrames:
 
     @property
     def is_color(self) -> bool:
-        """Whether its values are colours."""
+        """Whether the values are colors."""
         return not self.modality_luts
 
     @property
     def unit(self) -> str:
-        """That of all frames; '' where they differ, and of what was inverted."""
+        """The unit that all frames share; '' if they differ or were inverted."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """In order; `item_name`: a frame or a slice, where each has its own."""
+        """Describe the operations in order. `item_name` is "frame" or "slice", where each has its own rescale."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
-        """What is odd about the values."""
+        """List what is odd about the values."""
         units = {lut.unit for lut in self.modality_luts}
         inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
         flags = (
@@ -219,7 +218,7 @@ class DecodedFrames:
         if len(units) > 1:
             flags.append("the unit is not the same for all")
         if len({lut.is_inverted for lut in self.modality_luts}) > 1:
-            flags.append("MONOCHROME1 and MONOCHROME2 side by side")
+            flags.append("a mixture of MONOCHROME1 and MONOCHROME2")
         if self.n_padded_pixels:
             flags.append(
                 f"padding: {plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g} are outside what was measured"
@@ -230,7 +229,7 @@ class DecodedFrames:
 def decode_dicom_pixels(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> DecodedFrames:
-    """The pixel pipeline of some frames of a file."""
+    """Decode the selected frames of a file and convert them to values or colors."""
     shape = (len(frame_indices), layout.rows, layout.columns)
     decoded = decode_frames(dataset, layout, frame_indices, name)
     if layout.is_color:
@@ -257,7 +256,7 @@ def decode_dicom_pixels(
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Pictures of one frame each, as one of many, whose values are `values`."""
+    """Join the metadata of several decoded parts for `values`, which holds all frames."""
     first = parts[0]
     modality_luts = tuple(lut for part in parts for lut in part.modality_luts)
     before, after = ([getattr(part, when) for part in parts] for when in ("steps_before", "steps_after"))
@@ -275,7 +274,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Steps that all have as they are; of those that differ, that they do."""
+    """Merge the steps of several frames. Steps that differ are replaced by a note."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
@@ -310,13 +309,13 @@ def _read_modality_luts(
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
-    """Their steps where all have the same, else the range of what differs."""
+    """Describe the steps that all LUTs share, and the ranges of slopes and intercepts that differ."""
     distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
     if len(distinct_steps) < 2:
         return next(iter(distinct_steps), ())
     slopes, intercepts = ({getattr(lut, key) for lut in modality_luts} for key in ("slope", "intercept"))
     other_steps = {step: None for steps in distinct_steps for step in steps if not step.startswith("rescale")}
-    rescale = f"rescale: each {item_name} its own, slope {_format_range(slopes)}, intercept {_format_range(intercepts)}"
+    rescale = f"rescale: differs by {item_name}, slope {_format_range(slopes)}, intercept {_format_range(intercepts)}"
     return (*other_steps, rescale)
 
 

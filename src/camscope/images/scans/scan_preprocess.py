@@ -1,6 +1,6 @@
-"""The way from a scan into a model, which knows where each voxel of the input lies in the scan.
+"""Preprocess scans into a model's input, and record where each input voxel lies in the scan.
 
-Orientation: to which side of the body each axis of a volume leads, and the way to another order of sides.
+Includes anatomical orientation codes such as "RAS", and reorienting a volume to them.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,24 @@ INTERPOLATION_MODES = ("linear", "nearest", "area")
 
 @dataclass(frozen=True, kw_only=True)
 class ScanPreprocess:
-    """Scan -> (tensor (C,*S) float32, Placement on the scan's own voxels), in this order:
+    """Convert a scan to a tensor (C,*S) float32 and its placement on the scan's voxels. The steps run in this order.
 
-    `orientation`: three letters, such as "RAS": the axes of a volume are reordered and flipped so that they lead there.
-    `spacing`: millimetres of a voxel along each axis, or one number for all; values are linear between voxels.
-    `window`: `Window`, (centre, width) or "40,400": what lies outside is cut off, what lies inside becomes 0..1.
-    `resize`: the size of each axis, or one number for all. `crop`: the size that is cut out of the middle, along axes that
-        are longer, or put into the middle of `fill` (of the values as they are then), along those that are shorter.
-    `normalize`: "range" to 0..1, "zscore" to mean 0 and deviation 1, both of this scan; or (mean, std), a number or one
-        for each channel.
-    `channels`: 1, or as many copies as the model takes; of a colour scan, whose values are divided by 255, 3, or 1 for grey.
-    `non_finite_fill`: what takes the place of NaN and infinity; None: they are refused.
-    `interpolation`: "linear", "nearest", or "area", which is the mean of what a larger voxel covers.
+    Args:
+        orientation: Three letters such as "RAS". Axes of a volume are reordered and flipped to lead there.
+        spacing: Millimeters per voxel along each axis, or one number for all. Values are interpolated linearly.
+        window: `Window`, (center, width) or "40,400". Values are clipped to it and mapped to 0..1.
+        resize: Size along each axis, or one number for all.
+        crop: Size of the center crop. Axes that are shorter are padded with `fill`.
+        fill: Padding value, in the values at that step.
+        normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std), each
+            a number or one per channel.
+        channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
+            or 1 for gray.
+        non_finite_fill: Replacement of NaN and infinity. None rejects them.
+        interpolation: "linear", "nearest", or "area", the mean over the area of a larger voxel.
 
-    The tensor's axes are the scan's, (H,W) or (D,H,W), unless `orientation` says otherwise.
+    The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
+
     """
 
     orientation: str | None = None
@@ -67,10 +71,10 @@ class ScanPreprocess:
         _check_positive("spacing", self.spacing, float)
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
-        """The model's input and where it lies on the scan."""
+        """Return the model's input (C,*S) and its placement on the scan."""
         if self.window is not None and scan.display_range is not None:
             raise PreprocessError(
-                f"{scan.name}: it is behind a window already, and the preprocessing has one of its own; leave out one of them"
+                f"{scan.name}: a window is already applied, and the preprocessing has another one; remove one of them"
             )
         placement = Placement.identity(scan.shape)
         if self.orientation is not None:
@@ -79,7 +83,7 @@ class ScanPreprocess:
         spacing = scan.spacing
         if self.spacing is not None:
             if spacing is None:
-                raise ImageError(f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are")
+                raise ImageError(f"{scan.name}: spacing= needs a scan with a known voxel size")
             target_spacing = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
             size = [
                 max(1, round(n * length / target))
@@ -99,26 +103,26 @@ class ScanPreprocess:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What is done, in order, in words."""
+        """Descriptions of the operations, in order."""
         mode_note = "" if self.interpolation == "linear" else f" ({self.interpolation})"
         descriptions = {
-            "orientation": f"turned to {self.orientation}",
+            "orientation": f"reoriented to {self.orientation}",
             "spacing": f"resampled to {_format_sizes(self.spacing)} mm{mode_note}",
             "window": f"window: {self.window}",
             "resize": f"resized to {_format_sizes(self.resize)}{mode_note}",
-            "crop": f"the middle {_format_sizes(self.crop)}, filled with {self.fill:g}",
+            "crop": f"center crop {_format_sizes(self.crop)}, padded with {self.fill:g}",
             "normalize": f"normalized: {self.normalize}",
             "non_finite_fill": f"NaN and infinity replaced by {self.non_finite_fill}",
         }
         return tuple(description for name, description in descriptions.items() if getattr(self, name) is not None)
 
     def _convert_to_channels(self, scan: Scan) -> Any:
-        """(C,*S)"""
+        """Return the values as (C,*S)."""
         if scan.is_color:
             if self.window is not None:
-                raise ImageError(f"{scan.name}: a window is for grey values, and this scan is in colour")
+                raise ImageError(f"{scan.name}: a window needs gray values, and this scan is in color")
             if self.channels not in (1, 3):
-                raise ImageError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
+                raise ImageError(f"{scan.name} is in color: channels={self.channels}; expected 3, or 1 for gray")
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
             gray = np.tensordot(LUMINANCE_WEIGHTS, values, 1)[None]
             return gray if self.channels == 1 else values
@@ -126,9 +130,7 @@ class ScanPreprocess:
         if np.isfinite(values).all():
             return values
         if self.non_finite_fill is None:
-            raise ImageError(
-                f"{scan.name} holds NaN or infinity: set non_finite_fill to the number that replaces them, such as non_finite_fill=0"
-            )
+            raise ImageError(f"{scan.name} holds NaN or infinity: set their replacement, such as non_finite_fill=0")
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
     def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
@@ -184,12 +186,12 @@ def _check_positive(name: str, value: Any, number_type: type) -> None:
 
 
 def _format_sizes(value: Any) -> str:
-    """`64`, `64 x 64 x 32`"""
+    """Format sizes as `64` or `64 x 64 x 32`."""
     return " x ".join(f"{number:g}" for number in (value if isinstance(value, tuple | list) else (value or 0,)))
 
 
 def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
-    """One for each axis."""
+    """Return one number per axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
     if len(numbers) != n_axes:
         raise ImageError(
@@ -198,13 +200,13 @@ def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
     return numbers
 
 
-AXIS_SIDES = ("LR", "PA", "IS")  # of millimetres that grow to the right, to the front and up: less, more
+AXIS_SIDES = ("LR", "PA", "IS")  # low and high end of each RAS+ axis
 
 
 def get_axis_codes(affine: Affine) -> str:
-    """(4,4) -> such as "LPS": the side that each array axis leads to, of an oblique volume the nearest.
+    """Return the axis codes of an affine (4,4), such as "LPS": the side that each array axis leads to.
 
-    Each side is taken once: the axis that follows one most closely has it.
+    For an oblique volume it is the nearest side. Each side is used once, by the axis that follows it most closely.
     """
     columns = np.asarray(affine[:3, :3], np.float64)
     cosines = columns / np.linalg.norm(columns, axis=0)
@@ -217,11 +219,11 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """A volume with its axes reordered and flipped so that they lead to the `axis_codes` sides, and where it lies on the scan."""
+    """Reorder and flip a volume's axes to lead to the `axis_codes` sides and return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         raise ImageError(
-            f"{scan.name}: orientation={axis_codes!r} is for volumes that say where they lie; this is "
-            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without a place in the world'}"
+            f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is "
+            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without an affine'}"
         )
     scan_codes, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
     if len(axis_codes) != 3 or {sides.get(letter) for letter in axis_codes.upper()} != set(AXIS_SIDES):
