@@ -111,7 +111,7 @@ def own_audit(folder: Path) -> Path:
     (folder / "audit.json").write_text(json.dumps(plan))
     (folder / "log.jsonl").write_text('{"event": "begun", "time": "now"}\n')
     (folder / "stages" / "check.json").write_text('{"tested": true, "reason": ""}')
-    for name in ("maps", "faithfulness/0/maps", "localise/0"):
+    for name in ("maps", "faithfulness/0/maps", "localization/0"):
         store = RunStore(folder / name)
         with store.open_run(FACTS):
             store.write_part(0, rows_of(0))
@@ -128,7 +128,7 @@ def logged_audit(folder: Path) -> Path:
     from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_files, log_stage_start
 
     own_audit(folder)
-    for stage in ("check", "explain", "faithfulness", "localise", REPORT_STAGE):
+    for stage in ("check", "explain", "faithfulness", "localization", REPORT_STAGE):
         log_stage_start(folder, stage, [0])
         log_stage_files(folder, stage)
     return folder
@@ -159,11 +159,11 @@ def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_pat
     for name in FOREIGN:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
-    (folder / "localise" / "1").symlink_to(tmp_path)
+    (folder / "localization" / "1").symlink_to(tmp_path)
     before = files_below(folder)
     with pytest.raises(OutputError, match="nothing was replaced or removed") as error:
         remove_outputs(folder)
-    for name in (*FOREIGN, "localise/1 (a link)"):
+    for name in (*FOREIGN, "localization/1 (a link)"):
         assert name in str(error.value)
     assert files_below(folder) == before
 
@@ -273,7 +273,7 @@ def test_a_part_of_another_run_is_not_counted_as_done(tmp_path):
     with store.open_run(FACTS):
         store.write_part(1, rows_of(1))
         (stale.parts_folder / "part-00000000.parquet").rename(store.part_path(0))
-        assert store.select_own_parts([0, 1]) == [1]
+        assert store.select_parts_of_run([0, 1]) == [1]
 
 
 def _hold(folder, ready):

@@ -445,7 +445,7 @@ def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
     monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 100))
     table = pa.table({"row": list(range(11))})
     pieces = list(
-        ray_engine._split_into_deals(
+        ray_engine._iter_job_groups(
             [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
         )
     )
@@ -461,7 +461,7 @@ def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
     assert (
         len(
             list(
-                ray_engine._split_into_deals(
+                ray_engine._iter_job_groups(
                     [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
                 )
             )

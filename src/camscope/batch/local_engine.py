@@ -131,7 +131,7 @@ def list_open_tasks(
 ) -> tuple[list[ChunkTask], BatchOutcome]:
     """List the tasks that remain, and return them with the outcome of the parts that exist."""
     sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.row_range(chunk)]}
-    done = store.select_own_parts(sorted(sizes.keys() & store.finished_chunks()))
+    done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
     outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
     outcome.add_failures(store.count_failures(done))
     retries: dict[int, tuple[int, ...]] = {}

@@ -68,7 +68,7 @@ def run_chunks_on_ray(
         n_actors, num_cpus = plan_actor_pool(ray.nodes(), num_workers, on_cuda)
         payload_ref = ray.put(_pickle_payload(worker, store, num_threads or num_cpus))
         attempt_counter = start_attempt_counter(ray, MAX_ATTEMPTS_PER_CHUNK)
-        for jobs, rows in _split_into_deals(tasks, plan, worker.manifest.table):
+        for jobs, rows in _iter_job_groups(tasks, plan, worker.manifest.table):
             actor_kwargs = {
                 "payload_refs": [payload_ref],  # in lists, so that Ray passes references and not the objects
                 "row_refs": [ray.put(rows)],
@@ -88,7 +88,7 @@ def run_chunks_on_ray(
     return outcome
 
 
-def _split_into_deals(
+def _iter_job_groups(
     open_tasks: Sequence[ChunkTask], plan: ChunkPlan, table: "pa.Table"
 ) -> "Iterator[tuple[list[dict[str, Any]], pa.Table]]":
     """Yield the chunks that are distributed at a time as jobs, with their rows of the manifest.
@@ -184,7 +184,7 @@ class ActorPayload:
         With `retry`, the rows are those of failed images, and they replace rows of the existing part.
         """
         outcome = BatchOutcome()
-        if not retry and self.store.select_own_parts(self.store.finished_chunks() & {chunk}):
+        if not retry and self.store.select_parts_of_run(self.store.finished_chunks() & {chunk}):
             # the worker that wrote it died before it could report
             outcome.record(table.num_rows, self.store.count_failures([chunk]), None, None)
             return outcome

@@ -289,7 +289,7 @@ class RunStore:
                 f"{self.folder}: the run {event} while this process worked on it; start again in another folder"
             )
 
-    def select_own_parts(self, chunks: Collection[int]) -> list[int]:
+    def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
         """Return the chunks whose part holds the identity of this run, or no identity."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
