@@ -165,7 +165,8 @@ class _Patients:
 def _check_study_arguments(n_images: int, seed: int, marker_share: float) -> None:
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
-            f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected two images at least, a seed from 0 up, and p in 0..1"
+            f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected at least two images, "
+            "a seed from 0 up, and a share in 0..1"
         )
 
 

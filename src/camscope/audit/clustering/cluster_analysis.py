@@ -202,7 +202,8 @@ def compute_level_enrichment(
             f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}: there is nothing to compare"
         )
     uncorrected = [_build_level_enrichment(cluster, level, part, level_mask)
-            for cluster, part in _drop_complement(cluster_masks).items() for level, level_mask in _drop_complement(level_masks).items()]  # fmt: skip
+            for cluster, part in _drop_complement(cluster_masks).items()
+            for level, level_mask in _drop_complement(level_masks).items()]  # fmt: skip
     corrected = adjust_holm([one.p_value for one in uncorrected])
     enrichments = [replace(one, corrected_p_value=p) for one, p in zip(uncorrected, corrected, strict=True)]
     return tuple(sorted(enrichments, key=lambda one: one.p_value))

@@ -142,7 +142,8 @@ def cluster_maps(
     counts = sorted(set(cluster_counts))
     if not counts or counts[0] < 2 or not blur_fraction >= 0:
         raise InputError(
-            f"cluster_counts={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+            f"cluster_counts={tuple(cluster_counts)}, blur_fraction={blur_fraction}: "
+            "expected numbers of clusters, 2 or more, and a width from 0 up"
         )
     pooled = pool_maps(maps, grid_size, sign)
     points, has_heat = smooth_and_normalize(pooled, merge_left_right, blur_fraction)
@@ -274,7 +275,8 @@ def _choose_n_clusters(partitions: tuple[Partition, ...]) -> tuple[int, str]:
     )
     return (
         1,
-        f"no number of clusters is both stable ({_format_cluster_counts(stable)}) and separate ({_format_cluster_counts(separate)})",
+        f"no number of clusters is both stable ({_format_cluster_counts(stable)}) and "
+        f"separate ({_format_cluster_counts(separate)})",
     )
 
 

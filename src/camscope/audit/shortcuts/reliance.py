@@ -118,7 +118,8 @@ def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
     are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
-    return f"{_describe_missable_share(compute_min_detectable_prevalence(n_patients))}: {are_needed} needed for {100 * prevalence:g} %"
+    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    return f"{missable}: {are_needed} needed for {100 * prevalence:g} %"
 
 
 def compute_min_patients_for_absence(prevalence: float) -> int:
@@ -266,7 +267,8 @@ def _explain_no_counted_effect(insertions: Sequence[SupportsEffect], removals: S
             or f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
     if removal_effects:
-        return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {max(effect.n_groups for effect in removal_effects)}"
+        n_patients = max(effect.n_groups for effect in removal_effects)
+        return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {n_patients}"
     reasons = dict.fromkeys(effect.effect.reason for effect in (*insertions, *removals) if effect.effect.reason)
     return "; ".join(reasons) or "there is no insertion or removal that counts"
 

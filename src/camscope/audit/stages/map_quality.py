@@ -181,8 +181,8 @@ def _run_randomization_test(
         result = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
     except (NonFiniteError, UndefinedError) as error:
         return RandomizationTest(
-            method=explainer.full_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(), passes=None,
-            reason=str(error), control=control,
+            method=explainer.full_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(),
+            passes=None, reason=str(error), control=control,
         )  # fmt: skip
     return RandomizationTest(
         method=explainer.full_name,

@@ -124,8 +124,9 @@ def _predict_batch(
     except Exception as error:
         if len(images) == 1 and is_out_of_memory(error):  # a problem of the machine, not of the image
             raise RunError(
-                f"{context.cohort.ids[images[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; free some memory or take a "
-                "smaller input, and start again: the audit goes on"
+                f"{context.cohort.ids[images[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; "
+                "free some memory "
+                "or take a smaller input, and start again: the audit goes on"
             ) from error
         if len(images) == 1:
             yield images[0], f"the model fails: {error if isinstance(error, NonFiniteError) else type(error).__name__}"
