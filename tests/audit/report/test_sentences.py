@@ -58,8 +58,18 @@ REGION, FINDING = "token", "nodule"
 def without_figures(monkeypatch):
     """Figures take seconds, and say nothing here."""
     module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
-    names = ("performance", "localization", "faithfulness", "sanity", "robustness", "attribution_mass", "interventions", "masked_auroc",
-             "leakage", "clusters")  # fmt: skip
+    names = (
+        "performance",
+        "localization",
+        "faithfulness",
+        "sanity",
+        "robustness",
+        "attribution_mass",
+        "interventions",
+        "masked_auroc",
+        "leakage",
+        "clusters",
+    )
     monkeypatch.setattr(module, "draw_figures", lambda summary: dict.fromkeys(names, ()))
 
 
@@ -114,7 +124,9 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
-        elif found := re.match(r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said):
+        elif found := re.match(
+            r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said
+        ):
             assert int(found[1]) == len(about) > 0
             assert not tested
         elif said.startswith("The only question"):
@@ -175,9 +187,13 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
     every = (*[effect(random, "insert")][: random.integers(2)], *removals)
     marker = bool(random.integers(2))
     shortcut = full().shortcut.model_copy(
-        update={"region_counts": {REGION: 80}, "markers_by_finding": {FINDING: (REGION,) if marker else ()}, "interventions": every,
-                "subgroup_differences": ()}
-    )  # fmt: skip
+        update={
+            "region_counts": {REGION: 80},
+            "markers_by_finding": {FINDING: (REGION,) if marker else ()},
+            "interventions": every,
+            "subgroup_differences": (),
+        }
+    )
     (one,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
     ways = {
         "insertion": [each for each in every if each.kind == "insert"],
@@ -339,9 +355,7 @@ def test_no_count_of_patients_exceeds_that_of_images():
 def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
     check = full().check.model_copy(update={"has_patient_column": grouped, "n_patients": 12})
     said = text(describe_patient_grouping(check))
-    assert said.startswith(
-        "The images come from 12 patients." if grouped else "No column identifies the patient"
-    )
+    assert said.startswith("The images come from 12 patients." if grouped else "No column identifies the patient")
     (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
     assert not any(
@@ -477,7 +491,10 @@ def test_why_a_column_cannot_be_told_is_so(seed):
             {"declarations": 3, "declared_before_results": True},
             "3 different configs were declared in this folder: this is the first",
         ),
-        ({"declarations": 3, "declared_before_results": False}, "declared when results of another config were available"),
+        (
+            {"declarations": 3, "declared_before_results": False},
+            "declared when results of another config were available",
+        ),
     ],
 )
 def test_margins_are_said_to_be_declared_first_only_where_they_were(provenance, said):
@@ -520,7 +537,10 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
             StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
         )
     )
-    assert said == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
+    assert (
+        said
+        == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
+    )
     assert "0.9" in text(
         describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
     )
