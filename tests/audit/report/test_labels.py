@@ -16,8 +16,17 @@ from tests.audit_summary import full, nothing, num, verdict
 
 
 def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
-    judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "contradicts", num(-0.2, 0.1), 0.0,
-                     "faithfulness", "gradcam")  # fmt: skip
+    judged = verdict(
+        "faithfulness",
+        "The maps of gradcam show it.",
+        "nodule",
+        "not supported",
+        "contradicts",
+        num(-0.2, 0.1),
+        0.0,
+        "faithfulness",
+        "gradcam",
+    )
     html = render_page(nothing().model_copy(update={"verdicts": (judged,)}))
     tally = [
         " ".join(re.sub(r"<[^>]*>", " ", row).split())
@@ -40,10 +49,18 @@ def test_every_question_is_about_something():
 def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
     rows = [
         verdict("shortcut", name, "f", word, "contradicts", num(1.0, 0.1), 0.1, "shortcut", name)
-        for name, word in (("a", "supported"), ("b", "supported"), ("c", "supported"), ("d", "not supported"), ("e", "supported"))
-    ]  # fmt: skip
+        for name, word in (
+            ("a", "supported"),
+            ("b", "supported"),
+            ("c", "supported"),
+            ("d", "not supported"),
+            ("e", "supported"),
+        )
+    ]
     made = group_overlapping_verdicts(rows, {"f": [["a", "d"], ["b", "e"]]})
     assert [("".join(row.claim for row in one.verdicts), one.regions_overlap) for one in made] == [
-        ("a", True), ("be", True), ("cd", False),
-    ]  # fmt: skip
+        ("a", True),
+        ("be", True),
+        ("cd", False),
+    ]
     assert [len(one.verdicts) for one in group_overlapping_verdicts(rows, {})] == [5]

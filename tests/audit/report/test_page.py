@@ -631,7 +631,7 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
             build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
         )
         assert (image.image_data_uri is not None) is allowed
-        assert ("text may be part" in image.missing_reason) is not allowed
+        assert ("text may be burned into it" in image.missing_reason) is not allowed
 
 
 def test_norms_are_mapped_to_sections_that_there_are():

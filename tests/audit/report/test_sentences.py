@@ -58,8 +58,18 @@ REGION, FINDING = "token", "nodule"
 def without_figures(monkeypatch):
     """Figures take seconds, and say nothing here."""
     module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
-    names = ("performance", "localization", "faithfulness", "sanity", "robustness", "attribution_mass", "interventions", "masked_auroc",
-             "leakage", "clusters")  # fmt: skip
+    names = (
+        "performance",
+        "localization",
+        "faithfulness",
+        "sanity",
+        "robustness",
+        "attribution_mass",
+        "interventions",
+        "masked_auroc",
+        "leakage",
+        "clusters",
+    )
     monkeypatch.setattr(module, "draw_figures", lambda summary: dict.fromkeys(names, ()))
 
 
@@ -177,9 +187,13 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
     every = (*[effect(random, "insert")][: random.integers(2)], *removals)
     marker = bool(random.integers(2))
     shortcut = full().shortcut.model_copy(
-        update={"region_counts": {REGION: 80}, "markers_by_finding": {FINDING: (REGION,) if marker else ()}, "interventions": every,
-                "subgroup_differences": ()}
-    )  # fmt: skip
+        update={
+            "region_counts": {REGION: 80},
+            "markers_by_finding": {FINDING: (REGION,) if marker else ()},
+            "interventions": every,
+            "subgroup_differences": (),
+        }
+    )
     (one,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
     ways = {
         "insertion": [each for each in every if each.kind == "insert"],

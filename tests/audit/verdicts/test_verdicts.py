@@ -278,7 +278,7 @@ def test_of_maps_that_show_nothing_it_is_said_that_they_do_not():
     )
     assert "no image has it" in _summarize_values(np.array([]), [], 0.1, "chance", subject).reason
     dark = {"method": "gradcam", "layer": "a", "metric": "enrichment", "value": None, "control": False, "row": 0}
-    nothing = {"imputation": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
+    nothing = {"imputation": None, "parameters_digest": None, "target": None, PATIENT_COLUMN: 0}
     rows = [{**dark, **nothing, "row": n, "reason": why} for n, why in enumerate(("dark", "dark", "gone"))]
     (line,) = summarize_metrics(pyarrow.Table.from_pylist(rows), "nodule", n_resamples=200, seed=0)
     assert line.value.reason == "no map has a value: dark"

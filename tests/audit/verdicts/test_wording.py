@@ -159,9 +159,15 @@ def randomised(method: str, passes: bool | None, finding: str = "nodule", patien
         final_similarity=end,
     )
     return RandomizationTest(
-        method=method, finding=finding, part_names=("fc",), seeds=(0,), similarities=(similar,), passes=passes,
-        reason="nothing to compare" if passes is None else "", control=method == "edges",
-    )  # fmt: skip
+        method=method,
+        finding=finding,
+        part_names=("fc",),
+        seeds=(0,),
+        similarities=(similar,),
+        passes=passes,
+        reason="nothing to compare" if passes is None else "",
+        control=method == "edges",
+    )
 
 
 def test_maps_of_zeros_are_not_accused_of_ignoring_the_training():
@@ -303,12 +309,19 @@ def ranking(**over: tuple[float, ...]) -> Summary:
     """Of each metric, fill by fill, by how much it is better than the best map that knows nothing, ± 0.1."""
     lines = [
         MetricSummary(
-            metric=metric.replace("_", "-"), method="gradcam", layer=None, finding="nodule", control=False, better_direction="more",
-            imputation=fill, value=num(0.5, 0.1), difference_to_control=num(gap, 0.1),
+            metric=metric.replace("_", "-"),
+            method="gradcam",
+            layer=None,
+            finding="nodule",
+            control=False,
+            better_direction="more",
+            imputation=fill,
+            value=num(0.5, 0.1),
+            difference_to_control=num(gap, 0.1),
         )
         for metric, gaps in over.items()
         for gap, fill in zip(gaps, ("mean", "blur") if len(gaps) > 1 else (None,), strict=False)
-    ]  # fmt: skip
+    ]
     return with_part("faithfulness", metric_summaries=tuple(lines))
 
 
@@ -317,22 +330,33 @@ def ranking(**over: tuple[float, ...]) -> Summary:
     [
         (
             {"deletion": (0.4, 0.3), "insertion": (0.5, 0.2), "road": (0.6,), "lerf_morf_gap": (0.3, 0.9)},
-            "supported", 0.2, "reported: insertion under blur",
+            "supported",
+            0.2,
+            "reported: insertion under blur",
         ),
         (
             {"deletion": (-0.4, -0.3), "insertion": (0.05, 0.0), "road": (-0.2,), "lerf_morf_gap": (0.0, 0.0)},
-            "not supported", -0.4, "deletion and road contradict the maps",
+            "not supported",
+            -0.4,
+            "deletion and road contradict the maps",
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
-            "not testable", -0.4, "the metrics do not all agree: deletion supports the maps; insertion contradicts",
+            "not testable",
+            -0.4,
+            "the metrics do not all agree: deletion supports the maps; insertion contradicts",
         ),
         ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion contradicts the maps"),
-        ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road supports the maps; deletion neither supports"),
+        (
+            {"deletion": (0.4, -0.3), "road": (0.5,)},
+            "not testable",
+            -0.3,
+            "road supports the maps; deletion neither supports",
+        ),
         ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval includes the margin"),
         ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval includes the margin"),
     ],
-)  # fmt: skip
+)
 def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, shown, reason):
     found = one_of(ranking(**over), "faithfulness")
     assert (found.conclusion, found.effect.value) == (word, shown)
