@@ -360,7 +360,9 @@ def flip(path):
 def test_an_audit_of_another_schema_is_one_clear_error(copied):
     text = (copied / "summary.json").read_text()
     (copied / "summary.json").write_text(text.replace('"camscope/audit/2"', '"camscope/audit/1"'))
-    with pytest.raises(InputError, match=r"schema 'camscope/audit/1', expected 'camscope/audit/2'.*run the audit again"):
+    with pytest.raises(
+        InputError, match=r"schema 'camscope/audit/1', expected 'camscope/audit/2'.*run the audit again"
+    ):
         audit.AuditRun(copied)
 
 

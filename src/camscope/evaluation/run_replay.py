@@ -126,9 +126,7 @@ class RunReplay:
                 **settings,
             )
         except Exception as error:  # a setting may be text that the method rejects
-            raise InputError(
-                f"{title} cannot be rebuilt from the settings in the run; {EXPLAINERS_HINT}"
-            ) from error
+            raise InputError(f"{title} cannot be rebuilt from the settings in the run; {EXPLAINERS_HINT}") from error
         if hash_parameters(explainer.parameters) != digest:
             raise InputError(f"{title} has settings that cannot be restored from the run; {EXPLAINERS_HINT}")
         return explainer
