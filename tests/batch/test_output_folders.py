@@ -111,7 +111,7 @@ def own_audit(folder: Path) -> Path:
     (folder / "audit.json").write_text(json.dumps(plan))
     (folder / "log.jsonl").write_text('{"event": "begun", "time": "now"}\n')
     (folder / "stages" / "check.json").write_text('{"tested": true, "reason": ""}')
-    for name in ("maps", "faithfulness/0/maps", "localise/0"):
+    for name in ("maps", "faithfulness/0/maps", "localization/0"):
         store = RunStore(folder / name)
         with store.open_run(FACTS):
             store.write_part(0, rows_of(0))
@@ -128,7 +128,7 @@ def logged_audit(folder: Path) -> Path:
     from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_files, log_stage_start
 
     own_audit(folder)
-    for stage in ("check", "explain", "faithfulness", "localise", REPORT_STAGE):
+    for stage in ("check", "explain", "faithfulness", "localization", REPORT_STAGE):
         log_stage_start(folder, stage, [0])
         log_stage_files(folder, stage)
     return folder
@@ -159,11 +159,11 @@ def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_pat
     for name in FOREIGN:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
-    (folder / "localise" / "1").symlink_to(tmp_path)
+    (folder / "localization" / "1").symlink_to(tmp_path)
     before = files_below(folder)
     with pytest.raises(OutputError, match="nothing was replaced or removed") as error:
         remove_outputs(folder)
-    for name in (*FOREIGN, "localise/1 (a link)"):
+    for name in (*FOREIGN, "localization/1 (a link)"):
         assert name in str(error.value)
     assert files_below(folder) == before
 
@@ -180,7 +180,7 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     with store.open_run(FACTS):
         store.write_part(0, rows_of(0))
     before = files_below(folder)
-    with pytest.raises(OutputError, match=rf"not of an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
+    with pytest.raises(OutputError, match=rf"not written by an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
         remove_outputs(folder)
     assert files_below(folder) == before
 
@@ -226,7 +226,7 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
 
     folder = own_audit(tmp_path / "audit")
     (folder / name).write_text('{"mine": 1}')
-    with pytest.raises(OutputError, match="not of an audit"):
+    with pytest.raises(OutputError, match="not written by an audit"):
         remove_outputs(folder)
     assert (folder / name).read_text() == '{"mine": 1}'
     assert RunStore(folder / "faithfulness" / "0" / "maps").finished_chunks() == {0}, (
