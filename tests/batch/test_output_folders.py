@@ -180,7 +180,7 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     with store.open_run(FACTS):
         store.write_part(0, rows_of(0))
     before = files_below(folder)
-    with pytest.raises(OutputError, match=rf"not of an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
+    with pytest.raises(OutputError, match=rf"not written by an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
         remove_outputs(folder)
     assert files_below(folder) == before
 
@@ -195,7 +195,7 @@ def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path)
     folder = logged_audit(tmp_path / "audit")
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     before = files_below(folder)
-    with pytest.raises(OutputError, match=rf"changed since the audit wrote it: {name}; nothing"):
+    with pytest.raises(OutputError, match=rf"changed since: {name}; nothing"):
         remove_outputs(folder)
     assert files_below(folder) == before
 
@@ -226,7 +226,7 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
 
     folder = own_audit(tmp_path / "audit")
     (folder / name).write_text('{"mine": 1}')
-    with pytest.raises(OutputError, match="not of an audit"):
+    with pytest.raises(OutputError, match="not written by an audit"):
         remove_outputs(folder)
     assert (folder / name).read_text() == '{"mine": 1}'
     assert RunStore(folder / "faithfulness" / "0" / "maps").finished_chunks() == {0}, (
