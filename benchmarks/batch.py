@@ -132,7 +132,7 @@ def _bare(model: nn.Module, paths: Sequence[Path]) -> int:
 
 def _ours(model: nn.Module, layer: str, paths: Sequence[Path], folder: Path, drawn: bool) -> int:
     from camscope import GradCAM
-    from camscope.batch import run_batch
+    from camscope.batch import BatchOptions, run_batch
 
     tool = GradCAM(model, layer, preprocess=_preprocess())
     outcome = run_batch(
@@ -140,9 +140,9 @@ def _ours(model: nn.Module, layer: str, paths: Sequence[Path], folder: Path, dra
         list(paths),
         folder,
         batch_size=BATCH,
-        overlay_format="jpg" if drawn else None,
+        overlays="jpg" if drawn else None,
+        options=BatchOptions(chunk_size=64),
         overwrite=True,
-        chunk_size=64,
     )
     return outcome.n_processed
 

@@ -85,7 +85,7 @@ def started(folder: Path, output: str, *more: str) -> "subprocess.Popen[bytes]":
     words = [
         "batch",
         str(folder / "list.csv"),
-        "--method",
+        "--methods",
         "gradcam,layercam",
         "-o",
         str(folder / output),

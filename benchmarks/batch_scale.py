@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camscope import GradCAM
-from camscope.batch import BatchOutcome, build_manifest, run_batch
+from camscope.batch import BatchOptions, BatchOutcome, build_manifest, run_batch
 
 CHUNK, PIECE = 256, 10_000
 
@@ -67,7 +67,7 @@ def many_rows(rows: int, folder: Path) -> None:
                 flush=True,
             )
 
-    run_batch(tool, images, folder / "run", batch_size=64, chunk_size=CHUNK, on_progress=told)
+    run_batch(tool, images, folder / "run", options=BatchOptions(chunk_size=CHUNK), batch_size=64, on_progress=told)
 
 
 def long_manifest(rows: int, folder: Path) -> None:
@@ -80,7 +80,9 @@ def long_manifest(rows: int, folder: Path) -> None:
     manifest = build_manifest(path)
     print(f"a manifest of {rows} rows: read in {time.perf_counter() - begin:.1f} s, {resident() - before:.0f} MB")
     begin = time.perf_counter()
-    run_batch(tool, manifest, folder / "run", chunk_size=CHUNK, shard=(rows // CHUNK, rows // CHUNK + 1))
+    run_batch(
+        tool, manifest, folder / "run", options=BatchOptions(chunk_size=CHUNK, shard=(rows // CHUNK, rows // CHUNK + 1))
+    )
     print(f"planned, its last part of {-(-rows // CHUNK)} worked off: {time.perf_counter() - begin:.1f} s")
     parts = folder / "run" / "parts"
     made = parts / f"part-{rows // CHUNK:08d}.parquet"
@@ -88,7 +90,7 @@ def long_manifest(rows: int, folder: Path) -> None:
         shutil.copyfile(made, parts / f"part-{chunk:08d}.parquet")
     made.unlink()
     begin = time.perf_counter()
-    outcome = run_batch(tool, path, folder / "run", chunk_size=CHUNK)
+    outcome = run_batch(tool, path, folder / "run", options=BatchOptions(chunk_size=CHUNK))
     print(f"resumed from the file: {time.perf_counter() - begin:.1f} s, {outcome.n_done_before} rows were there")
 
 

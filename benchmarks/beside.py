@@ -38,7 +38,7 @@ def beside_peers(
     for name in peers.TOOLS:
         try:
             with peers.open_tool(name, case, method) as tool:
-                heat = tool.attribution(tool.run()).detach().clone()
+                heat = tool.to_maps(tool.run()).detach().clone()
                 ours = heat if name == OURS else ours
                 alone = name == OURS or tool.drawn or ours is None
                 found[name] = agreement(heat, tool.finish(ours)) if ours is not None and not alone else Agreement()

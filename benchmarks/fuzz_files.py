@@ -35,7 +35,7 @@ from camscope.audit.comparability import _load_provenance
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
 from camscope.audit.verification.verify import verify_audit
-from camscope.batch import build_manifest
+from camscope.batch import BatchOptions, build_manifest
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.select import read_selection as read_choice
@@ -272,7 +272,10 @@ def _sound_run() -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run_batch(
-            GradCAM(Bright().eval(), "layer", preprocess=preprocess), folder / "images", folder / "run", chunk_size=3
+            GradCAM(Bright().eval(), "layer", preprocess=preprocess),
+            folder / "images",
+            folder / "run",
+            options=BatchOptions(chunk_size=3),
         )
     return folder / "run"
 

@@ -32,7 +32,7 @@ from benchmarks.leaderboard_page import FIRST, PAGE, Results, page
 from benchmarks.prices import price
 from benchmarks.trained import BOXES, DATA, boxed, listed
 from camscope import load_model
-from camscope.batch import run_batch
+from camscope.batch import BatchOptions, run_batch
 from camscope.errors import CamscopeError
 from camscope.evaluation import evaluate
 from camscope.explainers import METHODS, Explainer
@@ -147,7 +147,12 @@ class Board:
         print(f"{self.name}: {', '.join(tool.full_name for tool in tools)}", flush=True)
         begin, chunk = time.process_time(), CHUNK if len(tools) == 1 else 2 * CHUNK
         made = run_batch(
-            tools, listed(self.folder / file, numbers), place / "run", root="", batch_size=4, chunk_size=chunk
+            tools,
+            listed(self.folder / file, numbers),
+            place / "run",
+            options=BatchOptions(chunk_size=chunk),
+            root="",
+            batch_size=4,
         )
         if made.n_processed and len(tools) == 1:
             spent = (time.process_time() - begin) / made.n_processed

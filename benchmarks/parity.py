@@ -78,11 +78,11 @@ def _against(
         place = f"{case.name} `{case.layer}`"
         try:
             with peers.open_tool(peer, case, method) as tool, seeded():
-                theirs = tool.attribution(tool.run()).detach().clone()
+                theirs = tool.to_maps(tool.run()).detach().clone()
                 if tool.drawn:
                     return {}, {}, "drawn by lot, or in no order"
             with peers.open_tool(OURS, case, method) as own:
-                ours = own.attribution(own.run())
+                ours = own.to_maps(own.run())
             _add(plain, place, theirs, tool.finish(ours))
             if choice is not None:
                 with seeded():

@@ -27,7 +27,7 @@ class Trial:
 def maps(tool: str, case: Case, method: str) -> Tensor:
     """A tool's maps of one batch."""
     with peers.open_tool(tool, case, method) as opened:
-        return opened.attribution(opened.run()).detach().clone()
+        return opened.to_maps(opened.run()).detach().clone()
 
 
 def negative_score(deviation: Deviation, files: Sequence[str], device: str) -> Trial:

@@ -25,14 +25,14 @@ def unchanged(heat: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Tool:
-    """`run`: the work that is timed; `heat`: its result as maps (N,*s), at the layer's resolution and signed or not.
+    """`run`: the work that is timed; `to_maps`: its result as maps (N,*s), at the layer's resolution and signed or not.
 
     `finish`: what this toolkit does to a map where it lets nobody have it before; done to camscope's too, to compare.
     `drawn`: the map is drawn by lot, so that there is nothing to compare.
     """
 
     run: Callable[[], Any]
-    heat: Callable[[Any], Tensor]
+    to_maps: Callable[[Any], Tensor]
     finish: Callable[[Tensor], Tensor] = unchanged
     drawn: bool = False
 

@@ -24,13 +24,13 @@ def main(folder: Path, count: int = 24) -> None:
     # One row for each image and method; both methods share a forward and a backward pass.
     model = load_model("phantom")  # or any nn.Module of yours, with preprocess=weights.transforms()
     tools = [GradCAM(model), LayerCAM(model)]
-    outcome = run_batch(tools, images, folder / "heatmaps", batch_size=8, overlay_format="jpg")
+    outcome = run_batch(tools, images, folder / "heatmaps", overlays="jpg", batch_size=8)
     print(f"{outcome.n_processed} images, {outcome.n_failures} without a map")
     for reason, times in outcome.failure_counts.items():
         print(f"  {times} x {reason}")
 
     # Killed at any instant, or just started again: what is done is not done twice.
-    again = run_batch(tools, images, folder / "heatmaps", batch_size=8, overlay_format="jpg")
+    again = run_batch(tools, images, folder / "heatmaps", overlays="jpg", batch_size=8)
     print(f"started again: {again.n_done_before} were there, {again.n_processed} to do")
 
     # The rows are a Parquet dataset, an Arrow table, or explanations one by one.

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.batch import BatchOutcome, BatchRun, run_batch
+from camscope.batch import BatchOptions, BatchOutcome, BatchRun, run_batch
 from camscope.phantom import draw_radiograph
 
 FINDINGS = (None, "nodule", "effusion", "pneumothorax")
@@ -30,11 +30,13 @@ def main(folder: Path, count: int = 32) -> None:
     # Each worker gets a copy of the explainer, and works off one part of eight images after the other.
     # address="HOST:PORT" is a cluster's; without it Ray starts on this machine, and ends with the run.
     tool, output = GradCAM(load_model("phantom")), folder / "heatmaps"
-    outcome = run_batch(tool, images, output, chunk_size=8, engine="ray", num_workers=2, on_progress=told)
+    outcome = run_batch(
+        tool, images, output, options=BatchOptions(chunk_size=8, engine="ray", num_workers=2), on_progress=told
+    )
     print(f"{outcome.n_processed} images by Ray, {outcome.n_failures} without a map")
 
     # The parts are the ledger, whoever wrote them: the local engine finds nothing left to do.
-    again = run_batch(tool, images, output, chunk_size=8)
+    again = run_batch(tool, images, output, options=BatchOptions(chunk_size=8))
     print(f"{again.n_done_before} were there, {again.n_processed} to do")
     print(f"{len(BatchRun(output))} rows in {output}")
 

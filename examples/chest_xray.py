@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     print(f"{capture.name}: {pydicom.dcmread(capture).DerivationDescription}")
 
     # All of a folder: the run names no file.
-    run_batch(tool, files, folder / "run", ["nodule"], overlay_format="png", overwrite=True)
+    run_batch(tool, files, folder / "run", ["nodule"], overlays="png", overwrite=True)
     for row in BatchRun(folder / "run").table(["id", "path", "label", "probability"]).to_pylist():
         print(row)
 

@@ -1,4 +1,4 @@
-"""A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
+"""A summary of an audit as it could be: two findings, two methods, a marker that the model relies on, one stage skipped."""
 
 from camscope.audit.core.schema import (
     AttributionMass,
@@ -37,16 +37,16 @@ from camscope.audit.core.summary_values import collect_formulas
 
 FINDINGS = ("nodule", "effusion")
 CAM, PIXELS = "gradcam", "integratedgradients"
-CONTROLS = ("edges", "centre", "random")
+CONTROLS = ("edges", "center", "random")
 MARGINS = {
     "effect": 0.1,
-    "auroc": 0.05,
-    "useful": 0.7,
-    "blanked": 0.7,
+    "auroc_difference": 0.05,
+    "useful_auroc": 0.7,
+    "masked_auroc": 0.7,
     "enrichment": 1.5,
-    "mass": 0.05,
-    "robust": 0.5,
-    "leak": 0.6,
+    "mass_difference": 0.05,
+    "robustness_correlation": 0.5,
+    "leakage_auroc": 0.6,
 }
 SKIPPED = "the config skips it"
 
@@ -95,7 +95,7 @@ def answers(finding, auroc):
             SubgroupPerformance(column="site", level="C", n_positives=1, n_negatives=0, reason="too few patients, or images of one class only"),
         ),
         bins=tuple(ReliabilityPoint(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n_images=n) for p, o, n in bins),
-        subgroup_differences=levels(finding, values, MARGINS["auroc"]),
+        subgroup_differences=levels(finding, values, MARGINS["auroc_difference"]),
     )  # fmt: skip
 
 
@@ -123,18 +123,18 @@ def localise(findings):
     found = []
     for finding in findings:
         found += lines(
-            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "centre": 0.1033, "random": 0.0614}
+            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "center": 0.1033, "random": 0.0614}
         )
         found += lines(
-            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "centre": 1.4482, "random": 1.0021}
+            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "center": 1.4482, "random": 1.0021}
         )
         found += lines(
-            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "centre": 0.1081, "random": 0.0541}
+            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "center": 0.1081, "random": 0.0541}
         )
         found += lines(
             "peak-distance",
             finding,
-            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "centre": 27.9, "random": 39.4},
+            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "center": 27.9, "random": 39.4},
             better="less",
         )
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
@@ -142,7 +142,9 @@ def localise(findings):
         n_images=148,
         formulas=collect_formulas(found),
         metric_summaries=tuple(found),
-        subgroup_differences=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
+        subgroup_differences=tuple(
+            one for finding in findings for one in levels(finding, values, MARGINS["mass_difference"])
+        ),
     )
 
 
@@ -236,7 +238,7 @@ def shortcut(findings, ids):
     return ShortcutResult(
         region_counts={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
         missing_regions=(FlowStep(name="marker", n_rows=171, reason="its mask is empty"),
-                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one grey")),
+                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one gray")),
         overlaps=tuple(
             RegionOverlap(finding=finding, region=region, other_region=within, share=share, n_images=images)
             for finding in findings
@@ -252,7 +254,7 @@ def shortcut(findings, ids):
             MaskedAuroc(region="the organ", finding=finding, kind=kind, imputation=fill,
                     auroc=num(value - less, 0.0331, baseline=0.5, name="chance"))
             for finding in findings
-            for kind, value in (("blank", 0.9127), ("keep only", 0.7218))
+            for kind, value in (("mask", 0.9127), ("keep only", 0.7218))
             for fill, less in (("mean", 0.0), ("blur", 0.0213))
         ),
         subgroup_differences=tuple(
@@ -273,8 +275,8 @@ def shortcut(findings, ids):
         ),
         review_cases=tuple(
             ReviewCase(id=one, finding=findings[0], reason=why)
-            for one, why in zip(ids[:3], ("missed, and the map lies on the marker", "a twin of it is in the other split",
-                                          "inserting the marker turns the answer"), strict=False)
+            for one, why in zip(ids[:3], ("missed, and the map highlights the marker", "a duplicate of it is in the other split",
+                                          "inserting the marker reverses the prediction"), strict=False)
         ),
     )  # fmt: skip
 
@@ -305,10 +307,10 @@ def verdicts(findings):
         add(
             verdict(
                 "performance",
-                f"The model tells images with {finding} from those without.",
+                f"The model distinguishes images with {finding} from images without.",
                 finding,
                 "supported",
-                "for",
+                "supports",
                 num(0.9412, 0.0213649, baseline=0.5, name="chance"),
                 0.7,
                 "performance",
@@ -317,10 +319,10 @@ def verdicts(findings):
         add(
             verdict(
                 "performance by subgroup",
-                "It does so equally well whatever the site.",
+                f"The model detects {finding} equally well in all subgroups of site.",
                 finding,
                 "not supported",
-                "against",
+                "contradicts",
                 num(-0.0832, 0.0329),
                 0.05,
                 "performance",
@@ -330,11 +332,11 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "evidence",
-                f"The answer depends on the pixels of {finding} itself.",
+                "ground truth",
+                f"The prediction for {finding} depends on the pixels of {finding}.",
                 finding,
                 "supported",
-                "for",
+                "supports",
                 num(-0.9714, 0.0931, n=141, groups=88, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -344,10 +346,10 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The answer for {finding} relies on the region marker.",
+                f"The prediction for {finding} relies on the region marker.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(1.0831, 0.1241, n=164, groups=99, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -357,10 +359,10 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The answer for {finding} relies on the region the frame.",
+                f"The prediction for {finding} relies on the region the frame.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(0.6127, 0.0931, n=164, groups=99, baseline=0.0, name="no effect"),
                 0.1,
                 "shortcut",
@@ -369,11 +371,11 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "blanked organ",
-                f"The model still answers for {finding} when the organ is blanked.",
+                "masked organ",
+                f"The model still detects {finding} when the organ is masked.",
                 finding,
                 "supported",
-                "against",
+                "contradicts",
                 num(0.8914, 0.0331, baseline=0.5, name="chance"),
                 0.7,
                 "shortcut",
@@ -382,21 +384,21 @@ def verdicts(findings):
         )
         add(
             verdict(
-                "localisation",
-                f"The maps of {CAM} lie on {finding} more than chance would have it.",
+                "localization",
+                f"The maps of {CAM} highlight {finding} more than expected by chance.",
                 finding,
                 "supported",
-                "for",
-                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"),
+                "supports",
+                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="center"),
                 1.5,
-                "localisation",
+                "localization",
                 CAM,
             )
         )
         add(
             verdict(
-                "where the maps lie",
-                f"The maps of {CAM} for {finding} lie on the region marker.",
+                "attribution mass",
+                f"The maps of {CAM} for {finding} highlight the region marker.",
                 finding,
                 "not testable",
                 "neither",
@@ -404,13 +406,13 @@ def verdicts(findings):
                 1.5,
                 "shortcut",
                 f"marker · {CAM}",
-                "below the resolution of the maps: what a map does not show says nothing of the region",
+                "below the resolution of the maps: the map can neither show nor exclude it",
             )
         )
         add(
             verdict(
                 "faithfulness",
-                f"The maps of {CAM} show what the answer for {finding} depends on.",
+                f"The maps of {CAM} show what the prediction for {finding} depends on.",
                 finding,
                 "not testable",
                 "neither",
@@ -418,30 +420,30 @@ def verdicts(findings):
                 0.0,
                 "faithfulness",
                 CAM,
-                "the interval holds the margin: more images are needed to tell",
+                "the interval includes the margin: more images are needed",
             )
         )
         add(
             verdict(
                 "robustness",
-                "The maps stay where they are under changes that do not matter.",
+                "The maps stay stable under irrelevant changes of the image.",
                 finding,
                 "not testable",
                 "neither",
-                EstimateSummary(reason="there is nothing to test it with"),
+                EstimateSummary(reason="there are no data to test it"),
                 None,
                 "robustness",
                 "",
                 SKIPPED,
             )
         )
-    add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "for",
+    add(verdict("sanity", f"The maps of {CAM} depend on the trained weights.", findings[0], "supported", "supports",
                 num(0.1718, 0.0513, n=12, groups=12, baseline=0.4418, name="maps of different images",
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
-    add(verdict("leak", "The site can be read off the model's features.", findings[0], "supported", "neither",
+    add(verdict("leakage", "The site can be predicted from the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.6, "shortcut", "site"))  # fmt: skip
-    add(verdict("strategies", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
-                "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="one way of looking"), None, "clusters",
+    add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several clusters.", findings[0], "supported",
+                "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="a single cluster"), None, "clusters",
                 CAM))  # fmt: skip
     return tuple(made)
 
@@ -454,7 +456,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
     made = Summary(
         camscope_version="0.9.0",
         title=title,
-        intended_use="Does the classifier use the finding, or something that travels with it, in adults at two hospitals?",
+        intended_use="Does the classifier use the finding, or a confounder of it, in adults at two hospitals?",
         config_digest="9f2c41d7a0b35e68c1f4927d5b60e3a8",
         data_digest="41e07bd2935c86fa0d7e12c4b89f3560",
         seed=7,
@@ -510,13 +512,13 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
         verdicts=verdicts(findings),
         warnings=(
             "4 patients are in several splits: performance is too good.",
-            "The marker travels with the finding: site A has 118 of 148 positives.",
+            "The marker is correlated with the finding: site A has 118 of 148 positives.",
             "The cells of gradcam are 12.4 mm wide: the marker is below its resolution.",
             "Robustness was not tested.",
             "2 images have no map.",
             "14 images are MONOCHROME1 and were inverted.",
         ),
-        limitations=("The maps of gradcam have cells of 12.4 mm: nothing smaller can be told from its surroundings.",),
+        limitations=("The maps of gradcam have cells of 12.4 mm: smaller structures are not resolved.",),
     )  # fmt: skip
     return made.model_copy(update=changed)
 
@@ -527,7 +529,7 @@ def nothing():
     return full(
         check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localization=MetricsResult(**no),
         faithfulness=MetricsResult(**no), sanity=SanityResult(**no), robustness=MetricsResult(**no), shortcut=ShortcutResult(**no), verdicts=(),
-        warnings=(), limits=(), question="",
+        warnings=(), limitations=(), intended_use="",
     )  # fmt: skip
 
 

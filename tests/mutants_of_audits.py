@@ -37,13 +37,13 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    made = effect_sizes.estimate_insertion_effect("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
+    made = effect_sizes.estimate_insertion_effect("marker", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
     assert made.effect.low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    gone = [effect_sizes.estimate_removal_effect("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    gone = [effect_sizes.estimate_removal_effect("marker", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
     assert reliance.judge_reliance([], gone)[0] == "not testable"
     assert reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
@@ -59,14 +59,14 @@ def several_categories() -> None:
 
 def one_patient_has_most_of_the_images() -> None:
     made = effect_sizes.estimate_removal_effect(
-        "token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
+        "marker", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
     )
     assert made.effect.low is None
 
 
 OF_AUDITS = [
     Mutant(
-        "an interval without width of one patient", effect_sizes, "_build_effect", " and not made.is_dominated", "",
+        "an interval without width of one patient", effect_sizes, "_build_effect", " and not estimate.is_dominated", "",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
@@ -74,11 +74,11 @@ OF_AUDITS = [
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", model, "_judge_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", model, "_judge_reliance", "removals if is_marker else []", "removals",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
-        "one fill is enough", judged, "combine_decisions", "if len(words) == 1:", "if words:",
+        "one fill is enough", judged, "combine_decisions", "if len(conclusions) == 1:", "if conclusions:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
@@ -90,7 +90,7 @@ OF_AUDITS = [
         open_against_a_control,
     ),
     Mutant(
-        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "ways.get(spoken, [])", "every",
+        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "effects_by_kind.get(deciding_kind, [])", "counted",
         rules.test_the_effect_is_that_of_the_way_that_decided,
     ),
     Mutant(
@@ -102,7 +102,7 @@ OF_AUDITS = [
         few_patients_show_no_absence,
     ),
     Mutant(
-        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, own, *kinds)", "estimate_clustered_mean(values, own)",
+        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, receivers, *other_groups)", "estimate_clustered_mean(values, receivers)",
         one_donor,
     ),
     Mutant(
@@ -110,7 +110,7 @@ OF_AUDITS = [
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant(
-        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not tested.value", "if False",
+        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not n_tested.value", "if False",
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(

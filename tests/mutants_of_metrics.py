@@ -182,7 +182,7 @@ OF_METRICS = [
     Mutant(
         "within, not between",
         localization,
-        "_compute_otsu_threshold",
+        "compute_otsu_threshold",
         "between.argmax()",
         "between.argmin()",
         otsu_is_by_hand,

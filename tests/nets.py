@@ -1,11 +1,16 @@
 """Little networks with known answers, one for each way in which a layer can hold its map."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+DEVICE = torch.device(
+    os.environ.get("CAMSCOPE_DEVICE", "cpu")
+)  # of the networks and inputs below, and so of the axioms
 
 
 class Pooled(nn.Module):
@@ -93,13 +98,15 @@ class Case:
     input_shape: tuple[int, ...]
     grid: tuple[int, ...]
 
-    def make(self, samples: int = 2, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor]:
-        """The same network and the same inputs, every time."""
+    def make(
+        self, samples: int = 2, dtype: torch.dtype = torch.float32, device: torch.device = DEVICE
+    ) -> tuple[nn.Module, Tensor]:
+        """The same network and the same inputs, every time; they are drawn on the CPU."""
         state = torch.random.get_rng_state()
         torch.manual_seed(7)  # with which nearly every map has positive evidence
         model, x = self.build().to(dtype).eval(), torch.randn(samples, *self.input_shape).to(dtype)
         torch.random.set_rng_state(state)
-        return model, x
+        return model.to(device), x.to(device)
 
 
 CASES = {
@@ -137,7 +144,7 @@ def plain(kind: type[nn.Module] = Plain, *, samples: int = 2) -> tuple[nn.Module
     weights = Plain().state_dict()
     model = kind()
     model.load_state_dict(weights, strict=False)
-    return model.double().eval(), torch.randn(samples, 3, 8, 8, dtype=torch.float64)
+    return model.double().eval().to(DEVICE), torch.randn(samples, 3, 8, 8, dtype=torch.float64).to(DEVICE)
 
 
 def truth(model: Plain, x: Tensor, target: int) -> Tensor:
@@ -150,4 +157,4 @@ def truth(model: Plain, x: Tensor, target: int) -> Tensor:
 def linear() -> tuple[Flat, Tensor]:
     """The flat linear head of `by_hand`, straight on the input: the features hand it on. Two classes, float64."""
     model = Flat(nn.MaxPool2d(1), 8, classes=2).double()
-    return model.eval(), torch.ones(1, 2, 2, 2, dtype=torch.float64)
+    return model.eval().to(DEVICE), torch.ones(1, 2, 2, 2, dtype=torch.float64).to(DEVICE)

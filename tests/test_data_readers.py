@@ -202,12 +202,12 @@ def test_a_column_name_that_is_no_utf8_is_one_error(tmp_path, parquet):
 CHANGES = [
     lambda facts: facts.pop("versions"),
     lambda facts: facts["versions"].pop("torch"),
-    lambda facts: facts.update(categories={}),
+    lambda facts: facts.update(class_names={}),
     lambda facts: facts.update(root=None),
-    lambda facts: facts["made_with"].update(chunk=0),
-    lambda facts: facts["made_with"]["manifest"].update(rows={"a": 1}),
-    lambda facts: facts["made_with"].update(model="net"),
-    lambda facts: facts["made_with"].update(methods=[]),
+    lambda facts: facts["run_config"].update(chunk_size=0),
+    lambda facts: facts["run_config"]["manifest"].update(rows={"a": 1}),
+    lambda facts: facts["run_config"].update(model="net"),
+    lambda facts: facts["run_config"].update(methods=[]),
 ]
 
 
@@ -217,13 +217,14 @@ def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, cha
 
     made = {
         "model": {"source": "net", "digest": "0"}, "methods": {}, "targets": [None], "manifest": {"rows": 1, "dataset": None},
-        "chunk": 1,
+        "chunk_size": 1,
     }  # fmt: skip
     facts = {
-        "made_with": made,
+        "schema": "camscope/run/2",
+        "run_config": made,
         "root": {"folder": "", "confined": False},
         "versions": {"camscope": "1", "torch": "2"},
-        "categories": [],
+        "class_names": [],
     }
     (tmp_path / "run.json").write_text(json.dumps(facts))
     repr(BatchRun(tmp_path))

@@ -109,14 +109,14 @@ def test_a_saved_volume_moves(suffix, tmp_path):
     assert seen[-1] == (10, 10)
     with pytest.raises(OutputError, match="exists"):
         volume().animate(path, overwrite=False)
-    with pytest.raises(OutputError, match=r"that moves; use \.gif or \.webp"):
+    with pytest.raises(OutputError, match=r"as an animation; use \.gif or \.webp"):
         volume().animate(tmp_path / "why.png")
 
 
 def test_a_flat_map_has_no_planes(tmp_path):
     flat = volume(attribution=np.ones((4, 5)), input_size=(8, 10), placement=None, image=None, model_input_image=None)
     for view in (flat.planes, flat.slices, flat.projection, flat.volume):
-        with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is no volume's: it needs 3"):
+        with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is not that of a volume: expected 3 axes"):
             view()
     with pytest.raises(InputError, match="is no volume's"):
         flat.animate(tmp_path / "why.gif")

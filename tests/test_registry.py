@@ -74,6 +74,9 @@ def test_the_display_name_of_a_composed_method_replaces_each_part(registry):
         registry.display_name("gradcam++ + ig, fused, denoised") == "Grad-CAM++ + Integrated Gradients, fused, denoised"
     )
     assert registry.display_name("unknown") == "unknown"
+    assert (
+        registry.display_name("gradcam n_samples=2, denoised · gradcam") == "Grad-CAM n_samples=2, denoised · gradcam"
+    )
 
 
 def test_an_entry_can_be_added_again_and_removed(registry):

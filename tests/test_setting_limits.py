@@ -79,7 +79,7 @@ def test_a_picture_has_a_number_of_rows_that_it_can_have(height, tmp_path):
     ):
         with pytest.raises(InputError, match=r"(height|size)=.*expected 1 to 32,768 rows"):
             draw()
-    with pytest.raises(InputError, match=r"height=32000: the picture would have 32,000 x 2,400,000 pixels"):
+    with pytest.raises(InputError, match=r"height=32000: the image would have 32,000 x 2,400,000 pixels"):
         render.resize_to_fit(PICTURE, 32_000)
 
 

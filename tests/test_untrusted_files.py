@@ -30,7 +30,7 @@ pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parqu
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("duckdb")
 
-from camscope.batch import BatchRun, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.export import CellEscaper  # noqa: E402
 from camscope.batch.inspection.report import DatasetInspection  # noqa: E402
 from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
@@ -52,7 +52,7 @@ HOSTILE = [
     "a\x00b",
     "x" * 300,
 ]
-WORDS = ("sha256", "parameters", "method", "target", "id", "path", "label", "layer", "overlay")
+WORDS = ("sha256", "parameters_digest", "method", "target", "id", "path", "label", "layer", "overlay")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def images(tmp_path_factory):
 def run(images, tmp_path_factory):
     """Three images by one method, with their overlays."""
     folder = tmp_path_factory.mktemp("received") / "run"
-    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlay_format="png", overlay_height=16)
+    run_batch(GradCAM(load_model("phantom")), images, folder, ["nodule"], overlays=OverlayOptions("png", height=16))
     return folder
 
 
@@ -117,8 +117,8 @@ def in_time():
 @pytest.mark.parametrize("word", HOSTILE)
 def test_a_run_names_no_file_outside_the_folder_of_its_export(run, word, tmp_path):
     def several(facts):  # so that the settings and the target are part of the names
-        facts["made_with"]["methods"] = {f"{word} aaaa": {}, f"{word} bbbb": {}}
-        facts["made_with"]["targets"] = [word, "nodule"]
+        facts["run_config"]["methods"] = {f"{word} aaaa": {}, f"{word} bbbb": {}}
+        facts["run_config"]["targets"] = [word, "nodule"]
 
     made = received(run, tmp_path / "in" / "run", several, **dict.fromkeys(WORDS, word))
     (tmp_path / "victim").mkdir()
@@ -173,8 +173,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
                     images,
                     mine,
                     ["nodule"],
-                    overlay_format="png",
-                    overlay_height=16,
+                    overlays=OverlayOptions("png", height=16),
                     overwrite=overwrite,
                 )
     assert {path: path.read_bytes() for path in files_of(victim)} == before
@@ -216,7 +215,7 @@ def _writes(call):
 
 # readers of files that path_in made
 JOINED = {
-    "audit/verification/recompute.py",
+    "audit/verification/verify.py",
     "audit/provenance/file_ownership.py",
     "audit/runner.py",
     "cli/benchmark.py",
@@ -254,21 +253,21 @@ def behind_urls(images):
 def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
     monkeypatch.setattr(socket.socket, "connect", lambda *words: asked.append(words))
     model = load_model("phantom")
     kept = BatchRun(made)
     page = kept.save_html(tmp_path / "page.html").read_text()
-    assert "Without its original: it is not on this machine, and is fetched on request only: pass --fetch" in page
+    assert "Original missing: it is not on this machine and is fetched on request only: pass --fetch" in page
     told = kept.export(tmp_path / "png", "png")
     assert (told.n_files, list(told.failure_counts)) == (
         0,
-        ["it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"],
+        ["it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
     assert kept.n_unfetched_images == 3
     evaluate(kept, tmp_path / "values")
-    with pytest.raises(ImageError, match="3 images of the run are not on this machine; to fetch them pass --fetch"):
+    with pytest.raises(ImageError, match="3 images of the run are not on this machine; to fetch them, pass --fetch"):
         evaluate(kept, tmp_path / "asked", metrics=["deletion"], model=model)
     assert asked == []
     fetching = BatchRun(made, fetch=True)
@@ -281,7 +280,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
 def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
-    monkeypatch.setattr(fsspec, "is_open", lambda url, *words: asked.append(url) or original(url, *words))
+    monkeypatch.setattr(fsspec, "open", lambda url, *words: asked.append(url) or original(url, *words))
 
     def call(*words):
         before = len(asked)
@@ -291,7 +290,7 @@ def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     commands = (
         ("show", made, "-o", tmp_path / "page.html"),
         ("export", made, "-o", tmp_path / "png"),
-        ("measure", made, "-o", tmp_path / "values", "--metric", "sparseness"),
+        ("evaluate", made, "-o", tmp_path / "values", "--metrics", "sparseness"),
     )
     for words in commands:
         code, count, said = call(*words)
@@ -307,7 +306,7 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
 
     def change(facts):
         facts["root"] = {"folder": str(victim), "confined": True}
-        facts["made_with"]["manifest"]["dataset"] = "torchvision:FakeData"
+        facts["run_config"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
     monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
@@ -329,7 +328,7 @@ def test_a_run_is_read_with_what_it_was_made_of_wherever_it_says_that_is(run, im
         table.read_image(table.table().to_pylist()[2]), np.asarray(Image.open(images / "2.png"))
     )
     one = BatchRun(made, images / "0.png")
-    with pytest.raises(ImageError, match=r"^no row 2: the manifest is not the one that the run was made of"):
+    with pytest.raises(ImageError, match=r"^no row 2: this is not the manifest of the run"):
         one.read_image(one.table().to_pylist()[2])
 
 
@@ -385,11 +384,11 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
     audit = tmp_path / "audit"
     (audit / "maps").mkdir(parents=True)
     (audit / "maps" / "gone.json").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="no audit is here"):
+    with pytest.raises(InputError, match="holds no audit"):
         AuditRun(audit)
     (audit / "maps" / "part").symlink_to("/dev/zero")
     for opened in (AuditRun, verify_audit):
-        with pytest.raises(InputError, match=r"no audit can be read there: .*not a regular file"):
+        with pytest.raises(InputError, match=r"the audit cannot be read: .*not a regular file"):
             opened(audit)
 
 
@@ -441,13 +440,13 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
         manifest.resolve_path(path)
     (facts,) = inspect_images(house / "list.csv").to_table().to_pylist()
-    assert (facts["status"], facts["findings"][:1]) == ("failed", ["outside"])
+    assert (facts["status"], facts["issue_codes"][:1]) == ("failed", ["outside-root"])
     row = manifest.rows(0, 1)[0]
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
         load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
     column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
-        column.expect_inside([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
+        column.check_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "categories": [{"id": 1, "name": "x"}],
@@ -472,11 +471,11 @@ def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
     (house / "list.csv").write_text("path,mask\na.png,../outside/mask.png\n")
     run_batch(GradCAM(load_model("phantom")), house / "list.csv", tmp_path / "run", ["nodule"])
     words = [
-        "measure",
+        "evaluate",
         str(tmp_path / "run"),
         "--masks",
         "mask",
-        "--metric",
+        "--metrics",
         "enrichment",
         "-o",
         str(tmp_path / "values"),
@@ -519,7 +518,7 @@ def test_an_audit_holds_its_masks_to_the_same_rule(house):
 [data]
 manifest = "list.csv"
 label = "label"
-evidence = "mask"
+ground_truth = "mask"
 {}
 [model]
 source = "phantom"
@@ -531,7 +530,7 @@ findings = ["nodule"]
     for root in ('root = ".."', 'root = ""'):
         subject = AuditContext(Config.from_toml(text.format(root), house), house / "audit")
         assert set(subject.ground_truth) == {"nodule"}
-    assert not subject.manifest.path_resolver.confined
+    assert not subject.cohort.manifest.path_resolver.confined
 
 
 def test_only_listed_stores_are_remote():
@@ -712,7 +711,7 @@ def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
             return table.set_column(at, name, columns_of(kind))
 
         made = changed_parts(run, tmp_path / f"run{n}", change)
-        if kind == "no column" and name in ("failure", "affine", "scan_steps", "overlay"):
+        if kind == "no column" and name in ("failure_kind", "affine", "scan_steps", "overlay"):
             assert len(BatchRun(made)) == 3
             continue
         if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):
@@ -732,7 +731,7 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
     with pytest.raises(InputError, match=f"1 row has no {name}"):
         BatchRun(made).table()
-    for command in ("show", "export", "measure", "compare"):
+    for command in ("show", "export", "evaluate", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])
         assert told.exit_code in (1, 2), command
@@ -740,7 +739,9 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
     for again in (False, True):
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))
-            run_batch(explainer, images, made, ["nodule"], overlay_format="png", overlay_height=16, retry_failed=again)
+            run_batch(
+                explainer, images, made, ["nodule"], overlays=OverlayOptions("png", height=16), retry_failed=again
+            )
 
 
 # --- what is named as a file and is none
@@ -766,7 +767,7 @@ NAMED = [
     ("batch", "p.csv"),
     ("batch", "p.parquet"),
     ("inspect-images", "p.csv"),
-    ("measure", "{}", "--masks", "p.json"),
+    ("evaluate", "{}", "--masks", "p.json"),
     ("audit", "run", "p.toml"),
     ("audit", "init", "p.csv", "--model", "phantom"),
 ]

@@ -14,7 +14,7 @@ def bits(value: Tensor | None) -> object:
     """A tensor's identity and content, to the bit."""
     if value is None:
         return None
-    plain = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain = value.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     return id(value), value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.requires_grad, plain
 
 
@@ -35,9 +35,15 @@ def seen(model: nn.Module, *tensors: Tensor) -> dict[str, Any]:
         if not tensor.is_inference():
             facts[f"tensor {i} version"] = tensor._version
     facts["random numbers"] = torch.random.get_rng_state().numpy().tobytes(), random.getstate()
+    if torch.cuda.is_initialized():
+        facts["random numbers of a card"] = torch.cuda.get_rng_state().numpy().tobytes()
     kind, words, *course = np.random.get_state()
     facts["numpy's random numbers"] = kind, words.tobytes(), course
-    facts["modes"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    facts["modes"] = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *map(torch.is_autocast_enabled, ("cpu", "cuda")),
+    )
     facts["defaults"] = torch.get_default_dtype(), torch.get_num_threads()
     return facts
 

@@ -1,4 +1,4 @@
-"""Files of data that others may have made: sizes are checked before anything is read, and whatever fails is one error."""
+"""Readers of data files from others: sizes are checked before anything is read, and every failure is one clear error."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from camscope.optional import require
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file, read_bytes
 
-MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
+MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest COCO file has half of that
 MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
 MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = (
     2**24,
     64,
-)  # of a column of a Parquet file: more are a few bytes that claim to be many
-MAX_ERROR_CHARACTERS = 200  # letters of a foreign error
+)  # of a column of a Parquet file; a damaged file may claim more
+MAX_ERROR_CHARACTERS = 200  # of the quoted text of a foreign error
 
 
 @contextmanager
@@ -36,17 +36,17 @@ def read_errors_converted(
     quote_original: bool = True,
     wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
-    """Whatever fails inside, as one error that begins with `message`: readers of damaged files raise anything.
+    """Convert any exception inside to one error that begins with `message`, because readers of damaged files raise anything.
 
-    `quote_original`: with the words of the foreign error; without, only its type, for the words may name a patient.
-    `wrap_camscope_errors`: errors of camscope get the message too; without, they name the file themselves.
+    `quote_original` includes the text of a foreign error. Without it only its type is given, because the text may name a
+    patient. `wrap_camscope_errors` adds the message to errors of camscope too, which otherwise name the file themselves.
     """
     try:
         yield
     except CamscopeError as error:
         if not wrap_camscope_errors:
             raise
-        raise error_type(f"{message}: {error}") from error
+        raise _add_fix(error_type(f"{message}: {error}"), error) from error
     except OSError as error:
         reason = error.strerror or (str(error)[:MAX_ERROR_CHARACTERS] if quote_original else type(error).__name__)
         raise error_type(f"{message}: it cannot be read: {reason}") from error
@@ -55,18 +55,24 @@ def read_errors_converted(
     except MemoryError:
         raise error_type(f"{message}: there is not enough memory for it") from None
     except Exception as error:
-        words = f": {str(error)[:MAX_ERROR_CHARACTERS]}" if quote_original and str(error) else ""
-        raise error_type(f"{message}: it is damaged, or of another kind ({type(error).__name__}{words})") from error
+        text = f": {str(error)[:MAX_ERROR_CHARACTERS]}" if quote_original and str(error) else ""
+        raise error_type(f"{message}: it is damaged, or of another kind ({type(error).__name__}{text})") from error
+
+
+def _add_fix(error: CamscopeError, cause: CamscopeError) -> CamscopeError:
+    """Return an error whose message ends with that of its cause, with the cause's fix and remedy."""
+    error.fix, error.remedy = cause.fix, cause.remedy
+    return error
 
 
 def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """What a JSON file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
+    """Read a JSON file; InputError, beginning with `message` or the path, for any other file."""
     with read_errors_converted(message or f"{path} is no JSON file that can be read"):
         return json.loads(read_bytes(path, max_bytes))
 
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
-    """What a TOML file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
+    """Read a TOML file; InputError, beginning with `message` or the path, for any other file."""
     message = message or f"{path}: this is no TOML file"
     with read_errors_converted(message):
         text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
@@ -74,7 +80,7 @@ def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
-    """What the text of a TOML file holds; an InputError that begins with `message` for any other text."""
+    """Parse the text of a TOML file; InputError, beginning with `message`, for any other text."""
     with read_errors_converted(message):
         return tomllib.loads(text)
 
@@ -82,22 +88,22 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Those of the named arrays that a .npz file holds; nothing is unpickled.
+    """Read those of the named arrays that a .npz file holds; nothing is unpickled.
 
-    The sizes that it declares are added up before anything is unpacked: an InputError above `max_bytes` bytes.
+    InputError where the declared sizes add up to more than `max_bytes`, before anything is decompressed.
     """
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
-        there = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
-        declared = sum(_read_declared_bytes(archive, member) for member in there.values())
+        members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
+        declared = sum(_read_declared_bytes(archive, member) for member in members.values())
         if declared > max_bytes:
             raise InputError(
                 f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
             )
-        return {name: _read_npy_array(archive, member) for name, member in there.items()}
+        return {name: _read_npy_array(archive, member) for name, member in members.items()}
 
 
 def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
-    """Bytes of an array, by its header, which has to agree with the directory of the archive."""
+    """Return the bytes of an array by its header, which has to agree with the archive's directory."""
     size = archive.getinfo(member).file_size
     with archive.open(member) as stream:
         shape, dtype = _read_npy_header(stream)
@@ -123,18 +129,18 @@ def _read_npy_array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """InputError for a zip archive that would unpack to more bytes than it has; nothing is read but its directory."""
+    """Raise an InputError for a zip archive that would unpack to more bytes than it has; only its directory is read."""
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())
     if declared > size:
         raise InputError(
-            f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected tensors that are not packed"
+            f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected uncompressed tensors"
         )
 
 
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
-    """A Parquet file as a table of PyArrow; an InputError, without the words of a cell, for any other file."""
+    """Read a Parquet file as a PyArrow table; InputError, without any cell's text, for any other file."""
     parquet: Any = import_module("pyarrow.parquet")
     with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
         check_parquet([path])
@@ -144,22 +150,22 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
 
 
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """InputError where a column of a Parquet file claims more values than its bytes can hold; only the footers are read.
+    """Raise an InputError where a column of a Parquet file claims more values than its bytes can hold.
 
-    DuckDB reads them: of a damaged footer PyArrow 26 ends the process.
+    Only the footers are read, and by DuckDB: PyArrow 26 crashes on a damaged footer.
     """
     duckdb = require("duckdb", extra="batch")
-    names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # else these letters are a pattern
+    names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         try:
             claims = connection.execute(PARQUET_FOOTER_QUERY, [names]).fetchall()
         except duckdb.Error as error:
-            if len(paths) > 1:  # which of them?
+            if len(paths) > 1:  # find the damaged one
                 for path in paths:
                     check_parquet([path])
             raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
-    for name, too_few, most, packed in claims:
-        if too_few or most > MAX_EXCESS_VALUES or packed > Path(name).stat().st_size:
+    for name, too_few, n_excess, n_bytes in claims:
+        if too_few or n_excess > MAX_EXCESS_VALUES or n_bytes > Path(name).stat().st_size:
             raise InputError(
                 f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
             )
@@ -169,4 +175,4 @@ PARQUET_FOOTER_QUERY = f"""
 SELECT file_name, bool_or(num_values < row_group_num_rows), max(num_values - {MAX_VALUES_PER_BYTE} * total_compressed_size),
        sum(total_compressed_size)
 FROM parquet_metadata(?) GROUP BY file_name
-"""  # noqa: S608 - of our own number
+"""  # noqa: S608 - only our own numbers are inserted

@@ -1,22 +1,22 @@
-"""Everything camscope raises or warns, in one tree.
+"""All errors and warnings of camscope, in one hierarchy.
 
 CamscopeError
-├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantised, meta device …
-├── LayerError        (ValueError)          no such layer, no spatial extent, never ran, not behind the score
-├── TargetError       (ValueError)          a class or question that this output has no answer for
+├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantized, meta device …
+├── LayerError        (ValueError)          an unknown layer, or one that never ran or is not on a grid
+├── TargetError       (ValueError)          a class or target that the output has no score for
 ├── InputError        (ValueError)          an image or tensor that the model cannot be given
-│   ├── ImageError    (ValueError)          a file that is not a whole image of a sane size
-│   ├── CategoryError (ValueError)          masks or annotations of several categories, none of them chosen
-│   └── PreprocessError (ValueError)        an image without a known way into the model
-├── GeometryError     (ValueError)          a map without a known place
+│   ├── ImageError    (ValueError)          a file that is not a complete image of a reasonable size
+│   ├── CategoryError (ValueError)          masks or annotations of several categories without a choice
+│   └── PreprocessError (ValueError)        an image without a known preprocessing
+├── GeometryError     (ValueError)          a map without a known place on the image
 ├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
 ├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
-├── OutputError       (OSError)             a file that cannot be written: in the way, or of no known kind
-├── UndefinedError    (ArithmeticError)     a metric that has no value for a map, with the reason
-├── RunError          (RuntimeError)        a run that ended before its end: too many failures
-└── MissingExtraError (ImportError)         an optional package that this needs
+├── OutputError       (OSError)             a file that cannot be written: it exists, or its type is unknown
+├── UndefinedError    (ArithmeticError)     a metric without a value for a map, with the reason
+├── RunError          (RuntimeError)        a run that stopped early: too many failures
+└── MissingExtraError (ImportError)         a missing optional package
 
-CamscopeWarning (UserWarning)               a result that is flagged, not wrong
+CamscopeWarning (UserWarning)               a result that is flagged, but not wrong
 """
 
 import errno
@@ -65,15 +65,15 @@ class CamscopeError(Exception):
 
 
 class ModelError(CamscopeError, TypeError):
-    """A model that cannot be explained as it is."""
+    """A model that cannot be explained in its current form."""
 
 
 class LayerError(CamscopeError, ValueError):
-    """A layer that is not there, never ran, has no spatial extent, or does not lead to the score."""
+    """A layer that is unknown, never ran, has no spatial extent, or does not lead to the score."""
 
 
 class TargetError(CamscopeError, ValueError):
-    """A class or question that the model's output has no answer for."""
+    """A class or target that the model's output has no score for."""
 
 
 class InputError(CamscopeError, ValueError):
@@ -81,15 +81,15 @@ class InputError(CamscopeError, ValueError):
 
 
 class ImageError(InputError):
-    """A file that is not a whole image of a sane size."""
+    """A file that is not a complete image of a reasonable size."""
 
 
 class CategoryError(InputError):
-    """Masks or annotations of several categories of which none was chosen, or a choice that they do not have."""
+    """Masks or annotations of several categories without a choice, or a choice that they do not have."""
 
 
 class PreprocessError(InputError):
-    """An image without a known way into the model."""
+    """An image without a known preprocessing."""
 
 
 class GeometryError(CamscopeError, ValueError):
@@ -105,19 +105,19 @@ class WeightsError(CamscopeError, ValueError):
 
 
 class OutputError(CamscopeError, OSError):
-    """A file that cannot be written: another is in the way, or its suffix is of no known kind."""
+    """A file that cannot be written: it exists, or its suffix is unknown."""
 
 
 class UndefinedError(CamscopeError, ArithmeticError):
-    """A metric that has no value for a map, such as the share of a sum of zero; the message says why."""
+    """A metric without a value for a map, such as the share of a sum of zero; the message has the reason."""
 
 
 class RunError(CamscopeError, RuntimeError):
-    """A run that ended before its end; what is done is kept."""
+    """A run that stopped early; finished parts are kept."""
 
 
 class MissingExtraError(CamscopeError, ImportError):
-    """An optional package that this needs; the message names the `pip install` that mends it."""
+    """A missing optional package; the message has the `pip install` command that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -126,12 +126,12 @@ class MissingExtraError(CamscopeError, ImportError):
         self._init_args = package, extra
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As other processes get it: made of what it was made of, not of its message."""
+        """Pickle the error by its arguments instead of its message."""
         return type(self), self._init_args, self.__dict__
 
 
 class CamscopeWarning(UserWarning):
-    """A result that is flagged, not wrong."""
+    """A result that is flagged, but not wrong."""
 
 
 PERMANENT_PATH_ERRNOS = (
@@ -140,7 +140,7 @@ PERMANENT_PATH_ERRNOS = (
     errno.ENOTDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,
-)  # which another try does not change
+)  # another attempt does not change them
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",
@@ -152,7 +152,7 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: Python's, NumPy's and Arrow's MemoryError, and what PyTorch, CUDA and OpenCV raise instead."""
+    """Whether memory ran out: MemoryError of Python, NumPy or Arrow, and what PyTorch, CUDA and OpenCV raise instead."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
@@ -162,16 +162,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_out_of_memory(error: BaseException) -> str:
-    """`out of memory (8.00 GiB requested)`: without the stack frames and addresses that libraries add."""
-    found = REQUESTED_SIZE_PATTERN.search(str(error))
-    return f"{OUT_OF_MEMORY} ({found[1]} requested)" if found else OUT_OF_MEMORY
+    """Return `out of memory (8.00 GiB requested)`, without the stack frames and addresses that libraries add."""
+    match = REQUESTED_SIZE_PATTERN.search(str(error))
+    return f"{OUT_OF_MEMORY} ({match[1]} requested)" if match else OUT_OF_MEMORY
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same file may be read at another time: it was missing or out of reach, or memory ran out.
+    """Whether reading the same file again may succeed: it was missing or out of reach, or memory ran out.
 
-    A file that was read and is no image, and a path that can lead to none, are permanent failures. The errors behind an error
-    count too, for readers report the system's errors in words of their own.
+    A file that is not an image, and a path that cannot lead to one, are permanent failures. The causes of an error count too,
+    because readers convert the errors of the system.
     """
     return any(
         is_out_of_memory(cause)
@@ -182,16 +182,16 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it, also where it was raised `from None`."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    """Yield an error and its causes, including those raised `from None`."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
 def warn_caller(message: str) -> None:
-    """Issue a CamscopeWarning at the line of the caller's own code that led here, so that Python shows it there once."""
+    """Issue a CamscopeWarning at the line of user code that led here, so that Python shows it there once."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
         if _is_camscope_module(frame.f_globals):
@@ -199,14 +199,14 @@ def warn_caller(message: str) -> None:
         frame = frame.f_back
     if _is_camscope_module(frame.f_globals):
         outermost = frame
-    place = outermost.f_globals
+    caller_globals = outermost.f_globals
     warnings.warn_explicit(
         message,
         CamscopeWarning,
         outermost.f_code.co_filename,
         outermost.f_lineno,
-        place.get("__name__", "<unknown>"),
-        place.setdefault("__warningregistry__", {}),
+        caller_globals.get("__name__", "<unknown>"),
+        caller_globals.setdefault("__warningregistry__", {}),
     )
 
 

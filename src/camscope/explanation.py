@@ -1,4 +1,4 @@
-"""Explanation: the raw map of one image, with what was asked, what was answered, and where the map lies."""
+"""Explanation: the raw map of one image, with its target, its score, its place on the image, and views of the map."""
 
 import html
 import os
@@ -26,8 +26,8 @@ AUTO: Literal["auto"] = "auto"
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
-    "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
-    "constant_score": "the score does not change with what the map shows, but for rounding: the map says nothing",
+    "zero_gradient": "the score's gradient is zero at this layer: the map holds no information",
+    "constant_score": "the score changes only by rounding with what the map shows: the map holds no information",
     "flat": "the map has one value everywhere",
     "nonfinite": "the map holds NaN or infinity, shown as zero",
     "no_spatial_resolution": "the layer has a single cell: the map cannot say where",
@@ -47,16 +47,37 @@ class ClassScore:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Where a model looked for one answer on one image.
+    """The map of one target on one image, with everything that is needed to display and to check it.
 
-    `attribution` (h,w): the raw map at the layer's resolution, unscaled, signed where the method is. `target`: class index (None for a
-    callable question), `label` its words, `score` its value, `probability` its softmax, `top_classes` the leading classes.
-    `diagnostics`: what the method found of its own map, by name, such as a path's `completeness_gap`.
-    `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `STATUS_MEANINGS`.
-    `standard_error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
-    `image` (H,W,3): the original's pixels; `model_input_image` (H,W,3): the picture that the model was given.
-    Of a scan, `affine` (4,4): from the index of a voxel (d,row,column) to millimetres to the right, to the front and up, and
-    `scan_steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
+    Attributes:
+        attribution: (h,w) raw map at the layer's resolution, in score units, signed where the method is.
+        method: Name of the method.
+        target: Class index; None for a target that is not a single class.
+        label: The target as text.
+        score: Value of the target.
+        probability: Softmax probability of the class; None where there is none.
+        top_classes: The classes with the highest scores.
+        layer: Name of the explained layer; None for methods without one.
+        layout: How the layer's output holds its grid.
+        input_size: Size of the model's input.
+        placement: Where the model's input lies on the original image; None if unknown.
+        status: "ok", or a key of `STATUS_MEANINGS`.
+        notes: Remarks of the method, such as which layer was chosen.
+        name: Name of the image.
+        diagnostics: Numbers that the method computed about its own map, such as `completeness_gap`.
+        parameters: Settings of the method.
+        versions: Versions of the libraries.
+        model: Where the model comes from.
+        standard_error: (h,w) standard error of each cell, for a map that is a mean over random samples; else None.
+        image: (H,W,3) pixels of the original image; for a scan it may be a volume (D,H,W).
+        model_input_image: (H,W,3) the image as the model received it.
+        affine: (4,4) for a scan: from the index of a voxel (d,row,column) to millimeters in RAS+.
+        scan_steps: For a scan: what was done to its stored values, in order.
+
+    >>> explanation = Explanation(np.array([[0.0, 1.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16))
+    >>> explanation.grid, explanation.stride, explanation.caption
+    ((1, 2), (8.0, 8.0), 'tabby (score 7.5) · gradcam')
+
     """
 
     attribution: FloatArray
@@ -85,26 +106,26 @@ class Explanation:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """(h,w): cells of the map."""
+        """The number of cells of the map along each axis, (h,w)."""
         return self.attribution.shape
 
     @property
     def stride(self) -> tuple[float, ...]:
-        """Input pixels per cell, along each axis of the map."""
+        """Input pixels per cell along each axis of the map."""
         return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
 
     @property
     def peak(self) -> tuple[int, ...]:
-        """The pixel of the original image, or the voxel of the volume, where the map is largest; the first among equals.
+        """The pixel of the original image, or the voxel of the volume, with the largest value; the first of equal ones.
 
-        The cross hairs of a signed map in `planes` lie where it is largest in size, for or against.
+        The cross hairs of a signed map in `planes` are at the largest absolute value instead.
         """
         values, covered = self._project_map("image")
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """Millimetres to the right, to the front and up of the peak; None where the image does not say where it lies."""
+        """The peak in millimeters to the right, to the front and up (RAS+); None where the image has no known place."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -112,46 +133,72 @@ class Explanation:
 
     @property
     def label_and_score(self) -> str:
-        """`tabby (marker_share=0.93)`."""
-        chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
-        return f"{self.label} ({chance})"
+        """Label and probability or score: `tabby (p=0.93)`."""
+        score_text = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
+        return f"{self.label} ({score_text})"
 
     @property
     def caption(self) -> str:
-        """`tabby (marker_share=0.93) · gradcam · layer4`."""
+        """Label, method and layer: `tabby (p=0.93) · gradcam · layer4`."""
         return " · ".join(filter(None, (self.label_and_score, self.method, self.layer)))
 
     @property
     def warning_text(self) -> str | None:
-        """The status as a figure's warning strip says it; None for one without."""
+        """The status as text for a figure; None if it is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
-        """(H,W): which pixels the model was shown; what the preprocessing cropped away is not covered, not cold."""
+        """Return which pixels the model received.
+
+        Args:
+            size: "image", "input" or "grid", as for `heatmap`.
+
+        Returns:
+            (H,W) bool; False where the preprocessing cropped the image.
+
+        Raises:
+            GeometryError: The place of the model's input on the image is unknown.
+
+        >>> bool(Explanation(np.ones((1, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 16)).coverage_mask("grid").all())
+        True
+
+        """
         return self._project_map(size)[1]
 
     @property
     def colormap(self) -> str:
-        """The colours that suit the map: diverging, white at zero, where it has negative values; else inferno."""
+        """The colormap that suits the map: diverging, white at zero, if it has negative values; otherwise inferno."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
     def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
-        """Where it is left open: of a map of single pixels the robust one, else the maximum."""
+        """Return the scale for "auto": robust for a map of single pixels, otherwise the maximum."""
         if scale != "auto":
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """(H,W): the map on the original image's pixels, on the model's input, or as it is (`size="grid"`).
+        """Return the map resized to the original image, to the model's input, or in the layer's own grid.
 
-        `scale`: "max" divides by the maximum and clips to 0..1: zero stays zero, a flat positive map is 1 everywhere;
-        "robust" divides by what 99.5 % of the pixels do not exceed in size, and "auto" is that for a map of single pixels,
-        else "max"; (lo, hi) maps that range to 0..1, shared across images; "symmetric" divides by the largest absolute
-        value, -1..1; None leaves score units. Raises GeometryError where the place on the image is unknown.
+        Args:
+            size: "image", "input" or "grid".
+            scale: "max" divides by the maximum and clips to 0..1, so zero stays zero and a flat positive map is 1 everywhere.
+                "robust" divides by the 99.5th percentile of the absolute values. "auto" is "robust" for a map of single pixels,
+                otherwise "max". (lo, hi) maps that range to 0..1, for several images on one scale. "symmetric" divides by the
+                largest absolute value, -1..1. None keeps score units.
+
+        Returns:
+            (H,W) floats.
+
+        Raises:
+            GeometryError: The place of the model's input on the image is unknown.
+
+        >>> Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5).heatmap("grid").tolist()
+        [[0.25, 1.0]]
+
         """
         values = self._project_map(size)[0]
-        known = self._resolve_scale(scale)
-        return values if known is None else render.apply_scale(values, known)
+        resolved_scale = self._resolve_scale(scale)
+        return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
     def overlay(
         self,
@@ -166,45 +213,62 @@ class Explanation:
         colorbar: bool = False,
         height: int | None = None,
     ) -> PixelArray:
-        """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
+        """Draw the map over the original image, or over the model's input where its place on the image is unknown.
 
-        Of a signal a trace, its lines over the map's colours; of a volume the three planes, of a video a strip of its frames.
+        A signal is drawn as a trace over the map's colors, a volume as its three planes, a video as a strip of frames.
 
-        `contour`: draw outlines at these levels (0..1) instead of colour; `box_threshold`: draw boxes round what reaches this
-        level instead of colour; `colormap`: a name in `render.COLORMAPS`, or "auto": the one that suits the map's signs;
-        `mask`: (H,W), or names of several such as `{"lungs": lungs, "opacity": opacity}`: their outlines over the map, and
-        below the picture what each name's colour is; `colorbar`: a colour bar with the raw range at the right; `height`: rows of
-        the picture, for a figure.
+        Args:
+            size: "image", "input" or "grid"; by default the image if the place of the map on it is known.
+            scale: As for `heatmap`.
+            alpha: Opacity of the strongest value.
+            colormap: A name in `render.COLORMAPS`, or "auto" for the one that suits the map's signs.
+            contour: Draw outlines at these levels (0..1) instead of colors.
+            box_threshold: Draw boxes around what reaches this level instead of colors.
+            mask: (H,W), or several by name such as `{"lungs": lungs, "opacity": opacity}`, drawn as outlines with a legend.
+            colorbar: Add a color bar with the raw range.
+            height: Rows of the result; by default those of the image.
+
+        Returns:
+            (H,W,3) uint8.
+
+        Raises:
+            GeometryError: The place of the model's input on the image is unknown.
+            InputError: The map's axes do not allow outlines or boxes.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> explanation.overlay().shape
+        (8, 8, 3)
+
         """
-        known, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
+        resolved_scale, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
             volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
             return render.draw_planes(
                 replace(volume, flag=""), height=height, bar=colorbar
             )  # a figure has a strip for flags
         if self.attribution.ndim != 2:
-            picture = self._overlay_signal_or_video(known, alpha, colormap, contour, box_threshold, mask)
-            return picture if height is None else render.resize_to_fit(picture, height, 8 * height)
+            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap, contour, box_threshold, mask)
+            return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._best_size()
-        picture, (raw, covered) = self._background_image(size), self._project_map(size)
-        values, ends = render.to_display_range(raw, known, colormap)
+        image, (raw, covered) = self._background_image(size), self._project_map(size)
+        values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if contour is None and box_threshold is None:
             if colormap == render.DIVERGING and alpha > 0:
-                picture = render.fade_to_gray(picture)
-            picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
+                image = render.fade_to_gray(image)
+            image = render.overlay(image, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
-            picture = render.hatch_uncovered(picture, covered)
+            image = render.hatch_uncovered(image, covered)
         if contour is not None:
-            picture = render.draw_contours(picture, values, contour, colormap=colormap)
+            image = render.draw_contours(image, values, contour, colormap=colormap)
         if box_threshold is not None:
-            picture = render.draw_boxes(picture, render.find_boxes(values, box_threshold))
-        outlines = render.prepare_outlines(mask, picture.shape[:2])
+            image = render.draw_boxes(image, render.find_boxes(values, box_threshold))
+        outlines = render.prepare_outlines(mask, image.shape[:2])
         if height is not None:
-            picture = render.resize_to_fit(picture, height, 2 * height)
-        picture = render.draw_outlines(picture, outlines)
+            image = render.resize_to_fit(image, height, 2 * height)
+        image = render.draw_outlines(image, outlines)
         if colorbar:
-            picture = render.join_horizontally(picture, render.draw_color_bar(picture.shape[0], *ends, colormap))
-        return render.add_outline_legend(picture, outlines)
+            image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *ends, colormap))
+        return render.add_outline_legend(image, outlines)
 
     def _overlay_signal_or_video(
         self,
@@ -215,19 +279,19 @@ class Explanation:
         box_threshold: object,
         mask: object,
     ) -> PixelArray:
-        """A map of one axis, or a video's, as a picture."""
+        """Draw a map of one axis, or that of a video."""
         if contour is not None or box_threshold is not None or mask is not None or self.attribution.ndim not in (1, 3):
             self._check_two_axes()
         values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
-        grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
-        seen = grey if self.model_input_image is None else self.model_input_image
+        gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
+        background = gray if self.model_input_image is None else self.model_input_image
         if values.ndim == 1:
-            return render.draw_signal_trace(seen, values, alpha=alpha, colormap=colormap)
-        return render.draw_frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
+            return render.draw_signal_trace(background, values, alpha=alpha, colormap=colormap)
+        return render.draw_frames(background, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
 
     @property
     def _is_volume(self) -> bool:
-        """Whether three axes are a volume's: it is grey, or has a place in the world; a video has neither."""
+        """Whether three axes are those of a volume: it is gray, or has an affine; a video has neither."""
         if self.attribution.ndim != 3 or self.affine is not None:
             return self.attribution.ndim == 3
         return (
@@ -246,14 +310,29 @@ class Explanation:
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
     ) -> render.Volume:
-        """The map of three axes over its volume, for `render.planes`, `slices`, `projection` and `animate`.
+        """Return the map of three axes over its volume, for the functions of `camscope.render`.
 
-        On the original volume where that is at hand, else on the model's input. `mask`: (D,H,W), or names of several;
-        `window`: the numbers of the original that are black and white. The rest is as in `overlay`.
+        The background is the original volume where it is available, otherwise the model's input.
+
+        Args:
+            size: As for `overlay`.
+            scale: As for `heatmap`.
+            alpha: As for `overlay`.
+            colormap: As for `overlay`.
+            mask: (D,H,W), or several by name.
+            window: The values of the original that are drawn black and white.
+
+        Returns:
+            The volume with map, masks and affine.
+
+        Raises:
+            InputError: The map does not have three axes.
+
         """
         if self.attribution.ndim != 3:
             raise InputError(
-                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} is no volume's: it needs 3; overlay() draws it"
+                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} is not that of a volume: expected 3 axes",
+                fix="draw it by overlay()",
             )
         size = size or self._best_size()
         values, covered = self._project_map(size)
@@ -278,7 +357,21 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """(h,w,3) uint8: the slices through voxel `voxel`, by default the peak's, along each axis; keywords as `volume`."""
+        """Draw the slices through one voxel along each axis.
+
+        Args:
+            voxel: Index of the voxel; by default that of the peak.
+            size: As for `overlay`.
+            mask: As for `volume`.
+            scale: As for `heatmap`.
+
+        Returns:
+            (h,w,3) uint8.
+
+        Raises:
+            InputError: The map does not have three axes.
+
+        """
         return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
 
     def slices(
@@ -290,7 +383,22 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """(h,w,3) uint8: slices along an axis, evenly spread, the peak's among them; as `render.slices`, and `volume`."""
+        """Draw evenly spaced slices along an axis, the peak's among them.
+
+        Args:
+            axis: Index or name of the axis, as for `render.draw_slices`.
+            size: As for `overlay`.
+            n_slices: Number of slices.
+            mask: As for `volume`.
+            scale: As for `heatmap`.
+
+        Returns:
+            (h,w,3) uint8.
+
+        Raises:
+            InputError: The map does not have three axes.
+
+        """
         return render.draw_slices(
             self.volume(size, mask=mask, scale=scale), axis, n_slices=n_slices, caption=self.caption
         )
@@ -303,7 +411,21 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """(h,w,3) uint8: the strongest value along an axis, or along each; as `render.projection`, and `volume`."""
+        """Draw the strongest value along an axis.
+
+        Args:
+            axis: Index or name of the axis, as for `render.draw_projection`; by default every axis.
+            size: As for `overlay`.
+            mask: As for `volume`.
+            scale: As for `heatmap`.
+
+        Returns:
+            (h,w,3) uint8.
+
+        Raises:
+            InputError: The map does not have three axes.
+
+        """
         return render.draw_projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
 
     def animate(
@@ -318,14 +440,30 @@ class Explanation:
         on_progress: render.ProgressCallback | None = None,
         overwrite: bool = True,
     ) -> Path:
-        """Write a way through the slices (`.gif`, `.webp`), `seconds` a round; as `render.animate`, and `volume`.
+        """Write an animation through the slices of a volume.
 
-        `on_progress(done, count)`: called after each slice, for a bar.
+        Args:
+            path: File to write, `.gif` or `.webp`.
+            axis: Index or name of the axis, as for `render.animate_volume`.
+            size: As for `overlay`.
+            seconds: Duration of one round.
+            mask: As for `volume`.
+            scale: As for `heatmap`.
+            on_progress: Called as `on_progress(done, count)` after each slice.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file cannot be written.
+            InputError: The map does not have three axes.
+
         """
         suffix = Path(path).suffix.lower()
         if suffix not in render.ANIMATION_FORMATS:
             raise OutputError(
-                f"{path}: cannot write {suffix or 'a file without a suffix'} that moves; use .gif or .webp"
+                f"{path}: cannot write {suffix or 'a file without a suffix'} as an animation; use .gif or .webp"
             )
         volume = self.volume(size, mask=mask, scale=scale)
         data = render.animate_volume(
@@ -334,7 +472,7 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """(4,4) from voxels of the original, of the input or of the grid to millimetres; None where they are unknown."""
+        """Return (4,4) from voxels of the original, the input or the grid to millimeters; None where it is unknown."""
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:
@@ -346,32 +484,76 @@ class Explanation:
     def _check_two_axes(self) -> None:
         if self.attribution.ndim != 2:
             raise InputError(
-                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} has neither outlines nor boxes: take "
-                "heatmap(), its numbers, or "
-                f"of one of 3 axes a slice"
+                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} has neither outlines nor boxes: expected 2 axes",
+                fix="use the values of heatmap(), or a slice of a volume",
             )
 
     def contours(self, level: float = 0.5, size: MapSize | None = None) -> list[FloatArray]:
-        """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
+        """Return the outlines of what reaches a share of the maximum.
+
+        Args:
+            level: Share of the maximum, 0..1.
+            size: As for `overlay`.
+
+        Returns:
+            Polygons (M,2) in (row, column) pixels.
+
+        Raises:
+            InputError: The map does not have two axes.
+
+        """
         self._check_two_axes()
         return list(render.find_contours(self.heatmap(size or self._best_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
-        """Boxes in pixels round what reaches `threshold` times the maximum, the hottest first."""
+        """Return boxes around what reaches a share of the maximum, the strongest first.
+
+        Args:
+            threshold: Share of the maximum, 0..1.
+            size: As for `overlay`.
+
+        Returns:
+            Boxes in pixels.
+
+        Raises:
+            InputError: The map does not have two axes.
+
+        >>> explanation = Explanation(np.eye(4)[:2], "gradcam", 3, "tabby", 7.5, input_size=(2, 4))
+        >>> len(explanation.boxes(size="input"))
+        1
+
+        """
         self._check_two_axes()
         return render.find_boxes(self.heatmap(size or self._best_size()), threshold)
 
     def show(self) -> None:
-        """Open the overlay in the system's image viewer (in a notebook, put the explanation last in the cell)."""
+        """Open the overlay in the system's image viewer. In a notebook, make the explanation the last line of a cell instead."""
         from PIL import Image
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`).
+        """Write the overlay, or the explanation itself.
 
-        The overlay has the original's own size; under a flagged one there is a strip that says so. Of a map with three axes
-        `.gif` and `.webp` are a way through its slices.
+        An overlay has the size of the original image, with a warning strip if the status is not "ok".
+
+        Args:
+            path: `.png`, `.jpg` or `.webp` for the overlay, `.npz` for the explanation, `.json` for the explanation without
+                pixels; for a map with three axes `.gif` and `.webp` for an animation.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file cannot be written.
+
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> path = Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16)).save(f"{folder}/map.npz")
+        >>> Explanation.load(path).attribution.tolist()
+        [[1.0, 4.0]]
+
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
@@ -384,16 +566,25 @@ class Explanation:
             data = render.encode_image(self.annotated_image(), suffix)
         else:
             raise OutputError(
-                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or of "
-                f"a map with 3 axes .gif"
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or .gif "
+                "for a map with 3 axes"
             )
         return write_bytes(path, data, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAY_BYTES) -> "Explanation":
-        """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled.
+        """Read an explanation that `save` wrote as `.npz` or `.json`; nothing is unpickled.
 
-        `max_bytes`: of the arrays of a `.npz` file; one that declares more is an InputError before any of it is read.
+        Args:
+            path: The file.
+            max_bytes: Limit for the arrays of a `.npz` file, checked before any of them is read.
+
+        Returns:
+            The explanation.
+
+        Raises:
+            InputError: The file is not an explanation, is damaged, or exceeds `max_bytes`.
+
         """
         message = f"{path} is not an explanation that save() wrote as .npz or .json"
         with read_errors_converted(message, wrap_camscope_errors=True):
@@ -402,37 +593,35 @@ class Explanation:
             return check_explanation(cls(**fields))
 
     def annotated_image(self, height: int | None = None) -> PixelArray:
-        """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
+        """Draw the overlay (H,W,3) in `height` rows, with a warning strip if the status is not "ok"."""
         if self._is_volume and height is None:
             return self.planes()
-        picture = self.overlay(height=height)
-        return (
-            picture if self.warning_text is None else render.add_caption(picture, self.caption, flag=self.warning_text)
-        )
+        image = self.overlay(height=height)
+        return image if self.warning_text is None else render.add_caption(image, self.caption, flag=self.warning_text)
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
     def _repr_html_(self) -> str:
-        words = html.escape(
+        text = html.escape(
             self.caption
             if self.status == STATUS_OK
             else f"{self.caption} · {self.status}: {STATUS_MEANINGS[self.status]}"
         )
         if not self._is_volume and self.attribution.ndim > 3:
-            return f"<p>{words}</p>"
-        picture = self.planes() if self._is_volume else self.overlay(colorbar=True)
-        return render.build_figure_html(picture, words, words)
+            return f"<p>{text}</p>"
+        image = self.planes() if self._is_volume else self.overlay(colorbar=True)
+        return render.build_figure_html(image, text, text)
 
     def _best_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
     def _project_map(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        heat = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
+        values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
-            return heat, np.ones(self.grid, dtype=bool)
+            return values, np.ones(self.grid, dtype=bool)
         if size == "input":
-            return Placement.identity(self.input_size).project(heat)
+            return Placement.identity(self.input_size).project(values)
         if size != "image":
             raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
         if self.placement is None:
@@ -440,12 +629,12 @@ class Explanation:
                 "where the model's input lies on the image is unknown (the preprocessing is random or not affine); "
                 "use size='input'"
             )
-        return self.placement.project(heat)
+        return self.placement.project(values)
 
     def _background_image(self, size: MapSize) -> PixelArray:
-        picture = self.image if size == "image" else self.model_input_image
-        if picture is not None and size != "grid":
-            return picture
+        image = self.image if size == "image" else self.model_input_image
+        if image is not None and size != "grid":
+            return image
         shape = self.grid if size == "grid" else self.input_size if size == "input" else self._image_size()
         return np.full((*shape, 3), 128, dtype=np.uint8)
 
@@ -463,34 +652,58 @@ def figure(
     colorbar: bool = True,
     height: int | None = None,
 ) -> PixelArray:
-    """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`.
+    """Draw several explanations side by side with captions, and mark those whose status is not "ok".
 
-    `height`: rows of a picture, 320, and 480 where there are planes of a volume.
+    Args:
+        explanations: The explanations.
+        columns: Number of columns; by default chosen by their count.
+        scale: As for `Explanation.heatmap`.
+        alpha: As for `Explanation.overlay`.
+        colormap: As for `Explanation.overlay`.
+        colorbar: As for `Explanation.overlay`.
+        height: Rows of each image; by default 320, and 480 if a map has three axes.
+
+    Returns:
+        (H,W,3) uint8.
+
+    >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+    >>> figure([explanation, explanation]).dtype
+    dtype('uint8')
+
     """
-    height = height or (480 if any(one.attribution.ndim == 3 for one in explanations) else 320)
-    pictures = [
-        one.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
-        for one in explanations
+    height = height or (480 if any(explanation.attribution.ndim == 3 for explanation in explanations) else 320)
+    images = [
+        explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
+        for explanation in explanations
     ]
-    captions, flags = [one.caption for one in explanations], [one.warning_text for one in explanations]
-    return render.draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
+    captions, flags = (
+        [explanation.caption for explanation in explanations],
+        [explanation.warning_text for explanation in explanations],
+    )
+    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """One scale for the maps of each method and layer, so that classes can be compared: between methods numbers cannot.
+    """Return one scale for the maps of each method and layer, so that classes can be compared; methods have different units.
 
-    From 0 to the largest value of them all; with the diverging colours from minus to plus the strongest.
+    It runs from 0 to the largest value of all; with diverging colors it is symmetric around 0.
     """
-    signed = colormap == render.DIVERGING or (
-        colormap == AUTO and any(one.colormap == render.DIVERGING for one in explanations)
+    is_signed = colormap == render.DIVERGING or (
+        colormap == AUTO and any(explanation.colormap == render.DIVERGING for explanation in explanations)
     )
     largest: dict[object, float] = {}
-    keys = [(one.method, one.layer, tuple(sorted(map(str, one.parameters.items())))) for one in explanations]
-    for key, one in zip(keys, explanations, strict=True):
-        values = one.heatmap(one._best_size(), scale=None)
-        own = float((abs(values) if signed else values).max(initial=0.0))
-        largest[key] = max(largest.get(key, 0.0), own)
-    return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
+    keys = [
+        (explanation.method, explanation.layer, tuple(sorted(map(str, explanation.parameters.items()))))
+        for explanation in explanations
+    ]
+    for key, explanation in zip(keys, explanations, strict=True):
+        values = explanation.heatmap(explanation._best_size(), scale=None)
+        strongest = float((abs(values) if is_signed else values).max(initial=0.0))
+        largest[key] = max(largest.get(key, 0.0), strongest)
+    return [
+        (-largest_value if is_signed else 0.0, largest_value) if (largest_value := largest[key]) > 0 else "max"
+        for key in keys
+    ]
 
 
 def check_explanation(explanation: Explanation) -> Explanation:

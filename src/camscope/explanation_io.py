@@ -86,8 +86,12 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
 
     Sizes are limited, because arrays of these sizes are allocated when the map is drawn.
     """
-    axes, place = explanation.attribution.ndim, explanation.placement
-    sizes = [explanation.input_size] if place is None else [explanation.input_size, place.input_size, place.image_size]
+    axes, placement = explanation.attribution.ndim, explanation.placement
+    sizes = (
+        [explanation.input_size]
+        if placement is None
+        else [explanation.input_size, placement.input_size, placement.image_size]
+    )
     cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
     rules = {
         "attribution": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
@@ -97,9 +101,11 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
             and explanation.standard_error.shape == explanation.attribution.shape
         ),
         "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
-        "placement": place is None or place.input_size == explanation.input_size,
+        "placement": placement is None or placement.input_size == explanation.input_size,
         "image": explanation.image is None
-        or _has_image_shape(explanation.image, explanation.image.shape[:axes] if place is None else place.image_size),
+        or _has_image_shape(
+            explanation.image, explanation.image.shape[:axes] if placement is None else placement.image_size
+        ),
         "model_input_image": explanation.model_input_image is None
         or _has_image_shape(explanation.model_input_image, explanation.input_size),
         "affine": explanation.affine is None

@@ -1,4 +1,4 @@
-"""The signature of a model's forward: which keywords it names, and where it takes the image."""
+"""The signature of a model's forward: its keywords, and how it takes the image."""
 
 import inspect
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 
-PIXEL_VALUES = "pixel_values"  # Hugging Face's name of the image, which is not the first parameter of every forward
+PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
 
 
 @dataclass(frozen=True)
 class ForwardSignature:
     """The parameters of a function, in order.
 
-    `positional`: names of those that are taken by position or keyword; `keyword_only`: the others; `required_keywords`: those of
-    the latter without a default. `takes_args`, `takes_kwargs`: whether there are `*args` (or nameless positions) and
-    `**kwargs`; `kwargs_annotation`: that of `**kwargs`.
+    `positional` holds the names of parameters by position or keyword, `keyword_only` the other names, and `required_keywords`
+    those of the latter without a default. `takes_args` and `takes_kwargs` tell whether there are `*args` (or positional-only
+    parameters) and `**kwargs`. `kwargs_annotation` is the annotation of `**kwargs`.
     """
 
     positional: tuple[str, ...] = ()
@@ -29,12 +29,12 @@ class ForwardSignature:
 
     @property
     def keyword_names(self) -> frozenset[str]:
-        """All keywords that it names, also in a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
+        """Return all keywords, including those of a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
         declared: set[str] = set()
         for part in get_args(self.kwargs_annotation):
             try:
                 declared.update(get_type_hints(part))
-            except (TypeError, NameError):  # no class, or one whose annotations are not importable
+            except (TypeError, NameError):  # not a class, or one whose annotations cannot be imported
                 declared.update(getattr(part, "__annotations__", {}))
         return frozenset((*self.positional, *self.keyword_only, *declared))
 
@@ -47,7 +47,7 @@ class InputKey:
     in_dict: bool = False
 
     def call_with_input(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's output; of a model that takes a dict, the keywords go into the dict as well."""
+        """Call the model; for a model that takes a dict, the keyword arguments go into the dict as well."""
         if self.in_dict:
             return model({self.name: x, **kwargs}, *args)
         return model(*args, **{self.name: x, **kwargs})
@@ -62,35 +62,36 @@ def call_model(
     *,
     frames_first: bool = False,
 ) -> Any:
-    """The model's output for x, handed on under `key`; with `frames_first`, (N,C,T,H,W) enters it as (N,T,C,H,W)."""
+    """Call the model with x under `key`; with `frames_first`, (N,C,T,H,W) is passed as (N,T,C,H,W)."""
     x = x.transpose(1, 2) if frames_first else x
     return model(x, *args, **kwargs) if key is None else key.call_with_input(model, x, args, kwargs)
 
 
 def read_forward_signature(model: nn.Module) -> ForwardSignature:
-    """The signature of a model's forward, seen through its decorators."""
+    """Read the signature of a model's forward through its decorators."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):  # it has none that can be read, as a builtin
+    except (TypeError, ValueError):  # it has no readable signature, such as a builtin
         return ForwardSignature(takes_args=True, takes_kwargs=True)
     kinds = inspect.Parameter
-    only = [one for one in parameters if one.kind is kinds.KEYWORD_ONLY]
-    rest = next((one for one in parameters if one.kind is kinds.VAR_KEYWORD), None)
+    keyword_only = [parameter for parameter in parameters if parameter.kind is kinds.KEYWORD_ONLY]
+    var_keyword = next((parameter for parameter in parameters if parameter.kind is kinds.VAR_KEYWORD), None)
     return ForwardSignature(
-        positional=tuple(one.name for one in parameters if one.kind is kinds.POSITIONAL_OR_KEYWORD),
-        keyword_only=tuple(one.name for one in only),
-        required_keywords=tuple(one.name for one in only if one.default is kinds.empty),
-        takes_args=any(one.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for one in parameters),
-        takes_kwargs=rest is not None,
-        kwargs_annotation=None if rest is None else rest.annotation,
+        positional=tuple(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_OR_KEYWORD),
+        keyword_only=tuple(parameter.name for parameter in keyword_only),
+        required_keywords=tuple(parameter.name for parameter in keyword_only if parameter.default is kinds.empty),
+        takes_args=any(parameter.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for parameter in parameters),
+        takes_kwargs=var_keyword is not None,
+        kwargs_annotation=None if var_keyword is None else var_keyword.annotation,
     )
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """How a model takes its image; None: as its first argument.
+    """Find how a model takes its image; None means as its first argument.
 
-    `name`: a keyword of its forward, else a key of the dict that its forward takes. Without one it is `pixel_values` where
-    forward names that, or the only keyword of a forward without positions. InputError where several keywords may be it.
+    `name` is a keyword of its forward, or a key of the dict that its forward takes. Without a name it is `pixel_values` where
+    forward has that keyword, or the only keyword of a forward without positional parameters. InputError where several keywords
+    are possible.
     """
     signature = read_forward_signature(model)
     positions = bool(signature.positional) or signature.takes_args
@@ -104,8 +105,8 @@ def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None
     for names in (signature.required_keywords, signature.keyword_only):
         if len(names) == 1:
             return InputKey(names[0])
-    known = ", ".join(signature.keyword_only) or "none by name"
+    keywords = ", ".join(signature.keyword_only) or "none by name"
     raise InputError(
-        f"the forward of {type(model).__name__} takes keywords only ({known}): say which one is the image, as "
+        f"the forward of {type(model).__name__} takes keywords only ({keywords}): name the one that is the image, such as "
         f"input_key='image' in the constructor of the method"
     )

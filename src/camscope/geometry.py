@@ -1,11 +1,11 @@
-"""Where a map lies: from the model's input plane back to the pixels or voxels of the original image.
+"""The place of a map: from the model's input back to the pixels or voxels of the original image.
 
-Coordinates are continuous and in array order, (row, column) or (depth, row, column): pixel i covers [i, i + 1], so its
-centre is i + 0.5 and a plane of n pixels reaches from 0 to n.
+Coordinates are continuous and in array order, (row, column) or (depth, row, column). Pixel i covers [i, i + 1], so its
+center is i + 0.5, and a plane of n pixels reaches from 0 to n.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,22 +16,28 @@ from camscope.errors import GeometryError
 from camscope.plurals import plural
 
 FloatArray = NDArray[np.floating[Any]]
-PIXELS_PER_BLOCK = 1 << 20  # pixels that a general affine projection handles at once
+PIXELS_PER_BLOCK = 1 << 20  # pixels that a general affine projection processes at once
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """An affine way from the model's input plane to the original image.
+    """An affine transform from the model's input to the original image.
 
-    `matrix`: (n,n+1), what an input coordinate becomes on the original image: linear part, then offset.
-    `input_size`, `image_size`: the n sizes of the two planes, in pixels.
+    Args:
+        matrix: (n,n+1) linear part and offset that map input coordinates to image coordinates.
+        input_size: Size of the model's input in pixels along each of the n axes.
+        image_size: Size of the original image.
+
+    Raises:
+        GeometryError: The matrix is not invertible, or a size is not positive.
 
     >>> place = Placement.identity((480, 640)).resized((240, 320)).cropped((8, 48), (224, 224))
-    >>> place.to_image([[112, 112]]).tolist()  # the crop's centre, on the 480 x 640 original
+    >>> place.to_image([[112, 112]]).tolist()  # the crop's center, on the 480 x 640 original
     [[240.0, 320.0]]
-    >>> values, covered = place.project(np.ones((7, 7)))  # a map of any grid, laid over the original
+    >>> values, covered = place.project(np.ones((7, 7)))  # a map of any grid, resized to the original
     >>> values.shape, float(covered.mean().round(3))
     ((480, 640), 0.653)
+
     """
 
     matrix: NDArray[np.float64]
@@ -60,47 +66,47 @@ class Placement:
 
     @classmethod
     def identity(cls, size: Sequence[int]) -> Self:
-        """The place of an image that the model sees as it is."""
+        """Return the placement of an image that is the model's input."""
         return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The placement that `to_dict` wrote."""
+        """Create the placement that `to_dict` wrote."""
         try:
             return cls(np.array(data["matrix"], np.float64), tuple(data["input_size"]), tuple(data["image_size"]))
         except (KeyError, TypeError, ValueError) as error:
             raise GeometryError(f"not a stored placement: {error!r}; expected what Placement.to_dict writes") from error
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Plain numbers, for JSON."""
+        """Return plain numbers for JSON."""
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
     def on_input_plane(self) -> Self:
-        """The same map's place on the input plane itself."""
+        """Return the placement of the same map on the model's input itself."""
         return type(self).identity(self.input_size)
 
     def on_resized_image(self, size: Sequence[int]) -> Self:
-        """The same place on the same image at another size."""
+        """Return the placement on the same image at another size."""
         if tuple(size) == self.image_size:
             return self
         size = _check_plane_size(size, self._n_axes)
         ratio = np.divide(size, self.image_size)[:, None]
         return type(self)(self.matrix * ratio, self.input_size, size)
 
-    # What preprocessing does, one step after the other. Each returns the placement after that step.
+    # Steps of preprocessing. Each returns the placement after that step.
 
     def resized(self, size: Sequence[int]) -> Self:
-        """After stretching the plane to `size`."""
+        """Return the placement after resizing the input to `size`."""
         size = _check_plane_size(size, self._n_axes)
         return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
-        """After cutting out `size` pixels from `start` on; what lies outside the plane is padding."""
+        """Return the placement after cutting out `size` pixels from `start`; outside the input the crop is padded."""
         return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
-        """After adding pixels before and after each axis."""
+        """Return the placement after adding pixels before and after each axis."""
         first, last = (
             _check_whole_numbers(before, self._n_axes, "before"),
             _check_whole_numbers(after, self._n_axes, "after"),
@@ -108,13 +114,13 @@ class Placement:
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
 
     def flipped(self, axis: int) -> Self:
-        """After reversing one axis."""
+        """Return the placement after reversing one axis."""
         linear, offset = np.eye(self._n_axes), np.zeros(self._n_axes)
         linear[axis, axis], offset[axis] = -1, self.input_size[axis]
         return self._precompose(linear, offset, self.input_size)
 
     def transposed(self, axes: Sequence[int]) -> Self:
-        """After reordering the axes as numpy's `transpose` does."""
+        """Return the placement after reordering the axes as numpy's `transpose` does."""
         if sorted(axes) != list(range(self._n_axes)):
             raise GeometryError(f"axes {tuple(axes)} do not reorder {plural(self._n_axes, 'axis')}")
         return self._precompose(
@@ -122,33 +128,33 @@ class Placement:
         )
 
     def composed(self, inner: Self) -> Self:
-        """After whatever took this input plane, as an image, to that of `inner`."""
+        """Return the placement after `inner`, which takes this input as its image."""
         if inner.image_size != self.input_size:
             raise GeometryError(f"a placement on an image {inner.image_size} cannot follow an input {self.input_size}")
         return self._precompose(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
 
-    # From there to here and back.
+    # Coordinates and maps.
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
-        """(n,n+1) from the cell coordinates of a map of `grid` cells, which spans the input plane, to the original."""
+        """Compute the matrix (n,n+1) from cell coordinates of a map, which spans the input, to the image."""
         grid = _check_plane_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])
 
     def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
-        """(M,n) points of the input plane, on the original image."""
+        """Map points (M,n) of the model's input to the original image."""
         return _check_points(points, self._n_axes) @ self.matrix[:, :-1].T + self.matrix[:, -1]
 
     def to_input(self, points: ArrayLike) -> NDArray[np.float64]:
-        """(M,n) points of the original image, on the input plane."""
+        """Map points (M,n) of the original image to the model's input."""
         inverse = _invert_affine(self.matrix)
         return _check_points(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
     def project(self, attribution: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """(h,w) -> values (H,W) and covered (H,W): a map over the original image, at the centre of each pixel.
+        """Resample a map (h,w) at the center of each pixel of the original image: values (H,W) and covered (H,W).
 
-        Linear between the centres of the cells; the outermost cells reach to the border of the input plane. What the
-        input plane does not cover is 0, and False in `coverage_mask`. float64 stays float64, all else is float32.
+        Values are interpolated linearly between the centers of cells; the outermost cells reach to the border of the input.
+        Pixels outside of the input are 0, and False in `covered`. float64 stays float64, everything else becomes float32.
         """
         attribution = np.asarray(attribution)
         attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)
@@ -172,9 +178,24 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """With a new input plane, whose coordinates `linear` and `offset` take to the old one."""
+        """Return the placement with a new input, whose coordinates `linear` and `offset` map to the old one."""
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
         return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
+
+
+def project_mask_to_input(
+    mask: NDArray[np.bool_], input_size: Sequence[int], to_image: Callable[[FloatArray], NDArray[np.float64]]
+) -> NDArray[np.bool_]:
+    """Sample the mask of an image at the center of each pixel of the model's input.
+
+    `to_image` maps points of the input to the image. Input pixels outside the image are False.
+    """
+    centers = np.indices(tuple(input_size)).reshape(len(input_size), -1).T + 0.5
+    pixels = np.floor(to_image(centers)).astype(np.int64)
+    inside = ((pixels >= 0) & (pixels < mask.shape)).all(1)
+    sampled = np.zeros(len(pixels), np.bool_)
+    sampled[inside] = mask[tuple(pixels[inside].T)]
+    return sampled.reshape(tuple(input_size))
 
 
 def _check_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
@@ -204,7 +225,7 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
 
 
 def _find_axis_permutation(inverse: FloatArray) -> list[int] | None:
-    """For each image axis, the one map axis that depends on it; None where the axes mix (a rotation, a shear)."""
+    """Find the one map axis that each image axis depends on; None where axes mix (a rotation, a shear)."""
     depends = inverse[:, :-1] != 0
     if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():
         return [int(axis) for axis in depends.argmax(0)]
@@ -214,7 +235,7 @@ def _find_axis_permutation(inverse: FloatArray) -> list[int] | None:
 def _project_separable(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """One axis after the other: exact, and as fast as memory allows."""
+    """Resample one axis after the other, which is exact and fast."""
     values = attribution.transpose(axes)
     covered = np.ones((), np.bool_)
     for axis, length in enumerate(size):
@@ -237,7 +258,7 @@ def _project_separable(
 def _project_affine(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Any affine way: linear in each of the n cell coordinates, block by block."""
+    """Resample by any affine transform, linear in each of the n cell coordinates, block by block."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
     for rows in _iter_row_blocks(size):
         index = np.indices((rows.stop - rows.start, *size[1:]), np.float64) + 0.5
@@ -251,20 +272,20 @@ def _project_affine(
 
 
 def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
-    """(n,M) cell coordinates -> (M,): the weighted sum of the 2^n nearest cells."""
+    """Interpolate at cell coordinates (n,M): the weighted sum (M,) of the 2^n nearest cells."""
     pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
     total = np.zeros(cells.shape[1], np.float64)
     for corner in itertools.product((0, 1), repeat=attribution.ndim):
-        place = tuple(
+        index = tuple(
             np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, attribution.shape, strict=True)
         )
         shares = [share if up else 1 - share for (_, share), up in zip(pairs, corner, strict=True)]
-        total += attribution[place] * np.prod(shares, axis=0)
+        total += attribution[index] * np.prod(shares, axis=0)
     return total
 
 
 def _split_coordinate(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """The cell below each coordinate, and how far the way is to the next one, 0 to 1."""
+    """Split coordinates into the cell below and the fraction of the distance to the next one."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)
     return low, position - low

@@ -1,4 +1,4 @@
-"""Labels: the values that a mask holds, and which of them count. Several labels are never merged unless asked for."""
+"""Labels of masks: the values that a mask holds, and which of them count. Labels are merged only on request."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ CHOICE_HINT: Final = (
 
 @dataclass(frozen=True)
 class LabelImage:
-    """(*S) labels of pixels or voxels, 0 outside. `is_color`: labels are colors, 0xRRGGBB, and black is outside."""
+    """Labels (*S) of pixels or voxels, 0 outside. With `is_color` the labels are colors, 0xRRGGBB, and black is outside."""
 
     values: NDArray[Any]
     is_color: bool = False
 
     @classmethod
     def from_colors(cls, pixels: NDArray[Any]) -> "LabelImage":
-        """(*S,3) uint8; an image without colors has its gray levels as labels."""
+        """Create labels from an image (*S,3) uint8; an image without colors has its gray levels as labels."""
         first = pixels[..., 0]
         if all(np.array_equal(first, pixels[..., channel]) for channel in (1, 2)):
             return cls(first)
@@ -34,11 +34,11 @@ class LabelImage:
 
     @property
     def foreground(self) -> NDArray[np.bool_]:
-        """(*S): where there is any label; NaN is none."""
+        """Whether each pixel has a label (*S); NaN is no label."""
         return np.asarray((self.values != 0) & (self.values == self.values))
 
     def label_names(self, most: int | None = None) -> tuple[str, ...]:
-        """The labels in order, or the first of them: `1`, `255`, or `#ff0000`."""
+        """Return the labels in order, at most `most`: `1`, `255`, or `#ff0000`."""
         inside = self.values[self.foreground]
         if not inside.size:
             return ()
@@ -46,10 +46,10 @@ class LabelImage:
         return tuple(map(self._format_label, [low] if low == inside.max() else np.unique(inside)[:most]))
 
     def mask_of_labels(self, labels: Iterable[str]) -> NDArray[np.bool_]:
-        """(*S): where the label is one of these."""
+        """Return where the label is one of these (*S)."""
         names = set(labels)
-        wanted = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
-        return np.isin(self.values, wanted)
+        values = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
+        return np.isin(self.values, values)
 
     def _format_label(self, value: Any) -> str:
         return f"#{int(value):06x}" if self.is_color else f"{float(value):.9g}"
@@ -57,16 +57,16 @@ class LabelImage:
 
 @dataclass(frozen=True)
 class LabelChoice:
-    """Which labels of masks count: `categories` by name, `("all",)` for every one; none named: masks have one label each.
+    """The labels of masks that count: `categories` by name, `("all",)` for all, none where masks have one label each.
 
-    `first_label`: the one label that masks without a choice had so far. Masks with different labels are not merged, either.
+    `first_label` is the label of the masks without a choice so far: masks with different labels are not merged either.
     """
 
     categories: tuple[str, ...] = ()
     first_label: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def select_mask(self, label_image: LabelImage) -> NDArray[np.bool_]:
-        """(*S): the pixels that count. CategoryError for several labels, where none was chosen."""
+        """Return the pixels that count (*S); CategoryError for several labels without a choice."""
         if self.categories == (ALL_LABELS,):
             return label_image.foreground
         if self.categories:
@@ -83,7 +83,7 @@ class LabelChoice:
 
 
 def _normalize_label(name: str) -> str:
-    """As labels are called here; CategoryError for what no label can be."""
+    """Return a label in the spelling of this module; CategoryError for text that cannot be one."""
     try:
         return name.lower() if name.startswith("#") and int(name[1:], 16) >= 0 else f"{float(name):.9g}"
     except ValueError:
@@ -93,15 +93,15 @@ def _normalize_label(name: str) -> str:
 
 
 def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, ...]:
-    """A choice as it was given, as names, each once."""
-    given = [categories] if isinstance(categories, str | int) else list(categories)
-    return tuple(dict.fromkeys(str(name) for name in given))
+    """Return the chosen categories as names, each once."""
+    names = [categories] if isinstance(categories, str | int) else list(categories)
+    return tuple(dict.fromkeys(str(name) for name in names))
 
 
 def choose_categories(
     annotated: Sequence[str], chosen: Sequence[str], source: str, declared: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Those of the `annotated` categories that count; `declared`: names without an annotation.
+    """Return the annotated categories that count. `declared` holds names of categories without annotations.
 
     CategoryError for several without a choice, for an unknown name, and where no annotation has a chosen one.
     """
@@ -121,17 +121,17 @@ def choose_categories(
 
 
 def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
-    """`2 labels (1, 2)`"""
-    more = ", …" if len(names) > MAX_LISTED_NAMES else ""
-    return f"{len(names)} {noun} ({', '.join(names[:MAX_LISTED_NAMES])}{more})"
+    """Format names with their count: `2 labels (1, 2)`."""
+    ellipsis = ", …" if len(names) > MAX_LISTED_NAMES else ""
+    return f"{len(names)} {noun} ({', '.join(names[:MAX_LISTED_NAMES])}{ellipsis})"
 
 
 def format_choice_hint(names: Sequence[str]) -> str:
-    """The ways to say which category counts, for a message."""
+    """Return the ways to choose a category, for an error message."""
     return CHOICE_HINT.format(name=names[0])
 
 
 def find_multiple_labels(values: NDArray[Any]) -> tuple[str, ...]:
-    """The labels of an array that holds more than one; none for a mask of one region."""
+    """Return the labels of an array with more than one; an empty list for a mask of one region."""
     names = () if values.dtype == np.bool_ else LabelImage(values).label_names()
     return names if len(names) > 1 else ()

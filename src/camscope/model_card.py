@@ -1,4 +1,4 @@
-"""What is known of a model beside the plain `nn.Module`: how it was made, its preprocessing, its classes, its digest."""
+"""Model cards: the source, preprocessing, classes and digest of a loaded `nn.Module`."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What camscope knows of a model it loaded; `source` is the string that loads it again."""
+    """What is known of a loaded model; `source` is the string that loads it again."""
 
     source: str
     preprocess: Callable[..., Any] | None = None
@@ -26,29 +26,29 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Remember what is known of a model for as long as it lives; the model itself is not changed."""
+    """Store the card of a model for as long as the model lives; the model itself is not changed."""
     _cards[model] = card
 
 
 def get_card(model: nn.Module) -> ModelCard | None:
-    """The card of a model that camscope loaded, or None."""
+    """Return the card of a model that camscope loaded; None for another model."""
     return _cards.get(model)
 
 
 def compute_model_digest(model: nn.Module) -> str:
-    """16 hex digits that change with any weight or buffer; computed once for as long as nothing is seen to change.
+    """Compute 16 hex digits that change with any weight or buffer; the result is cached until a change is detected.
 
-    What is seen: another tensor, any change in place, and a change behind `.data` that moves one of eight values spread
-    over a tensor.
+    Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
+    tensor.
     """
     state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
     fingerprint = tuple(
         (name, value.data_ptr(), _tensor_version(value), _sample_values(value)) for name, value in state
     )
-    known = _digests.get(model)
-    if known is None or known[0] != fingerprint:
-        known = _digests[model] = (fingerprint, _hash_state(state))
-    return known[1]
+    cached = _digests.get(model)
+    if cached is None or cached[0] != fingerprint:
+        cached = _digests[model] = (fingerprint, _hash_state(state))
+    return cached[1]
 
 
 def _tensor_version(value: Tensor) -> int:
@@ -56,7 +56,7 @@ def _tensor_version(value: Tensor) -> int:
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:
-    """Eight values spread over a tensor: what is changed through `.data` leaves no trace in the version counter."""
+    """Return eight values spread over a tensor: changes through `.data` do not raise the version counter."""
     flat = value.detach().reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 

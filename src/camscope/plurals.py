@@ -1,21 +1,21 @@
-"""Wording: how a count stands before its noun."""
+"""Counts and nouns in the right number."""
 
 
 def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> str:
-    """A count with its noun in the right number: `1 image`, `0 images`, `2 classes`.
+    """Format a count with its noun: `1 image`, `0 images`, `2 classes`.
 
     Args:
-        count: How many there are.
-        noun: What one of them is called, with all that changes with the number: `"image has"`.
-        several: The same for any other count, `"images have"`. Default: the English plural of `noun`.
-        spec: How the count is written, such as `","` for `12,480`.
+        count: The count.
+        noun: The noun in the singular, with every word that changes with the number: `"image has"`.
+        plural_noun: The same in the plural, `"images have"`. Default: the English plural of `noun`.
+        spec: The format of the count, such as `","` for `12,480`.
 
     """
     return f"{count:{spec}} {inflect(count, noun, plural_noun)}"
 
 
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
-    """A noun in the number that its count asks for: `image_size`, `n_images`. The arguments are those of `plural`."""
+    """Return a noun in the number of its count: `image`, `images`. The arguments are those of `plural`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from camscope.errors import LayerError, Remedy
 
 LeafPath = tuple[Any, ...]
-ATTENTION_SUM_TOLERANCE = 1e-2  # by which attention weights may miss 1, in half precision
+ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1, in half precision
 
 
 def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, Tensor]]:
-    """Every tensor in a structure with the keys that lead to it."""
+    """Yield every tensor in a structure with the path of keys that leads to it."""
     if isinstance(value, Tensor):
         yield path, value
     else:
@@ -24,23 +24,23 @@ def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, 
 
 
 def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
-    """A copy of the structure, of the same types, with another tensor at one path; the original stays as it is."""
+    """Return a copy of the structure with another tensor at one path; types stay the same."""
     if not path:
         return leaf
-    key, rest = path[0], path[1:]
+    key, subpath = path[0], path[1:]
     if isinstance(value, tuple):
-        items = [replace_leaf(item, rest, leaf) if i == key else item for i, item in enumerate(value)]
+        items = [replace_leaf(item, subpath, leaf) if i == key else item for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     changed = copy.copy(value)
     if isinstance(value, Mapping | list):
-        changed[key] = replace_leaf(value[key], rest, leaf)
+        changed[key] = replace_leaf(value[key], subpath, leaf)
     else:
-        object.__setattr__(changed, key, replace_leaf(getattr(value, key), rest, leaf))
+        object.__setattr__(changed, key, replace_leaf(getattr(value, key), subpath, leaf))
     return changed
 
 
 def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
-    """A copy of the structure with every tensor sent through the function; the original stays as it is."""
+    """Return a copy of the structure with a function applied to every tensor."""
     result = value
     for path, leaf in list(iter_leaves(value)):
         result = replace_leaf(result, path, function(leaf))
@@ -48,18 +48,18 @@ def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def concatenate_structures(values: Sequence[Any]) -> Any:
-    """Structures of one kind as one: their tensors joined along the first axis, all else as the first has it."""
+    """Join structures of one kind: tensors along the first axis, everything else from the first one."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
-        return [part for value in values for part in value]  # one structure a sample, as detectors return
-    result, every = values[0], [dict(iter_leaves(value)) for value in values]
-    for path, leaf in every[0].items():
-        parts = [found[path] for found in every]
+        return [part for value in values for part in value]  # one structure per sample, as detectors return
+    result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]
+    for path, leaf in leaves_by_path[0].items():
+        parts = [leaves[path] for leaves in leaves_by_path]
         result = replace_leaf(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
     return result
 
 
 def describe_unsupported_tensor(tensor: Tensor) -> str | None:
-    """What keeps a tensor from being an array of numbers that hooks and maps can use, in words; None for an ordinary one."""
+    """Describe why a tensor is not an array of numbers that hooks and maps can use; None for an ordinary one."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "part of a transform of torch.func, as inside vmap"
     if tensor.is_nested:
@@ -68,14 +68,16 @@ def describe_unsupported_tensor(tensor: Tensor) -> str | None:
 
 
 def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
-    """The floating tensor of highest rank in a layer's output: the map; of an attention's (context, weights) the context."""
-    found = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
+    """Return the floating tensor of highest rank in a layer's output; the context, for an attention's (context, weights)."""
+    leaves = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
     if output_index is not None:
-        found = [(path, leaf) for path, leaf in found if path[:1] == (output_index,)]
+        leaves = [(path, leaf) for path, leaf in leaves if path[:1] == (output_index,)]
     else:
-        found = [(path, leaf) for path, leaf in found if not _is_attention_weights(leaf, [other for _, other in found])]
-    rank = max((leaf.ndim for _, leaf in found), default=0)
-    best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
+        leaves = [
+            (path, leaf) for path, leaf in leaves if not _is_attention_weights(leaf, [other for _, other in leaves])
+        ]
+    rank = max((leaf.ndim for _, leaf in leaves), default=0)
+    best = [(path, leaf) for path, leaf in leaves if leaf.ndim == rank]
     if len(best) == 1:
         if (kind := describe_unsupported_tensor(best[0][1])) is not None:
             raise LayerError(
@@ -86,9 +88,9 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
         return best[0]
     listing = ", ".join(f"{format_path(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:
-        seen = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
+        dtypes = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
         raise LayerError(
-            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {seen or output!r:.80}"
+            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {dtypes or output!r:.80}"
         )
     raise LayerError(
         f"layer {name!r} returns several tensors: {listing}",
@@ -98,7 +100,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
 
 
 def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
-    """Whether a tensor (N,heads,T,S) or (N,T,S) is the weights to a context (N,T,K) that is returned with it."""
+    """Whether a tensor (N,heads,T,S) or (N,T,S) holds the weights of a context (N,T,K) that is returned with it."""
     if leaf.ndim == 3:
         contexts = [other for other in other_leaves if other is not leaf and other.shape[:2] == leaf.shape[:2]]
         return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
@@ -108,20 +110,20 @@ def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
 
 
 def has_attention_rows(tensor: Tensor) -> bool:
-    """Whether each row along the last axis is made of shares: none is below 0, and they add up to 1."""
+    """Whether all values are at least 0 and each row along the last axis sums to 1."""
     if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
         return False
     first = tensor.detach()[:1].float()
-    for rows in (first.flatten(0, -2)[:1], first):  # one row says it of most
+    for rows in (first.flatten(0, -2)[:1], first):  # the first row usually decides
         if not bool((rows >= 0).all()) or not bool(((rows.sum(-1) - 1).abs() < ATTENTION_SUM_TOLERANCE).all()):
             return False
     return True
 
 
 def format_path(path: LeafPath) -> str:
-    """A path as one would write it.
+    """Format a path as Python code.
 
-    >>> shown((0, "features"))
+    >>> format_path((0, "features"))
     "[0]['features']"
     """
     return "".join(f"[{key!r}]" for key in path) or "itself"

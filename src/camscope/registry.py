@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from camscope.errors import InputError, MissingExtraError
 
 N_NEAREST_NAMES = 3
-NAME_SEPARATORS = re.compile(r"( \+ |, )")  # in the name of a composed method: "gradcam + layercam, fused"
+NAME_SEPARATORS = re.compile(r"( \+ |, | (?=\w+=))")  # in labels such as "gradcam + layercam, fused mode=max"
 
 
 class RegistryEntry(Protocol):
@@ -44,6 +44,7 @@ class Registry(MutableMapping[str, Entry]):
     >>> from camscope.explainers import METHODS
     >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
     True
+
     """
 
     def __init__(self, kind: str) -> None:
@@ -70,6 +71,7 @@ class Registry(MutableMapping[str, Entry]):
         Raises:
             InputError: No entry has such a name; the message lists the nearest names.
             MissingExtraError: The entry needs a package that is not installed.
+
         """
         canonical = self._names.get(normalize_name(str(name)))
         if canonical in self._missing_packages:
@@ -84,14 +86,16 @@ class Registry(MutableMapping[str, Entry]):
         return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
 
     def display_name(self, name: str) -> str:
-        """Return the title of a name; in the name of a composed method each part is replaced, an unknown part stays.
+        """Return a label with titles in place of names; parts that are not registered, settings and layers stay.
 
         >>> from camscope.explainers import METHODS
         >>> METHODS.display_name("gradcam + layercam, fused")
         'Grad-CAM + LayerCAM, fused'
         """
-        parts = NAME_SEPARATORS.split(name)
-        return "".join(self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts)
+        method, dot, layer = name.partition(" · ")
+        parts = NAME_SEPARATORS.split(method)
+        titles = [self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts]
+        return f"{''.join(titles)}{dot}{layer}"
 
     @property
     def unavailable(self) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ class Registry(MutableMapping[str, Entry]):
         return tuple(self._missing_packages)
 
     def __getitem__(self, name: str) -> Entry:
-        return self._entries[self._names.get(normalize_name(name), name)]
+        return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
         if name != entry.name:

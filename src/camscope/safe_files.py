@@ -1,4 +1,4 @@
-"""Files written whole or not at all, under names that are plain."""
+"""Files that are written whole or not at all, under safe names, and regular files that are read."""
 
 import contextlib
 import errno
@@ -27,20 +27,20 @@ else:
     fcntl = _fcntl
 
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-DISK_ERRNOS = (*NO_SPACE_ERRNOS, errno.EROFS, errno.EIO)  # every further file would fail in the same way
+DISK_ERRNOS = (*NO_SPACE_ERRNOS, errno.EROFS, errno.EIO)  # later files would fail in the same way
 LOCK_WAIT_SECONDS = 10.0  # seconds
 FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
-    """Write a file that is there at once; see `open_atomic`."""
+    """Write a file atomically; see `open_atomic`."""
     with open_atomic(path, overwrite=overwrite, sync=sync, n_bytes=len(data)) as file:
         file.write(data)
     return Path(path)
 
 
 def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file that every start of a command generates again; OutputError where one with other bytes is in its place."""
+    """Write a file that every start of a command generates again; OutputError where one with other bytes exists."""
     path = Path(path)
     if not overwrite and path.is_file() and path.read_bytes() == data:
         return path
@@ -51,10 +51,10 @@ def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: boo
 def open_atomic(
     path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, n_bytes: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
+    """Write a temporary sibling, sync it and rename it: a reader gets the old file or the new one, never a part.
 
-    `sync`: wait until the disk has it, so that it outlasts a loss of power. `n_bytes`: the number of bytes, where it is known
-    in advance. A failure to write is an OutputError with the path and, on a full disk, the bytes needed and free.
+    `sync` waits until the data is on the disk and survives a power failure. `n_bytes` is the size, if it is known in advance. A
+    failure is an OutputError with the path and, on a full disk, the bytes that are needed and free.
     """
     path = Path(path)
     if not overwrite and os.path.lexists(path):
@@ -64,7 +64,7 @@ def open_atomic(
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with _write_errors_converted(path), io.BufferedWriter(_TemporaryFile(sibling, path, n_bytes)) as file:
-            # an OSError of the caller, who may be reading another file, is not a failure to write this one
+            # an OSError of the caller, who may read another file, is not a failure to write this one
             failure = None
             try:
                 yield file
@@ -86,10 +86,10 @@ def open_atomic(
 
 
 def check_replaceable(path: Path) -> None:
-    """OutputError for a folder, a pipe, a socket, a device, or a link to one: none of them is replaced by a file."""
+    """Raise an OutputError for a folder, a pipe, a socket, a device, or a link to one, which a file never replaces."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # nothing is there, or a link that leads nowhere
+    except OSError:  # nothing exists, or a dangling link
         return
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no regular file, but a pipe, a socket or a device"
@@ -97,7 +97,7 @@ def check_replaceable(path: Path) -> None:
 
 
 class _TemporaryFile(io.FileIO):
-    """A temporary sibling whose failed writes name the file that was meant."""
+    """A temporary sibling whose write errors name the final file."""
 
     def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
         super().__init__(temporary_path, "xb")
@@ -114,7 +114,7 @@ class _TemporaryFile(io.FileIO):
 
 @contextlib.contextmanager
 def _write_errors_converted(path: Path) -> Iterator[None]:
-    """Whatever the system says of a file that cannot be written, as an OutputError that names it."""
+    """Convert the system's error for a file that cannot be written to an OutputError that names the file."""
     try:
         yield
     except OutputError:
@@ -126,7 +126,7 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
 def make_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
-    """The error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
+    """Create the error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
@@ -141,28 +141,28 @@ def make_write_error(
         advice = "free some space, or choose another place"
     elif error.errno == errno.EFBIG and n_bytes is not None:
         reason = f"{reason} ({plural(n_bytes, 'byte', spec=',')} needed)"
-    made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
-    made.errno = error.errno
-    return made
+    write_error = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
+    write_error.errno = error.errno
+    return write_error
 
 
 def _find_existing_folder(path: Path) -> Path:
-    """The folder that the path is in, or the nearest one that exists."""
-    return next(one for one in (*path.absolute().parents, Path()) if one.is_dir())
+    """Return the folder of the path, or the nearest one that exists."""
+    return next(folder for folder in (*path.absolute().parents, Path()) if folder.is_dir())
 
 
 @contextlib.contextmanager
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """A folder that is there with all its files or not at all; an empty one in its place is taken.
+    """Create a folder with all its files or not at all; an existing empty folder is replaced.
 
-    `is_replaceable`: also one of whose files it is true, so that a former one is replaced; no other.
+    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced; no other folder is.
     """
     path = Path(path)
-    there = list(path.iterdir()) if path.is_dir() else []
+    existing = list(path.iterdir()) if path.is_dir() else []
     if os.path.lexists(path) and (
-        not path.is_dir() or not all(is_replaceable and is_replaceable(one) for one in there)
+        not path.is_dir() or not all(is_replaceable and is_replaceable(file) for file in existing)
     ):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     make_folder(path.parent)
@@ -172,8 +172,8 @@ def create_folder_atomically(
             sibling.mkdir()
         yield sibling
         with _write_errors_converted(path):
-            for one in there:
-                one.unlink()
+            for file in existing:
+                file.unlink()
             sibling.replace(path)
     except BaseException:
         shutil.rmtree(sibling, ignore_errors=True)
@@ -181,21 +181,21 @@ def create_folder_atomically(
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those that it is in; an OutputError where that is not possible."""
+    """Create a folder and its parents; OutputError where that is not possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        file = next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor))
         raise OutputError(f"{file} is a file, not a folder; choose another place") from None
     except OSError as error:
         raise make_write_error(path, error) from error
 
 
 class FolderLock:
-    """A lock on a folder, which the system releases when its process ends, however it ends; it leaves no file behind.
+    """A lock on a folder, which the system releases when the process ends in any way; it leaves no file.
 
-    Processes that share their work hold it together (`acquire_shared`); one that replaces what the folder holds holds it alone
-    (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request is granted.
+    Processes that share their work hold it together (`acquire_shared`). A process that replaces the folder's contents holds it
+    alone (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request succeeds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -205,11 +205,11 @@ class FolderLock:
         self._finalizer = weakref.finalize(self, _close_handle, self._handle)
 
     def acquire_exclusive(self) -> bool:
-        """Hold it alone; False where another process, or another thread's lock, holds it."""
+        """Acquire the lock alone; False where another process or another thread's lock holds it."""
         return fcntl is None or self._try_lock(fcntl.LOCK_EX)
 
     def acquire_shared(self) -> bool:
-        """Hold it with others; waits for a moment for a process that is just clearing the folder."""
+        """Acquire the lock with others; wait briefly for a process that is clearing the folder."""
         if fcntl is None:
             return True
         end = time.monotonic() + LOCK_WAIT_SECONDS
@@ -218,7 +218,7 @@ class FolderLock:
         return granted
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._finalizer()
 
     def _try_lock(self, kind: int) -> bool:
@@ -233,9 +233,9 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """The folder, made where it is not there, for one process at a time; OutputError where another holds it.
+    """Lock a folder, created if necessary, for one process at a time; OutputError where another holds it.
 
-    A folder that was made for it, and is empty in the end, is removed.
+    A folder that was created for it and is empty at the end is removed.
     """
     new = not folder.exists()
     make_folder(folder)
@@ -257,7 +257,7 @@ def _close_handle(handle: int) -> None:
 
 
 def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
-    """Rename, unless somebody else was quicker: of several processes that do it at once, one succeeds."""
+    """Rename unless the target exists: of several processes at once, one succeeds."""
     try:
         path.hardlink_to(temporary_path)
     except FileExistsError:
@@ -274,16 +274,16 @@ def _make_exists_error(path: Path) -> OutputError:
 
 
 def slug(text: str) -> str:
-    """Letters, digits and hyphens of a text, 40 at most: nothing that a file system or a shell could misread."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
+    """Return at most 40 letters, digits and hyphens of a text, safe for file systems and shells."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", ascii_text)[:40].strip("-") or "image"
 
 
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
-    """The path of an output in `folder`, through subfolders if there are several names.
+    """Return the path of an output in `folder`, through subfolders if there are several names.
 
-    OutputError where a name holds anything but ASCII letters, digits, `.`, `args` and `-`, begins with `.` or `-`, or is longer than
-    240 characters; and where a link leads out of `folder`.
+    OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer
+    than 240 characters; and where a link leads out of `folder`.
     """
     for name in names:
         if not SAFE_FILE_NAME.fullmatch(name):
@@ -297,13 +297,13 @@ def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
 
 
 def check_inside_folder(path: Path, folder: str | os.PathLike[str]) -> None:
-    """OutputError where a path leads out of a folder through a link."""
+    """Raise an OutputError where a path leads out of a folder through a link."""
     if not path.resolve().is_relative_to(Path(folder).resolve()):
         raise OutputError(f"{path} leads out of {folder} through a link; remove the link or choose another folder")
 
 
 def describe_file_problem(path: str | os.PathLike[str]) -> str:
-    """Why a path is no regular file, for an error."""
+    """Describe why a path is not a regular file."""
     path = Path(path)
     if path.is_dir():
         return "it is a folder"
@@ -311,7 +311,7 @@ def describe_file_problem(path: str | os.PathLike[str]) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
-    """The bytes of a regular file; see `open_regular_file`."""
+    """Read the bytes of a regular file; see `open_regular_file`."""
     with open_regular_file(path, max_bytes) as file:
         return file.read()
 
@@ -319,7 +319,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes.
 
-    It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.
+    It never waits for a pipe. A file of size 0 is empty, also one of `/proc` that would be endless.
     """
     check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
@@ -336,16 +336,16 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """OSError for a pipe, a device, a socket, a folder, or a file of more than `max_bytes` bytes; nothing is opened."""
+    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes; nothing is opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
-    """OSError where a folder that someone else may have made holds a pipe, a socket or a device, or a link to one."""
-    for place, _, names in os.walk(folder):
+    """Raise an OSError where a folder from someone else holds a pipe, a socket or a device, or a link to one."""
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(place, name)
-            with contextlib.suppress(FileNotFoundError):  # a link that leads nowhere
+            path = Path(parent, name)
+            with contextlib.suppress(FileNotFoundError):  # a dangling link
                 status = path.stat()
                 if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
                     raise OSError(errno.EINVAL, f"{path} is not a regular file, but a pipe, a socket or a device")

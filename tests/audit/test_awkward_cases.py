@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("pydantic")
 
 from camscope import audit
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
@@ -25,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW = ("faithfulness", "sanity", "robustness")
 CODE = """
 import torch
-from camscope.phantom.shortcut_study import CATEGORIES, PREPROCESSING, TARGET_LAYER, shortcut_net
+from camscope.phantom.shortcut_study import CATEGORIES, PREPROCESSING, TARGET_LAYER, create_shortcut_model
 
 class Changed(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = shortcut_net()
+        self.net = create_shortcut_model()
         self.net.load_state_dict(__import__("safetensors.torch").torch.load_file({weights!r}))
     def forward(self, x):
         out = self.net(x)
@@ -39,8 +40,8 @@ class Changed(torch.nn.Module):
 def changed():
     return Changed()
 
-PREPROCESSING = {{"changed": PREPROCESSING["shortcut_net"]}}
-CATEGORIES = {{"changed": CATEGORIES["shortcut_net"]}}
+PREPROCESSING = {{"changed": PREPROCESSING["create_shortcut_model"]}}
+CATEGORIES = {{"changed": CATEGORIES["create_shortcut_model"]}}
 TARGET_LAYER = {{"changed": "net.layer3"}}
 """
 
@@ -69,31 +70,33 @@ def table_of(study, change, path):
 
 def changed_net(study, change, tmp_path):
     (tmp_path / "net.py").write_text(CODE.format(weights=study["model"]["weights"], change=change))
-    return {**study, "model": {"source": f"{tmp_path / 'net.py'}:changed"}, "skip": (*SLOW, "localise", "shortcut")}
+    return {**study, "model": {"source": f"{tmp_path / 'net.py'}:changed"}, "skip": (*SLOW, "localization", "shortcut")}
 
 
 def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
-    data = {**study["data"], "evidence": {"lesion": "mask"}}
+    data = {**study["data"], "ground_truth": {"lesion": "mask"}}
     explain = {"findings": ["clear", "lesion"], "methods": ["gradcam"]}
     made = audit.run_audit({**study, "data": data, "explain": explain}, tmp_path / "audit")
     assert "the finding" in made.summary.shortcut.markers_by_finding["lesion"], "whichever is named first"
     assert "the finding" not in made.summary.shortcut.markers_by_finding["clear"]
-    words = {(one.question, one.finding): one for one in made.verdicts if one.question in ("localisation", "evidence")}
-    assert words["evidence", "lesion"].conclusion == "supported"
-    assert words["evidence", "clear"].conclusion == "not testable"
-    assert words["localisation", "clear"].conclusion == "not testable"
+    words = {
+        (one.question, one.finding): one for one in made.verdicts if one.question in ("localization", "ground truth")
+    }
+    assert words["ground truth", "lesion"].conclusion == "supported"
+    assert words["ground truth", "clear"].conclusion == "not testable"
+    assert words["localization", "clear"].conclusion == "not testable"
     assert {one.finding for one in made.summary.localization.metric_summaries} == {"lesion"}
-    assert {one.finding for one in made.summary.shortcut.interventions if one.region == "token"} == {"lesion", "clear"}
-    with pytest.raises(InputError, match="the place of one finding, and there are 2: say of which"):
+    assert {one.finding for one in made.summary.shortcut.interventions if one.region == "marker"} == {"lesion", "clear"}
+    with pytest.raises(InputError, match="locates one finding, and the audit has 2 findings"):
         audit.run_audit({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
-    with pytest.raises(InputError, match="evidence names 'token', which is none of the findings"):
-        audit.run_audit({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
+    with pytest.raises(InputError, match="ground_truth names 'marker', which is not one of the findings"):
+        audit.run_audit({**study, "data": {**study["data"], "ground_truth": {"marker": "mask"}}}, tmp_path / "other")
 
 
 def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path):
     for name in ("border", "the organ"):
-        regions = {**study["regions"], "columns": {name: "region_token"}}
-        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is a region of its own"):
+        regions = {**study["regions"], "columns": {name: "region_marker"}}
+        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is the name of a built-in region"):
             audit.run_audit({**study, "regions": regions}, tmp_path / name)
 
 
@@ -133,7 +136,7 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
 
     manifest, weights = table_of(study, some, "some.csv"), tmp_path / "CANARY.safetensors"
     weights.write_bytes(Path(study["model"]["weights"]).read_bytes())
-    data = {**study["data"], "manifest": manifest, "split": "split", "use": "test", "subgroups": ["age"]}
+    data = {**study["data"], "manifest": manifest, "split": "split", "split_value": "test", "subgroups": ["age"]}
     plain = {**study, "data": data, "model": {**study["model"], "weights": str(weights)}, "skip": [*SLOW, "shortcut"]}
     research, clinical = (
         audit.run_audit({**plain, "report": {"profile": profile}}, tmp_path / profile)
@@ -175,7 +178,7 @@ def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
     data = {"manifest": f"hf:{tmp_path / 'CANARY'}", "root": str(folder), "label": "class", "patient": "patient"}
     plain = {
         **study,
-        "data": {**data, "evidence": "mask"},
+        "data": {**data, "ground_truth": "mask"},
         "regions": {"presets": ["border"]},
         "skip": [*SLOW, "shortcut"],
     }
@@ -207,8 +210,8 @@ def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path
     data = {**study["data"], "manifest": table_of(study, without_lesion, "cut.csv")}
     made = audit.run_audit({**study, "data": data, "model": {**study["model"], "weights": clean}}, tmp_path / "audit")
     words = {(one.question, one.qualifier): one.direction for one in made.verdicts}
-    assert words["shortcut", "outside the organ"] != "against"
-    assert words["blanked organ", "the organ"] != "against"
+    assert words["shortcut", "outside the organ"] != "contradicts"
+    assert words["masked organ", "the organ"] != "contradicts"
 
 
 def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
@@ -226,7 +229,7 @@ def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
-    plain = audit.run_audit({**study, "skip": (*SLOW, "localise", "shortcut")}, tmp_path / "plain")
+    plain = audit.run_audit({**study, "skip": (*SLOW, "localization", "shortcut")}, tmp_path / "plain")
     soft = audit.run_audit(changed_net(study, "return out.softmax(1)", tmp_path), tmp_path / "audit")
     odds = [Predictions.read(one.folder).log_odds[:, 0] for one in (plain, soft)]
     assert abs(odds[0] - odds[1]).max() < 0.02 * odds[0].std()
@@ -242,7 +245,7 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
     data |= {"labels": {"0": "has"}, "manifest": table_of(study, flagged, "flags.csv")}
     sigmoid |= {"data": data, "explain": {"findings": ["0"], "methods": ["gradcam"]}}
     (tmp_path / "net.py").write_text(
-        (tmp_path / "net.py").read_text().replace('"changed": CATEGORIES["shortcut_net"]', "")
+        (tmp_path / "net.py").read_text().replace('"changed": CATEGORIES["create_shortcut_model"]', "")
     )
     sigmoid["model"] = {**sigmoid["model"], "outputs": "sigmoid"}
     made = audit.run_audit(sigmoid, tmp_path / "sigmoid")
@@ -253,15 +256,15 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
 @pytest.mark.parametrize(
     ("tables", "error", "words"),
     [
-        ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two of them are one class"),
+        ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two of these names mean the same class"),
         ({"explain": {"findings": ["7"]}}, TargetError, "class 7 is out of range: the model has 2 classes"),
         ({"explain": {"layer": "layer9"}}, LayerError, "no layer 'layer9'"),
-        ({"model": {"outputs": "sigmoid"}}, InputError, r"say labels = \{ lesion = \"label\" \}"),
+        ({"model": {"outputs": "sigmoid"}}, InputError, r"labels = \{ lesion = \"label\" \}"),
         ({"regions": {"presets": ["edges"]}}, InputError, "no region 'edges'"),
     ],
 )
 def test_what_means_nothing_is_refused_before_any_image_is_read(study, tmp_path, monkeypatch, tables, error, words):
-    monkeypatch.setattr(AuditContext, "get_image_source", lambda subject, row: pytest.fail("an image was read"))
+    monkeypatch.setattr(Cohort, "get_image_source", lambda cohort, row: pytest.fail("an image was read"))
     config = {**study, **{name: {**study[name], **table} for name, table in tables.items()}}
     with pytest.raises(error, match=words):
         audit.run_audit(config, tmp_path / "audit")
@@ -273,7 +276,7 @@ def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_w
     (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().partition("PREPROCESSING = ")[0])
     nameless["explain"] = {"findings": ["1"], "methods": ["gradcam"], "layer": "net.layer3"}
     with pytest.raises(
-        PreprocessError, match=r'say preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'
+        PreprocessError, match=r'write preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'
     ):
         audit.run_audit(nameless, tmp_path / "audit")
 
@@ -282,12 +285,12 @@ def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(stu
     def numbered(n, row):
         return {**row, "label": "" if n == 0 else "1.0" if row["label"] == "lesion" else "0.0"}
 
-    light = {**study, "skip": (*SLOW, "localise", "shortcut")}
+    light = {**study, "skip": (*SLOW, "localization", "shortcut")}
     data = {**study["data"], "manifest": table_of(study, numbered, "numbers.csv")}
     made = audit.run_audit({**light, "data": data}, tmp_path / "audit")
     assert made.summary.predict.performance[0].auroc.n_values == 47
     data["manifest"] = table_of(study, lambda n, row: {**row, "label": "7" if n == 3 else row["label"]}, "seven.csv")
-    with pytest.raises(InputError, match="is no class of the model; there are clear, lesion"):
+    with pytest.raises(InputError, match="is no class of the model; expected clear, lesion"):
         audit.run_audit({**light, "data": data}, tmp_path / "other")
 
 
@@ -317,7 +320,7 @@ def test_a_name_that_is_a_column_is_the_column_wherever_a_folder_has_it(study, t
             ("places", MaskFolder),
             (str(tmp_path / "mask"), MaskFolder),
         ):
-            lines = [f"{name} = {value!r}" for name, value in {**data, "evidence": named}.items()]
+            lines = [f"{name} = {value!r}" for name, value in {**data, "ground_truth": named}.items()]
             rest = f"[model]\nsource = {study['model']['source']!r}\n[explain]\nfindings = ['lesion']\n"
             config = Config.from_toml("\n".join(["[data]", *lines, rest]), tmp_path)
             assert isinstance(AuditContext(config, tmp_path).ground_truth["lesion"], kind), named

@@ -103,7 +103,7 @@ def audited(folder, heats, categories=(), each=4):
         parquet.write_table(pa.Table.from_pylist(rows[n : n + each], form), folder / f"{n:04d}.parquet")
     whole = dataset.dataset(sorted(map(str, folder.iterdir())), format="parquet")
     maps = SimpleNamespace(dataset=whole, table=lambda columns: whole.to_table(columns=columns))
-    return SimpleNamespace(maps=maps, summary=SimpleNamespace(resolve=SimpleNamespace(categories=categories)))
+    return SimpleNamespace(maps=maps, summary=SimpleNamespace(resolve=SimpleNamespace(class_names=categories)))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_of_maps_only_a_part_is_held_at_a_time(heats, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "table_to_dicts", lambda table: sizes.append(len(table)) or table_to_dicts(table))
     two = (audited(tmp_path / name, heat) for name, heat in zip("ab", heats, strict=True))
     (found,) = comparison.compute_cross_model_agreements(*two, {name: n for n, name in enumerate(heats[0])}, seed=0)
-    assert found.correlation.n == 12
+    assert found.correlation.n_values == 12
     assert sizes == [4] * 6
 
 
@@ -160,9 +160,9 @@ def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
     ]
     found = list(comparison.find_verdict_changes(alike, moved))
     change = comparison.VerdictChange("The maps stay.", "not supported", "not testable", "effusion")
-    assert found == [change, comparison.VerdictChange("Another.", "not there", "supported", "nodule")]
+    assert found == [change, comparison.VerdictChange("Another.", "absent", "supported", "nodule")]
     assert list(comparison.find_verdict_changes(moved, alike))[1:] == [
-        comparison.VerdictChange("Another.", "supported", "not there", "nodule")
+        comparison.VerdictChange("Another.", "supported", "absent", "nodule")
     ]
 
 

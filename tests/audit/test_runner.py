@@ -32,8 +32,8 @@ IMAGES = 72
 SLOW = ("faithfulness", "robustness", "sanity")
 FAST = {
     "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"n_steps": 2}}},
-    "sizes": SMALL,
-    "margins": {"prevalence": 0.25},  # of thirteen patients with the token some would have shown that
+    "sample_sizes": SMALL,
+    "margins": {"reliance_prevalence": 0.25},  # of thirteen patients with the token some would have shown that
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,7 +66,7 @@ def copied(cases, tmp_path):
 
 
 def word(run, question, subject=None):
-    found = [one for one in run.verdicts if one.question == question and subject in (None, one.subject)]
+    found = [one for one in run.verdicts if one.question == question and subject in (None, one.qualifier)]
     assert len(found) == 1, (question, subject, [one.claim for one in found])
     return found[0]
 
@@ -77,72 +77,75 @@ def word(run, question, subject=None):
 def test_the_confounded_net_is_found_out_and_the_clean_one_is_not_accused(cases):
     clean, confounded = (cases[name][1] for name in ("clean", "confounded"))
     for run in (clean, confounded):
-        assert word(run, "performance").word == "supported"
+        assert word(run, "performance").conclusion == "supported"
         assert word(run, "performance").effect.value > 0.95
-    assert word(confounded, "shortcut", "token").word == "supported"
-    assert word(confounded, "shortcut", "token").speaks == "against"
-    assert word(clean, "shortcut", "token").word == "not supported"
-    assert "% of patients could have been missed" in word(clean, "shortcut", "token").reason
-    assert word(clean, "evidence").word == "supported"
-    assert word(confounded, "blanked organ").word == "supported"
-    assert word(clean, "blanked organ").word != "supported"
+    assert word(confounded, "shortcut", "marker").conclusion == "supported"
+    assert word(confounded, "shortcut", "marker").direction == "contradicts"
+    assert word(clean, "shortcut", "marker").conclusion == "not supported"
+    assert "% of patients could have been missed" in word(clean, "shortcut", "marker").reason
+    assert word(clean, "ground truth").conclusion == "supported"
+    assert word(confounded, "masked organ").conclusion == "supported"
+    assert word(clean, "masked organ").conclusion != "supported"
 
 
 def test_grad_cam_alone_says_that_the_token_is_too_small_for_it_not_that_there_is_none(cases):
-    found = word(cases["confounded"][1], "where the maps lie", "token · gradcam")
-    assert found.word == "not testable"
+    found = word(cases["confounded"][1], "attribution mass", "marker · gradcam")
+    assert found.conclusion == "not testable"
     assert "below the resolution" in found.reason
-    assert word(cases["confounded"][1], "where the maps lie", "token · integratedgradients").word == "supported"
+    assert word(cases["confounded"][1], "attribution mass", "marker · integratedgradients").conclusion == "supported"
 
 
 def test_how_large_an_enrichment_can_be_stands_beside_it(cases):
     run = cases["confounded"][1]
-    found = [one for one in run.summary.localise.lines if one.metric == "enrichment"]
-    assert all(1 < one.value.value <= one.most or one.value.value <= 1 for one in found)
+    found = [one for one in run.summary.localization.metric_summaries if one.metric == "enrichment"]
+    assert all(1 < one.value.value <= one.max_value or one.value.value <= 1 for one in found)
     (uniform,) = [
         one.value.value
-        for one in run.summary.localise.lines
+        for one in run.summary.localization.metric_summaries
         if (one.metric, one.method) == ("energy-inside", "uniform")
     ]
-    assert all(one.most == pytest.approx(1 / uniform, rel=0.1) for one in found)  # lesions are of about one size
-    assert all(one.enrichment.value is None or one.enrichment.value <= one.most for one in run.summary.shortcut.masses)
+    assert all(one.max_value == pytest.approx(1 / uniform, rel=0.1) for one in found)  # lesions are of about one size
+    assert all(
+        one.enrichment.value is None or one.enrichment.value <= one.max_enrichment
+        for one in run.summary.shortcut.attribution_mass
+    )
 
 
 def test_of_five_patients_the_randomisation_test_has_a_number_and_no_word(cases):
     run = cases["confounded"][1]
-    ends = [one.end for test in run.summary.sanity.tests for one in test.similarities]
-    assert {(one.n, one.groups, one.low) for one in ends} == {(5, 5, None)}
-    assert word(run, "sanity", "gradcam").word == "not testable"
+    ends = [one.final_similarity for test in run.summary.sanity.tests for one in test.similarities]
+    assert {(one.n_values, one.n_groups, one.low) for one in ends} == {(5, 5, None)}
+    assert word(run, "sanity", "gradcam").conclusion == "not testable"
     assert "5, and 10 are needed" in word(run, "sanity", "gradcam").reason
 
 
 def test_what_one_token_did_is_not_read_as_five_causes(cases):
     run = cases["confounded"][1]
-    found = {(one.region, one.within): one.share for one in run.summary.shortcut.overlaps}
-    assert found["token", "corners"] == found["token", "outside the organ"] == found["token", "saturated"] == 1.0
-    assert found["corners", "token"] < 0.02
+    found = {(one.region, one.other_region): one.share for one in run.summary.shortcut.overlaps}
+    assert found["marker", "corners"] == found["marker", "outside the organ"] == found["marker", "saturated"] == 1.0
+    assert found["corners", "marker"] < 0.02
     warned = next(one for one in run.summary.warnings if "relies on overlap" in one)
-    assert all(name in warned for name in ("corners", "outside the organ", "saturated", "token"))
-    assert 'class="overlap"' in run.report.read_text("utf-8")
+    assert all(name in warned for name in ("corners", "outside the organ", "saturated", "marker"))
+    assert 'class="overlap"' in run.report_path.read_text("utf-8")
     assert not any("relies on overlap" in one for one in cases["clean"][1].summary.warnings)
 
 
 def test_there_is_no_single_score_and_every_verdict_has_its_numbers_and_its_rule(cases):
     for _, run in cases.values():
         for one in run.verdicts:
-            assert one.word in ("supported", "not supported", "not testable")
+            assert one.conclusion in ("supported", "not supported", "not testable")
             assert one.rule
-            assert one.reason or one.word != "not testable"
-            assert one.effect.value is not None or one.word == "not testable"
+            assert one.reason or one.conclusion != "not testable"
+            assert one.effect.value is not None or one.conclusion == "not testable"
             if one.effect.value is not None:
-                assert one.effect.n > 0
+                assert one.effect.n_values > 0
         assert not {"score", "trust", "grade"} & set(run.summary.model_dump())
 
 
 def test_what_limits_it_cannot_be_switched_off(cases):
     for _, run in cases.values():
-        assert any("not disease" in one for one in run.summary.limits)
-        assert any("pixels of the model's input wide" in one for one in run.summary.limits)
+        assert any("not disease" in one for one in run.summary.limitations)
+        assert any("pixels of the model's input wide" in one for one in run.summary.limitations)
 
 
 def test_its_outputs_are_named_sorted_and_free_of_nan(cases):
@@ -156,8 +159,8 @@ def test_its_outputs_are_named_sorted_and_free_of_nan(cases):
     plain = json.loads(text)
     assert text == json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     metrics = run.metrics()
-    assert set(metrics["stage"].to_pylist()) == {"localise", "faithfulness", "robustness"}
-    assert run.table().num_rows == len(run.verdicts)
+    assert set(metrics["stage"].to_pylist()) == {"localization", "faithfulness", "robustness"}
+    assert run.verdict_table().num_rows == len(run.verdicts)
     assert len(run.maps) == 2 * IMAGES
     assert "confounded" not in repr(run.summary)
     assert "<table>" in run._repr_html_()
@@ -172,7 +175,7 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     from camscope.phantom.shortcut_study import draw_study, to_study_input
 
     config, run = cases["confounded"]
-    found = {one.metric: one.share for one in run.summary.robustness.held}
+    found = {one.metric: one.share for one in run.summary.robustness.stable_predictions}
     assert set(found) == {"stability", "acquisition-stability"}
     values = run.metrics().filter(pyarrow.compute.field("stage") == "robustness")
     rows = sorted(set(values["row"].to_pylist()))
@@ -180,8 +183,8 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     x = to_study_input(draw_study(IMAGES, 99, CONFOUNDED_PROBABILITY).images)[torch.tensor(rows)]
     each = [one.is_prediction_stable for image in x for one in compare_under_transforms(GradCAM(net), image[None], 1)]
     assert found["stability"].value == pytest.approx(np.mean(each), abs=0.03)
-    assert (found["stability"].n, found["stability"].groups) == (len(rows), len(rows))
-    assert "held under this share of the changes of" in run.report.read_text(encoding="utf-8")
+    assert (found["stability"].n_values, found["stability"].n_groups) == (len(rows), len(rows))
+    assert "held under this share of the changes of" in run.report_path.read_text(encoding="utf-8")
 
 
 def test_the_predictions_are_those_of_the_model(cases):
@@ -204,7 +207,7 @@ def test_the_predictions_are_those_of_the_model(cases):
         for b, u in zip(odds, truth, strict=True)
         if not u
     ]
-    assert run.summary.predict.findings[0].auroc.value == pytest.approx(float(np.mean(pairs)), abs=1e-9)
+    assert run.summary.predict.performance[0].auroc.value == pytest.approx(float(np.mean(pairs)), abs=1e-9)
 
 
 def test_nothing_names_a_file_or_a_column_that_was_not_allowed(cases):
@@ -232,8 +235,8 @@ def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is
     alone = audit.run_audit(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
     for one, other in zip(alone.summary.shortcut.interventions, run.summary.shortcut.interventions, strict=True):
         assert one.effect.value == pytest.approx(other.effect.value, abs=1e-6)
-    assert alone.summary.predict.performance[0].auroc == run.summary.predict.findings[0].auroc
-    values = [one.metrics().filter(compute.equal(one.metrics()["stage"], "localise")) for one in (alone, run)]
+    assert alone.summary.predict.performance[0].auroc == run.summary.predict.performance[0].auroc
+    values = [one.metrics().filter(compute.equal(one.metrics()["stage"], "localization")) for one in (alone, run)]
     assert values[0].drop_columns("value").equals(values[1].drop_columns("value"))
     for one, other in zip(*(table["value"].to_pylist() for table in values), strict=True):
         assert one == pytest.approx(other, abs=1e-6)
@@ -256,7 +259,7 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
     (tmp_path / "config.json").write_text(config.model_dump_json())
     code = (
         "import json, sys, torch; torch.set_num_threads(1); from camscope import audit;"
-        f"audit.run(json.load(open({str(tmp_path / 'config.json')!r})), {str(tmp_path / 'audit')!r})"
+        f"audit.run_audit(json.load(open({str(tmp_path / 'config.json')!r})), {str(tmp_path / 'audit')!r})"
     )
     for stage in ("explain", "robustness"):  # the second within what comes after the first
         process = subprocess.Popen(
@@ -285,7 +288,7 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
     rows = list(csv.DictReader((tmp_path / "study" / "manifest.csv").read_text().splitlines()))
     assert "lesion" in {row["label"] for row in rows[:4]}, "verify has an image with the finding and without an answer"
     images[0].write_bytes(b"")
-    images[1].write_bytes(b"no picture")
+    images[1].write_bytes(b"no image")
     images[2].unlink()
     images[3].write_bytes(images[3].read_bytes()[:60])
     other = changed(
@@ -354,6 +357,13 @@ def flip(path):
     path.write_bytes(bytes(data))
 
 
+def test_an_audit_of_another_schema_is_one_clear_error(copied):
+    text = (copied / "summary.json").read_text()
+    (copied / "summary.json").write_text(text.replace('"camscope/audit/2"', '"camscope/audit/1"'))
+    with pytest.raises(InputError, match="schema 'camscope/audit/1', expected 'camscope/audit/2'.*run the audit again"):
+        audit.AuditRun(copied)
+
+
 # Two of them
 
 
@@ -374,10 +384,10 @@ def test_another_checkpoint_on_the_same_images_is_told_from_the_first(cases, tmp
     config, run = cases["confounded"]
     other = changed(config, model={"weights": cases["clean"][0].model.weights}, skip=SLOW)
     made = compare_audits(run, audit.run_audit(other, tmp_path / "audit"))
-    moved = next(one for one in made.differences if one.name == "insert token")
+    moved = next(one for one in made.differences if one.name == "insert marker")
     assert moved.difference.high < -0.3
     assert any(one.is_significant for one in made.differences)
-    assert any("token" in one.claim and one.second == "not supported" for one in made.verdict_changes)
+    assert any("marker" in one.claim and one.second == "not supported" for one in made.verdict_changes)
     assert json.loads(made.to_json())["differences"]
     assert [one.method for one in made.cross_model_agreements] == ["gradcam", "integratedgradients"]
     assert all(one.correlation.high < 0.9 and one.correlation.n_values == IMAGES for one in made.cross_model_agreements)
@@ -395,16 +405,16 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         ({"explain": {"findings": ("lesions",)}}, TargetError, "lesion"),
         ({"explain": {"findings": ("clear", "lesion"), "methods": ("gradcams",)}}, InputError, "no method 'gradcams'"),
         ({"regions": {"presets": ("edges",)}}, InputError, "no region 'edges'"),
-        ({"regions": {"columns": {"token": "region_tokens"}}}, InputError, "no column 'region_tokens'"),
+        ({"regions": {"columns": {"marker": "region_markers"}}}, InputError, "no column 'region_markers'"),
         ({"data": {"label": "site"}}, InputError, "is no class of the model"),
-        ({"data": {"split": "sex", "use": "X"}}, InputError, "no row"),
+        ({"data": {"split": "sex", "split_value": "X"}}, InputError, "no row"),
     ):
         with pytest.raises(error, match=words):
             audit.run_audit(changed(config, **tables), tmp_path / words.replace(" ", "-"))
     for plain, words in (
         ({"margin": 1}, "margin: extra inputs"),
         ({"margins": {"effect": -1}}, "margins.effect: input should be greater"),
-        ({"fills": ("mean",)}, "fills: tuple should have at least 2"),
+        ({"imputations": ("mean",)}, "imputations: tuple should have at least 2"),
     ):
         with pytest.raises(InputError, match=words):
             Config.from_source({**config.model_dump(), **plain})
@@ -418,7 +428,7 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
 def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
     config, _ = cases["clean"]
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="exists and is no audit"):
+    with pytest.raises(OutputError, match="exists and is not an audit"):
         audit.run_audit(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -436,7 +446,7 @@ def test_the_config_that_init_writes_runs(cases, tmp_path):
     assert made.explain.findings == ("lesion",)
     assert made.data.patient == "patient"
     assert made.data.subgroups == ("site", "sex", "age")
-    assert made.regions.columns == {"token": "region_token"}
+    assert made.regions.columns == {"marker": "region_marker"}
     assert made.regions.organ == "region_lungs"
     assert Path(made.data.manifest).resolve() == Path(config.data.manifest).resolve()
     assert made.margins == Margins()

@@ -19,7 +19,10 @@ from tests.tools import Counting, Tally, explainer, looks_at_layers, seen_before
 from tests.untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),  # on a card
+]
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
 EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
     with untouched(model, x):
         first, again = tool.attribute(x, 2), tool.attribute(x, 2)
         tool.explain(x[0], 1)
-    assert first.numpy().tobytes() == again.numpy().tobytes()
+    assert first.cpu().numpy().tobytes() == again.cpu().numpy().tobytes()
     model.eval()
     assert torch.equal(tool.attribute(x, 2), first)
 
@@ -120,8 +123,8 @@ def test_each_sample_alone_has_its_map_in_the_batch(method, case):
         torch.testing.assert_close(tool.attribute(x[i : i + 1], target)[0], batch[i], rtol=1e-10, atol=1e-14)
     one_by_one = [tool.explain(image, target).attribution for image, target in zip(x, targets, strict=True)]
     together = [one.attribution for one in tool.explain_batch(list(x), targets)]
-    np.testing.assert_allclose(np.stack(one_by_one), batch.numpy(), rtol=1e-10, atol=1e-14)
-    np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(np.stack(one_by_one), batch.cpu().numpy(), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(np.stack(together), batch.cpu().numpy(), rtol=1e-10, atol=1e-14)
 
 
 @EVERY_METHOD_AND_CASE
@@ -139,9 +142,9 @@ def test_none_is_each_samples_top_class(method, case):
     explanations = tool.explain_batch(list(x))
     assert [one.target for one in explanations] == top
     scores = torch.tensor([one.score for one in explanations])
-    torch.testing.assert_close(scores, logits.max(1).values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scores, logits.max(1).values.cpu(), rtol=1e-5, atol=1e-6)
     chances = torch.tensor([one.probability for one in explanations])
-    torch.testing.assert_close(chances, logits.softmax(1).max(1).values, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(chances, logits.softmax(1).max(1).values.cpu(), rtol=1e-4, atol=1e-6)
 
 
 @EVERY_METHOD
@@ -185,8 +188,10 @@ class Constant(nn.Module):
 
     def forward(self, x):
         if self.kind in UNSEEN_BY:
-            return self.model(torch.linspace(0, 1, x[0].numel()).view_as(x[:1]) + UNSEEN_BY[self.kind] * x)
-        output, constant = self.model(x), torch.tensor([1.0, 2.0, 3.0])
+            return self.model(
+                torch.linspace(0, 1, x[0].numel(), device=x.device).view_as(x[:1]) + UNSEEN_BY[self.kind] * x
+            )
+        output, constant = self.model(x), torch.tensor([1.0, 2.0, 3.0], device=x.device)
         if self.kind == "no graph":
             return constant.expand(len(x), 3).clone()
         return 0 * output + constant if self.kind == "zero gradient" else 1e-9 * output + 1000 * constant

@@ -102,49 +102,49 @@ def test_every_row_is_a_card_with_its_words(run):
     assert sum("this is not an image of a format that Pillow knows" in card for card in page.words) == 2
     assert len(page.all("img", class_="map")) == 14
     assert len(page.all("img", class_="original")) == 10  # of 8 images one is broken, one has changed, one is gone
-    assert sum("Without its original: it has changed since it was explained" in word for word in page.words) == 2
-    assert sum("Without its original: there is no such file" in word for word in page.words) == 2
+    assert sum("Original missing: it has changed since it was explained" in word for word in page.words) == 2
+    assert sum("Original missing: there is no such file" in word for word in page.words) == 2
     below = build_contact_sheet(run, Query()).html.partition("<main>")[2]
-    assert {unescape(one) for one in re.findall(r"<dt>(.*?)</dt>", below)} == {"asked for", "site", f"<b>{EVIL}"}
-    assert "asked for nodule" in page.text.split("no map")[1]
-    assert "asked for" not in cards[1]
+    assert {unescape(one) for one in re.findall(r"<dt>(.*?)</dt>", below)} == {"target", "site", f"<b>{EVIL}"}
+    assert "target nodule" in page.text.split("no map")[1]
+    assert "target nodule" not in cards[1]
 
 
 def test_the_query_chooses_sorts_and_counts(run):
-    page = read(run, "method = 'gradcam' and status <> 'failed'", "id desc", 3, size=64)
+    page = read(run, "method = 'gradcam' and status <> 'failed'", "id desc", 3, image_height=64)
     assert re.findall(r"case \d", page.text) == ["case 7", "case 6", "case 5"]
     assert "7 of 16 rows match; the first 3 are shown." in page.text
     assert "where method = 'gradcam' and status <> 'failed' sorted by id desc" in page.text
-    assert page.all("img", class_="map")[0]["alt"].startswith("gradcam · layer4: the map for nodule, on grey")
+    assert page.all("img", class_="map")[0]["alt"].startswith("gradcam · layer4: the map for nodule, on gray")
 
 
 def test_the_pictures_are_the_overlay_and_the_original(run):
-    page = read(run, "id = 'case 0' and method = 'gradcam'", size=48)
+    page = read(run, "id = 'case 0' and method = 'gradcam'", image_height=48)
     row = run.query("id = 'case 0' and method = 'gradcam'").to_pylist()[0]
-    photo = run.photo(row)
+    photo = run.read_image(row)
     shown, before = (picture(page.all("img", class_=kind)[0]["src"]) for kind in ("map", "original"))
     assert np.abs(before.astype(int) - photo).mean() < 12
     assert np.abs(shown.astype(int) - run.explanation(row, photo).overlay()).mean() < 12
-    alone = picture(read(run, "id = 'case 7'", size=48).all("img", class_="map")[0]["src"])
+    alone = picture(read(run, "id = 'case 7'", image_height=48).all("img", class_="map")[0]["src"])
     assert alone.shape == (48, 64, 3)  # the original's proportions, on grey
     assert (np.abs(alone.astype(int) - 128).max(-1) < 9).mean() > 0.3
 
 
 def test_a_large_photograph_is_made_small_before_it_is_drawn_on(run):
     row = run.query("id = 'case 2' and method = 'gradcam'").to_pylist()[0]
-    photo = run.photo(row)
+    photo = run.read_image(row)
     one = run.explanation(row, photo)
     quick, whole = map_collection.render_thumbnail(one, photo, 60), one.overlay(height=60)
     assert quick.shape == whole.shape == (60, 90, 3)
     assert np.abs(quick.astype(int) - whole).mean() < 2
     assert map_collection.render_thumbnail(one, None, 60).shape == (60, 90, 3)
-    page = read(run, "id = 'case 2'", size=60)
+    page = read(run, "id = 'case 2'", image_height=60)
     assert {picture(one["src"]).shape for one in page.all("img")} == {(60, 90, 3)}
 
 
 def test_an_image_is_read_once_for_all_its_rows(run, monkeypatch):
-    reads, photo = [], type(run).photo
-    monkeypatch.setattr(type(run), "image", lambda own, row: reads.append(row["id"]) or photo(own, row))
+    reads, photo = [], type(run).read_image
+    monkeypatch.setattr(type(run), "read_image", lambda own, row: reads.append(row["id"]) or photo(own, row))
     read(run, None, "method", num_threads=3)
     assert sorted(reads) == sorted({*reads})
     assert len(reads) == 7  # the broken one has no map to draw
@@ -183,14 +183,14 @@ def test_a_condition_of_code_is_text_too(run):
 
 
 def test_a_run_writes_its_page(run, tmp_path):
-    file = run.page(tmp_path / "page.html", "status = 'ok'", limit=2, size=32)
+    file = run.save_html(tmp_path / "page.html", "status = 'ok'", limit=2, image_height=32)
     assert "the first 2 are shown" in file.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match=r"page\.html exists"):
-        run.page(tmp_path / "page.html")
+        run.save_html(tmp_path / "page.html")
     with pytest.raises(InputError, match=r"no row of 16 matches: 1 = 0"):
-        run.page(tmp_path / "other.html", "1 = 0")
-    with pytest.raises(InputError, match="size=8"):
-        run.page(tmp_path / "other.html", size=8)
+        run.save_html(tmp_path / "other.html", "1 = 0")
+    with pytest.raises(InputError, match="image_height=8"):
+        run.save_html(tmp_path / "other.html", image_height=8)
     assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -241,4 +241,4 @@ def test_what_is_wrong_is_said_in_a_line(show, words, said):
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
     found = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert found.exit_code == 2
-    assert "this is no run: it holds no run.json" in found.stderr
+    assert "it is not the folder of a run, since it holds no run.json" in found.stderr

@@ -18,7 +18,7 @@ from camscope.geometry import Placement
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,11 @@ def run(tmp_path_factory):
     (folder / "list.csv").write_text("\n".join(lines))
     model = load_model("phantom")
     run_batch(
-        [GradCAM(model), LayerCAM(model, "layer3")], folder / "list.csv", folder / "run", ["nodule"], chunk_size=4
+        [GradCAM(model), LayerCAM(model, "layer3")],
+        folder / "list.csv",
+        folder / "run",
+        ["nodule"],
+        options=BatchOptions(chunk_size=4),
     )
     (folder / "images" / "4.png").write_bytes((folder / "images" / "3.png").read_bytes())
     (folder / "images" / "5.png").unlink()
@@ -50,13 +54,16 @@ def names(folder):
 @pytest.mark.parametrize("kind", ["png", "jpg", "webp"])
 def test_pictures_are_overlays_of_the_originals_size(run, kind, tmp_path):
     made = run.export(tmp_path, kind, "method = 'gradcam'")
-    assert (made.rows, made.files, made.without) == (6, 3, 1)
-    assert dict(made.reasons) == {"it has changed since it was explained": 1, "there is no such file": 1}
-    assert made.examples == {"it has changed since it was explained": "case 4", "there is no such file": "case 5"}
+    assert (made.n_rows, made.n_files, made.n_rows_without_map) == (6, 3, 1)
+    assert dict(made.failure_counts) == {"it has changed since it was explained": 1, "there is no such file": 1}
+    assert made.failure_examples == {
+        "it has changed since it was explained": "case 4",
+        "there is no such file": "case 5",
+    }
     rows = run.query("method = 'gradcam' and \"row\" in (0, 1, 3)").to_pylist()
     assert names(tmp_path) == [f"{row['row']:08d}-{row['sha256'][:8]}-case-{row['row']}-gradcam.{kind}" for row in rows]
     for row, name in zip(rows, names(tmp_path), strict=True):
-        whole = run.explanation(row, run.photo(row)).marked()
+        whole = run.explanation(row, run.read_image(row)).annotated_image()
         shown = np.asarray(Image.open(tmp_path / name).convert("RGB"))
         assert shown.shape == whole.shape
         assert np.abs(shown.astype(int) - whole).mean() < (8 if kind == "jpg" else 0.001)
@@ -64,7 +71,7 @@ def test_pictures_are_overlays_of_the_originals_size(run, kind, tmp_path):
 
 def test_maps_are_what_explanations_save_and_need_no_original(run, tmp_path):
     made = run.export(tmp_path, ["npz", "json"])
-    assert (made.rows, made.files, made.without, made.reasons) == (12, 20, 2, {})
+    assert (made.n_rows, made.n_files, made.n_rows_without_map, made.failure_counts) == (12, 20, 2, {})
     own = {one.method + one.name: one for one in run}
     for path in tmp_path.iterdir():
         one = Explanation.load(path)
@@ -75,7 +82,7 @@ def test_maps_are_what_explanations_save_and_need_no_original(run, tmp_path):
 
 def test_an_image_that_is_gone_costs_its_pictures_alone(run, tmp_path):
     made = run.export(tmp_path, ["png", "npz", "coco"], "id = 'case 5'")
-    assert (made.files, dict(made.reasons)) == (3, {"there is no such file": 2})
+    assert (made.n_files, dict(made.failure_counts)) == (3, {"there is no such file": 2})
     assert [name.rpartition(".")[2] for name in names(tmp_path)] == ["npz", "npz", "json"]
 
 
@@ -91,10 +98,12 @@ def test_nothing_is_replaced_unasked(run, tmp_path):
     before = {one: one.read_bytes() for one in tmp_path.iterdir()}
     next(iter(before)).write_bytes(b"mine")
     made = run.export(tmp_path, "png", '"row" in (0, 1)')
-    assert dict(made.reasons) == {"its file exists; allow overwriting (--overwrite), or choose another folder": 2}
-    assert made.files == 2
+    assert dict(made.failure_counts) == {
+        "its file exists; allow overwriting (--overwrite), or choose another folder": 2
+    }
+    assert made.n_files == 2
     assert next(iter(before)).read_bytes() == b"mine"
-    assert run.export(tmp_path, "png", '"row" = 0', overwrite=True).reasons == {}
+    assert run.export(tmp_path, "png", '"row" = 0', overwrite=True).failure_counts == {}
     assert {one: one.read_bytes() for one in before} == before
     for kind in ("csv", "coco"):
         run.export(tmp_path, kind)
@@ -130,7 +139,7 @@ def table(path):
 def test_the_table_has_the_rows_in_the_querys_order(run, tmp_path):
     made = run.export(tmp_path, "csv", "method = 'layercam'", "grade desc", 4)
     found = table(tmp_path / "rows.csv")
-    assert (made.rows, made.files) == (4, 1)
+    assert (made.n_rows, made.n_files) == (4, 1)
     assert [row["id"] for row in found] == ["case 5", "case 4", "case 3", "case 2"]
     assert found[3]["status"] == "failed"
     assert found[3]["error"].startswith("this is not an image")
@@ -156,7 +165,7 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):
     made = run.export(tmp_path, "csv", "method = 'gradcam'")
     found = table(tmp_path / "rows.csv")
     assert [row["'=site"] for row in found] == ["'=HYPERLINK(1)", "-5", "'@x", "plain", "'+1 2", ""]
-    assert made.apostrophes == 4  # three cells and a name of a column
+    assert made.n_escaped_cells == 4  # three cells and a name of a column
     cells = CellEscaper()
     assert [cells.escape(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
         *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t'=1", "'＝1", "a=1", '["=1"]', "")
@@ -223,12 +232,12 @@ def test_a_map_without_a_place_has_no_annotations():
 
 def test_a_coco_file_keeps_the_formats_rules(run, tmp_path):
     made = run.export(tmp_path, "coco", threshold=0.6)
-    assert (made.rows, made.files, made.without) == (12, 1, 2)
+    assert (made.n_rows, made.n_files, made.n_rows_without_map) == (12, 1, 2)
     found = json.loads((tmp_path / "coco.json").read_text())
     images = {one["id"]: one for one in found["images"]}
     categories = {one["id"]: one["name"] for one in found["categories"]}
     assert len(images) == len(found["images"]) == 5
-    assert categories == dict(enumerate(run.facts["categories"], start=1))
+    assert categories == dict(enumerate(run.run_info["class_names"], start=1))
     assert images[1] == {"id": 1, "file_name": "images/1.png", "height": 40, "width": 80, "name": "case 1"}
     ids = [one["id"] for one in found["annotations"]]
     assert ids == list(range(1, len(ids) + 1))
@@ -267,7 +276,7 @@ def test_what_ends_half_way_leaves_nothing(run, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("camscope.batch.coco_export.Coco.add_annotations", interrupted)
+    monkeypatch.setattr("camscope.batch.coco_export.CocoWriter.add_annotations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "coco")
     monkeypatch.setattr(CellEscaper, "escape", interrupted)

@@ -11,7 +11,7 @@ SHA = "1f0a92bc" + "0" * 56
 
 def row(**changes):
     known = {"row": 3, "id": "a/cat.png", "path": "a/cat.png", "sha256": SHA, "method": "gradcam", "target": "nodule"}
-    return {**known, "parameters": "531cbfe8", **changes}
+    return {**known, "parameters_digest": "531cbfe8", **changes}
 
 
 def named(methods=("gradcam 531cbfe8",), targets=(None,)):

@@ -19,7 +19,7 @@ from camscope.errors import ImageError, OutputError, RunError, describe_out_of_m
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch import memory_budget as batch_memory  # noqa: E402
 from camscope.batch import overlays as batch_pictures  # noqa: E402
 from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
@@ -35,8 +35,8 @@ from camscope.safe_files import (  # noqa: E402
     write_generated,
 )
 
-FACTS = {"made_with": {"methods": {"gradcam 0": {}}, "targets": [0]}}
-OTHER = {"made_with": {"methods": {"layercam 0": {}}, "targets": [1]}}
+FACTS = {"run_config": {"methods": {"gradcam 0": {}}, "targets": [0]}}
+OTHER = {"run_config": {"methods": {"layercam 0": {}}, "targets": [1]}}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
     pytest.importorskip("pydantic")
     from camscope.audit.runner import _check_audit_folder
 
-    with pytest.raises(OutputError, match="exists and is no audit"):
+    with pytest.raises(OutputError, match="exists and is not an audit"):
         _check_audit_folder(audit_of_another_program(tmp_path / "npm"))
 
 
@@ -312,16 +312,20 @@ def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder
     (folder / "2.png").write_bytes(b"no image")
     (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
     tools = [GradCAM(model), LayerCAM(model, "layer3")]
-    outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2)
+    outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", options=BatchOptions(chunk_size=2))
     assert outcome.transient_failure_counts == {"there is no such file": 1}
     assert outcome.n_failures == 2
     (tmp_path / "away.png").rename(folder / "1.png")
-    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2).n_failures == 2, "not asked to"
-    again = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk_size=2, retry_failed=True)
+    assert (
+        run_batch(tools, tmp_path / "list.csv", tmp_path / "out", options=BatchOptions(chunk_size=2)).n_failures == 2
+    ), "not asked to"
+    again = run_batch(
+        tools, tmp_path / "list.csv", tmp_path / "out", options=BatchOptions(chunk_size=2), retry_failed=True
+    )
     assert (again.n_images, again.n_done_before, again.n_processed, again.n_failures) == (4, 2, 2, 1)
     assert not again.transient_failure_counts
-    run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", chunk_size=2)
-    columns = ["row", "id", "sha256", "status", "error", "failure", "method"]
+    run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", options=BatchOptions(chunk_size=2))
+    columns = ["row", "id", "sha256", "status", "error", "failure_kind", "method"]
     there, whole = BatchRun(tmp_path / "out"), BatchRun(tmp_path / "whole")
     assert there.table(columns).to_pylist() == whole.table(columns).to_pylist()
     for one, other in zip(there, whole, strict=True):  # the images of a pass are other ones

@@ -29,13 +29,13 @@ def run(tmp_path_factory):
         "methods": {"gradcam 1": {}, "layercam 1": {}},
         "targets": [None],
     }
-    made |= {"manifest": {"rows": PARTS * IMAGES, "dataset": None}, "chunk": IMAGES}
+    made |= {"manifest": {"rows": PARTS * IMAGES, "dataset": None}, "chunk_size": IMAGES}
     store.begin(
         {
-            "made_with": made,
+            "run_config": made,
             "root": {"folder": "", "confined": False},
             "versions": {"camscope": "0", "torch": "0"},
-            "categories": [],
+            "class_names": [],
         }
     )
     for part in range(PARTS):
@@ -121,7 +121,7 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
     found = damaged.query('probability >= 0 and "row" = 22', "label, probability")
     assert sorted(map(tuple, found["attribution"].to_pylist())) == [(44, 44.5), (45, 45.5)]
     assert damaged.query('"row" = 1', columns=["label"])["label"].to_pylist() == ["it's", "nodule"]
-    with pytest.raises(InputError, match=r"part-00000000\.parquet cannot be read, and is made anew once it is removed"):
+    with pytest.raises(InputError, match=r"part-00000000\.parquet cannot be read; remove it, and it is computed again"):
         damaged.query('"row" = 1')
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_order_is_one_clear_error(run, sort):
 
 
 def test_the_limit_is_a_number_of_rows(run):
-    with pytest.raises(InputError, match="limit=0; expected 1 row or more"):
+    with pytest.raises(InputError, match="limit=0; expected at least 1 row"):
         run.query(limit=0)
     assert Query("row < 5", limit=2).count_matching(run.dataset) == 10
 
@@ -183,7 +183,7 @@ def test_rows_come_by_image_with_maps_as_arrays(run):
 
 def test_a_run_says_what_it_is(run):
     assert len(run) == 120
-    assert run.failures == 18
+    assert run.n_failed_rows == 18
     assert repr(run).endswith("images 60, rows 120 (18 without a map), gradcam, layercam of net (000000000000)>")
     assert "<td style='text-align:left'>120 (18 without a map)</td>" in run._repr_html_()
     store = RunStore(run.folder)

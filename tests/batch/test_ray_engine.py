@@ -26,9 +26,18 @@ pa = pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
 pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
 
-from camscope.batch import BatchRun, build_manifest, local_engine, ray_cluster, ray_engine, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import (  # noqa: E402 - it needs pyarrow
+    BatchOptions,
+    BatchRun,
+    OverlayOptions,
+    build_manifest,
+    local_engine,
+    ray_cluster,
+    ray_engine,
+    run_batch,
+)
+from camscope.batch.run_config import build_run_info  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
-from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -168,15 +177,15 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
     file = tmp_path / "list.csv"
     file.write_text("\n".join(["path,target,site,taken,nothing", *lines, "images/gone.png,,1,2026-01-01,"]))
     tools, told = [GradCAM(model), LayerCAM(model, "layer3")], []
-    how = {"chunk": 3, "batch_size": 2, "overlays": "png", "overlay_height": 32}
-    one = run_batch(tools, file, tmp_path / "local", [None, "nodule"], **how)
+    how = {"batch_size": 2, "overlays": OverlayOptions("png", height=32)}
+    one = run_batch(tools, file, tmp_path / "local", [None, "nodule"], options=BatchOptions(chunk_size=3), **how)
     other = run_batch(
         tools,
         file,
         tmp_path / "ray",
         [None, "nodule"],
+        options=BatchOptions(chunk_size=3, engine="ray"),
         **how,
-        engine="ray",
         on_progress=lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)),
     )
     assert one == other
@@ -200,9 +209,8 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
             file,
             tmp_path / "ray",
             [None, "nodule"],
+            options=BatchOptions(chunk_size=3, engine=engine, num_workers=WORKERS[engine]),
             **how,
-            engine=engine,
-            num_workers=WORKERS[engine],
         )
         assert again.n_processed == sum(2 if chunk == 5 else 3 for chunk in missing)
         assert again.n_done_before == 17 - again.n_processed
@@ -246,7 +254,13 @@ def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tm
     monkeypatch.chdir(tmp_path)  # all paths are relative ones: workers begin where the driver is
     tool = GradCAM(load_model("own.py:net"))
     for engine in ("local", "ray"):
-        run_batch(tool, "images/*.png", engine, ["dog"], chunk_size=6, engine=engine, num_workers=WORKERS[engine])
+        run_batch(
+            tool,
+            "images/*.png",
+            engine,
+            ["dog"],
+            options=BatchOptions(chunk_size=6, engine=engine, num_workers=WORKERS[engine]),
+        )
     assert rows("ray").equals(rows("local"))
     assert set(rows("ray")["label"].to_pylist()) == {"dog", None}
     assert rows("ray")["layer"][0].as_py() == "0"  # the file says so; the last one would be "1"
@@ -260,7 +274,7 @@ def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
     (first, *_), (own, *_) = (re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) for text in (page, section))
     names = {}
     exec(first, names)
-    exec(own.replace("workers=2", "workers=1"), names)
+    exec(own.replace("num_workers=2", "num_workers=1"), names)
     assert len(BatchRun("heatmaps-by-ray")) == 16
 
 
@@ -292,7 +306,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()
-        results[name] = engine(worker, manifest, store, plan, 2)
+        results[name] = engine(worker, store, plan, 2)
     assert len(list(tmp_path.glob("DiesOnce*"))) > 2 * 14, "none was killed: no image was read again"
     assert (tmp_path / "ray" / "seen").exists(), "none was killed in writing"
     assert results["ray"] == results["local"]
@@ -303,16 +317,17 @@ def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, 
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS_PER_CHUNK", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
     with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
-        run_batch(tool, folder, tmp_path / "out", chunk_size=2, engine="ray", num_workers=1)
+        run_batch(tool, folder, tmp_path / "out", options=BatchOptions(chunk_size=2, engine="ray", num_workers=1))
     assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
 
 
 DRIVER = """
 import sys
 from camscope import GradCAM, load_model
-from camscope.batch import run_batch
+from camscope.batch import OverlayOptions, BatchOptions, run_batch
 if __name__ == "__main__":
-    run_batch(GradCAM(load_model("phantom")), sys.argv[1], sys.argv[2], chunk=1, engine="ray", address=sys.argv[3], workers=1)
+    options = BatchOptions(chunk_size=1, engine="ray", address=sys.argv[3], num_workers=1)
+    run_batch(GradCAM(load_model("phantom")), sys.argv[1], sys.argv[2], options=options)
 """
 
 
@@ -327,9 +342,9 @@ def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, 
     process.send_signal(signal.SIGKILL)
     _, said = process.communicate()
     assert (process.returncode, said) == (-signal.SIGKILL, b"")
-    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=1)
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(chunk_size=1))
     assert 0 < outcome.n_done_before < 100
-    run_batch(GradCAM(model), folder, tmp_path / "whole", chunk_size=1)
+    run_batch(GradCAM(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=1))
     assert rows(tmp_path / "out").equals(rows(tmp_path / "whole"))
 
 
@@ -342,7 +357,7 @@ def test_failures_are_counted_over_all_workers(folder, tmp_path):
     tool = GradCAM(Refuses(), "layer", preprocess=WaitsUntilTwoHaveMet(met))
     good = [folder / f"{n:02}.png" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
     with pytest.raises(RunError, match=r"^8 images failed, more than 7: RuntimeError: no \(8 x\)$"):
-        run_batch(tool, good, tmp_path / "out", chunk_size=1, engine="ray", max_failures=7)
+        run_batch(tool, good, tmp_path / "out", options=BatchOptions(chunk_size=1, engine="ray", max_failures=7))
     assert len(list(met.iterdir())) == 2
 
 
@@ -350,7 +365,12 @@ def test_what_every_image_would_fail_of_is_the_error_of_the_local_engine(folder,
     errors = []
     for engine in ("local", "ray"):
         with pytest.raises(LayerError) as caught:
-            run_batch(GradCAM(model, "head"), folder, tmp_path / engine, engine=engine, num_workers=WORKERS[engine])
+            run_batch(
+                GradCAM(model, "head"),
+                folder,
+                tmp_path / engine,
+                options=BatchOptions(engine=engine, num_workers=WORKERS[engine]),
+            )
         errors.append(caught.value)
     assert type(errors[0]) is type(errors[1]) is LayerError
     assert str(errors[0]) == str(errors[1])
@@ -375,27 +395,27 @@ def test_what_cannot_be_sent_is_said(folder, model, tmp_path):
     with pytest.raises(
         RunError, match=r"cannot be sent to workers \(TypeError: cannot pickle 'generator' object\); use the"
     ):
-        run_batch(tool, folder, tmp_path / "out", engine="ray")
+        run_batch(tool, folder, tmp_path / "out", options=BatchOptions(engine="ray"))
 
 
 def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="expected 'local' or 'ray'"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", engine="dask")
-    with pytest.raises(InputError, match="address and workers are Ray's"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", num_workers=2)
+        run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="dask"))
+    with pytest.raises(InputError, match="address and num_workers are options of Ray"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(num_workers=2))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray", address="127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, "ray.data_digest", None)
+        run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray", address="127.0.0.1:9"))
+    monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):
-        run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray")
+        run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray"))
 
 
 def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
     with pytest.raises(
-        RunError, match=r"sees no folder .*/parts, where the parts go: it must be one that all nodes see"
+        RunError, match=r"has no folder .*/parts, where parts are written; choose a folder that all nodes share"
     ):
-        ray_engine.require_shared_folder(tmp_path / "parts", "where the parts go")
+        ray_engine.require_shared_folder(tmp_path / "parts", "where parts are written")
 
 
 @pytest.mark.parametrize(
@@ -430,8 +450,11 @@ def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
         )
     )
     assert [dealt for dealt, _ in pieces] == [
-        [{"chunk": 0, "at": 0, "images": 3, "again": False}, {"chunk": 2, "at": 3, "images": 3, "again": False}],
-        [{"chunk": 3, "at": 0, "images": 2, "again": False}],
+        [
+            {"chunk": 0, "offset": 0, "n_images": 3, "retry": False},
+            {"chunk": 2, "offset": 3, "n_images": 3, "retry": False},
+        ],
+        [{"chunk": 3, "offset": 0, "n_images": 2, "retry": False}],
     ]
     assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
     monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 4))

@@ -22,7 +22,7 @@ from camscope.errors import ImageError, InputError, LayerError, OutputError, Pre
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import BatchRun, build_manifest, path_resolver, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, build_manifest, path_resolver, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.run_store import RunStore  # noqa: E402
 
 WITHOUT_TIME = [
@@ -82,7 +82,7 @@ def test_a_folder_a_pattern_and_a_list_mean_their_images_in_order(folder):
         {"row": 0, "id": names[3], "path": names[3]},
         {"row": 1, "id": names[0], "path": names[0]},
     ]
-    with pytest.raises(InputError, match="no image there"):
+    with pytest.raises(InputError, match="there is no image"):
         build_manifest(str(folder / "*.bmp"))
     with pytest.raises(InputError, match="there is no such file or folder"):
         build_manifest(folder / "not")
@@ -94,7 +94,7 @@ def test_a_name_that_is_not_text_is_told(folder):
         (folder / os.fsdecode(b"\xff.png")).write_bytes(b"")
     except OSError:
         pytest.skip("this file system allows no such name")
-    with pytest.raises(InputError, match=r"udcff.png': a file's name that is not UTF-8"):
+    with pytest.raises(InputError, match=r"udcff.png': the file name is not valid UTF-8"):
         build_manifest(folder)
 
 
@@ -118,11 +118,11 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
     [
         ({"file": ["1.png"]}, "no column of 1 is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
-        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row has the id of another"),
-        ({"path": ["1.png"], "attribution": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
-        ({"path": pa.array([], pa.string())}, "it has no row"),
-        ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals
-        ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are named age, in large or small letters"),
+        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row repeats an id"),
+        ({"path": ["1.png"], "attribution": [1], "score": [2]}, "the names attribution, score are reserved"),
+        ({"path": pa.array([], pa.string())}, "it has no rows"),
+        ({"path": ["1.png"], "Label": ["x"]}, "the names Label are reserved"),  # SQL knows no capitals
+        ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are called age"),
         ({"path": pa.array([b"\xff.png"])}, "the column path cannot be read as string"),
         ({"path": pa.array([["1.png"]])}, "the column path cannot be read as string"),
         ({"path": ["1.png"], "target": [0.5]}, "the column target cannot be read as int64"),
@@ -138,10 +138,10 @@ def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path
 
 def test_a_csv_of_columns_named_alike_or_in_other_letters_than_utf8_is_one_clear_error(tmp_path):
     (tmp_path / "list.csv").write_text("path,x,x\n1.png,2,3\n")
-    with pytest.raises(InputError, match="several columns are named x"):
+    with pytest.raises(InputError, match="several columns are called x"):
         build_manifest(tmp_path / "list.csv")
     (tmp_path / "list.csv").write_bytes(b"path\nM\xfcller.png\n")
-    with pytest.raises(InputError, match=r"this is no CSV table: .*UTF-?8"):
+    with pytest.raises(InputError, match=r"this is not a CSV table: .*UTF-?8"):
         build_manifest(tmp_path / "list.csv")
 
 
@@ -209,7 +209,9 @@ def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, 
 
 
 def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
-    outcome = run_batch(tools(model), folder, tmp_path / "out", [None, "nodule"], batch_size=3, chunk_size=4)
+    outcome = run_batch(
+        tools(model), folder, tmp_path / "out", [None, "nodule"], options=BatchOptions(chunk_size=4), batch_size=3
+    )
     assert (outcome.n_processed, outcome.n_failures) == (7, 1)
     made = rows(tmp_path / "out")
     assert [(row["row"], row["method"]) for row in made] == [
@@ -245,7 +247,7 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     (folder / "2.png").write_bytes((folder / "3.png").read_bytes())
     with pytest.raises(ImageError, match=r"2\.png: it has changed since"):
         made.read_image(row)
-    with pytest.raises(InputError, match="this is no run"):
+    with pytest.raises(InputError, match="it is not the folder of a run"):
         BatchRun(folder)
 
 
@@ -273,7 +275,7 @@ def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
     with pytest.raises(LayerError):
         run_batch(GradCAM(model, "head"), folder, tmp_path / "two")
     with pytest.raises(RunError, match=r"1 image failed, more than 0: .*format that Pillow knows"):
-        run_batch(GradCAM(model), folder, tmp_path / "three", max_failures=0)
+        run_batch(GradCAM(model), folder, tmp_path / "three", options=BatchOptions(max_failures=0))
 
 
 def test_a_preprocessing_that_is_not_known_ends_the_run_and_one_that_fails_an_image_does_not(folder, model, tmp_path):
@@ -330,7 +332,7 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
 
 
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
-    run_batch(tools(model), folder, tmp_path / "whole", chunk_size=2)
+    run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     write, written = RunStore.write_part, []
 
     def until_the_third(store, chunk, table):
@@ -341,33 +343,33 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
 
     monkeypatch.setattr(RunStore, "write_part", until_the_third)
     with pytest.raises(KeyboardInterrupt):
-        run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2)
+        run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2))
     monkeypatch.undo()
-    outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2)
+    outcome = run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2))
     assert (outcome.n_images, outcome.n_done_before, outcome.n_processed, outcome.n_failures) == (7, 4, 3, 1)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    done = run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2, max_failures=1)
+    done = run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2, max_failures=1))
     assert (done.n_processed, done.failure_counts) == (0, outcome.failure_counts)
     with pytest.raises(RunError, match="1 image failed, more than 0"):
-        run_batch(tools(model), folder, tmp_path / "parts", chunk_size=2, max_failures=0)
+        run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2, max_failures=0))
 
 
 def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(folder, model, tmp_path):
-    run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4)
+    run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(chunk_size=4))
     whole = rows(tmp_path / "out")
     part = tmp_path / "out" / "parts" / "part-00000001.parquet"
     part.write_bytes(part.read_bytes()[:100])
-    with pytest.raises(OutputError, match=r"made anew once it is removed: .*part-00000001\.parquet"):
-        run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4)
+    with pytest.raises(OutputError, match=r"remove it, and it is computed again: .*part-00000001\.parquet"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(chunk_size=4))
     part.unlink()
-    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk_size=4).n_done_before == 4
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(chunk_size=4)).n_done_before == 4
     assert rows(tmp_path / "out") == whole
 
 
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
-    run_batch(tools(model), folder, tmp_path / "whole", chunk_size=2)
+    run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     for which in (2, 0, 1):
-        run_batch(tools(model), folder, tmp_path / "shared", chunk_size=2, shard=(which, 3))
+        run_batch(tools(model), folder, tmp_path / "shared", options=BatchOptions(chunk_size=2, shard=(which, 3)))
     assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
 
 
@@ -378,9 +380,9 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(kind, folder, mod
     for path in own:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
-    run_batch(GradCAM(model), folder, output, chunk_size=2, overlays=kind)
+    run_batch(GradCAM(model), folder, output, overlays=kind, options=BatchOptions(chunk_size=2))
     (output / "parts" / f".{'0f' * 8}.part").write_bytes(b"of a process that was killed")
-    run_batch(LayerCAM(model), folder, output, chunk_size=4, overwrite=True)
+    run_batch(LayerCAM(model), folder, output, options=BatchOptions(chunk_size=4), overwrite=True)
     assert [path.read_text() for path in own] == ["precious"] * 3
     files = sorted(path for path in output.rglob("*") if path.is_file())
     parts = [output / "parts" / f"part-{n:08d}.parquet" for n in range(2)]
@@ -391,15 +393,31 @@ def test_a_file_of_that_name_by_another_program_is_left_alone(folder, model, tmp
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text('{"lr": 0.1}')
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match=r"run.json: it is another program's; choose another folder"):
+        with pytest.raises(OutputError, match=r"run.json: it belongs to another program; choose another folder"):
             run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
-    with pytest.raises(OutputError, match="another program's"):
+    with pytest.raises(OutputError, match="belongs to another program"):
         BatchRun(tmp_path / "out")
-    (tmp_path / "out" / "run.json").write_text('{"made_wi')
-    with pytest.raises(OutputError, match="damaged, or another program's"):
+    (tmp_path / "out" / "run.json").write_text('{"run_co')
+    with pytest.raises(OutputError, match="damaged or belongs to another program"):
         run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
     (tmp_path / "out" / "run.json").unlink()
     assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).n_processed == 7
+
+
+@pytest.mark.parametrize("older", [{"schema": "camscope/run/1", "run_config": {}}, {"made_with": {"chunk": 256}}])
+def test_a_run_of_an_older_schema_is_one_error_and_is_not_resumed(older, folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    file = tmp_path / "out" / "run.json"
+    assert json.loads(file.read_text())["schema"] == "camscope/run/2"
+    file.write_text(json.dumps(older))
+    for overwrite in (False, True):
+        with pytest.raises(
+            OutputError, match=r"has the schema camscope/run/1, and this version of camscope reads .*/2"
+        ):
+            run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
+    with pytest.raises(OutputError, match="compute the run again in another folder"):
+        BatchRun(tmp_path / "out")
+    assert len(list((tmp_path / "out" / "parts").iterdir())) == 1
 
 
 def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
@@ -420,21 +438,23 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
         "    def __len__(self): return 2\n"
         "    def __getitem__(self, n): return np.full((64, 64, 3), 9 * n, np.uint8)\n"
         "tool = GradCAM(load_model('phantom'), preprocess=prepared)\n"
-        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).before)\n"
+        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).n_done_before)\n"
     )
     said = []
     for padding in (0, 100_000):  # so that things lie elsewhere in memory
         script.write_text(f"kept = [object() for _ in range({padding})]\n" + script.read_text())
         said.append(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip())
     assert said == ["0", "2"]
-    facts = BatchRun(tmp_path / "out").run_info["made_with"]
+    facts = BatchRun(tmp_path / "out").run_info["run_config"]
     assert "0x" not in json.dumps(facts)
     assert "prepared" in facts["preprocess"]
 
 
 def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
     targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
-    with pytest.raises(InputError, match=r"two targets are called .*lambda.*: write them as functions with names"):
+    with pytest.raises(
+        InputError, match=r"two targets are called .*lambda.*: define them as functions with different names"
+    ):
         run_batch(GradCAM(model), folder, tmp_path / "out", targets)
 
 
@@ -457,7 +477,7 @@ def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):
 
 def makes_a_run(images, output, said):
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    run_batch(GradCAM(load_model("phantom")), images, output, chunk_size=3, batch_size=2)
+    run_batch(GradCAM(load_model("phantom")), images, output, options=BatchOptions(chunk_size=3), batch_size=2)
 
 
 def another_process(images, output):
@@ -476,7 +496,7 @@ def test_killed_at_any_instant_it_ends_with_the_rows_of_an_uninterrupted_run(mod
     drawn = np.random.default_rng(1)
     for n in range(90):
         Image.fromarray(drawn.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(images / f"{n:02}.png")
-    run_batch(GradCAM(model), images, tmp_path / "whole", chunk_size=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "whole", options=BatchOptions(chunk_size=3), batch_size=2)
     instants, parts = random.Random(0), tmp_path / "out" / "parts"
     for _ in range(3):
         process = another_process(images, tmp_path / "out")
@@ -486,16 +506,16 @@ def test_killed_at_any_instant_it_ends_with_the_rows_of_an_uninterrupted_run(mod
         time.sleep(instants.random() * 0.1)
         process.kill()
         process.join()
-    run_batch(GradCAM(model), images, tmp_path / "out", chunk_size=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "out", options=BatchOptions(chunk_size=3), batch_size=2)
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
 
 
 def test_what_a_run_was_made_with_is_told(folder, model, tmp_path):
     run_batch(tools(model), folder, tmp_path / "out")
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert facts["made_with"]["model"]["source"] == "phantom"
+    assert facts["run_config"]["model"]["source"] == "phantom"
     assert facts["versions"].keys() >= {"camscope", "torch", "python"}
-    assert [name.split()[0] for name in facts["made_with"]["methods"]] == ["gradcam", "layercam"]
+    assert [name.split()[0] for name in facts["run_config"]["methods"]] == ["gradcam", "layercam"]
 
 
 def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, monkeypatch):
@@ -569,15 +589,15 @@ def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     assert (tmp_path / "out-said").read_bytes() == b""
-    run_batch(GradCAM(model), images, tmp_path / "whole", chunk_size=3, batch_size=2)
+    run_batch(GradCAM(model), images, tmp_path / "whole", options=BatchOptions(chunk_size=3), batch_size=2)
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path / "out")) == ["parts", "run.json"]  # noqa: PTH208 - names
 
 
 def test_of_two_processes_that_begin_different_runs_at_once_one_is_refused(tmp_path):
-    store = _Racing(tmp_path / "out", {"made_with": {"targets": ["nodule"]}})
+    store = _Racing(tmp_path / "out", {"run_config": {"targets": ["nodule"]}})
     with pytest.raises(OutputError, match=r"holds another run \(targets: \['nodule'\] there, \['effusion'\] here\)"):
-        store.begin({"made_with": {"targets": ["effusion"]}})
+        store.begin({"run_config": {"targets": ["effusion"]}})
 
 
 class _Racing(RunStore):

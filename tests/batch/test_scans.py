@@ -18,7 +18,7 @@ import nibabel
 import pydicom
 
 from camscope import GradCAM
-from camscope.batch import BatchRun, run_batch
+from camscope.batch import BatchOptions, BatchRun, OverlayOptions, PrivacyOptions, run_batch
 from camscope.errors import ImageError, InputError
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -85,7 +85,7 @@ def leaks(folder):
 def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(window=(40, 400), resize=64))
     out = tmp_path / "out"
-    made = run_batch(tool, scans / "list.csv", out, overlays="png", keep_columns=["site"])
+    made = run_batch(tool, scans / "list.csv", out, overlays="png", privacy=PrivacyOptions(keep_columns=["site"]))
     assert (made.n_processed, made.n_failures) == (4, 2)
     assert leaks(out) == set()
     rows = BatchRun(out).table().to_pylist()
@@ -100,10 +100,10 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     np.testing.assert_array_equal(again.affine, one.affine)
     assert again.scan_steps == one.scan_steps
     assert again.peak_mm == one.peak_mm
-    with pytest.raises(ImageError, match="does not say where its scans are"):
+    with pytest.raises(ImageError, match="does not name its scans"):
         BatchRun(out).read_image(rows[2])
     assert BatchRun(out, scans / "list.csv").read_image(rows[2]).shape == (128, 128, 3)
-    again = run_batch(tool, scans / "list.csv", out, overlays="png", keep_columns=["site"])
+    again = run_batch(tool, scans / "list.csv", out, overlays="png", privacy=PrivacyOptions(keep_columns=["site"]))
     assert again.n_processed == 0
 
 
@@ -111,7 +111,7 @@ def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
     for window in (None, "40,400"):
         out = tmp_path / f"out {window}"
-        run_batch(tool, [CT], out, window=window)
+        run_batch(tool, [CT], out, options=BatchOptions(window=window))
         row = BatchRun(out).table().to_pylist()[0]
         np.testing.assert_array_equal(
             BatchRun(out, [CT]).read_image(row), convert_scan_to_display_pixels(read_scan(CT), window)
@@ -120,16 +120,21 @@ def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
 
 def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):
     tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
-    run_batch(tool, scans / "list.csv", tmp_path / "out", profile="clinical")
+    run_batch(tool, scans / "list.csv", tmp_path / "out", privacy=PrivacyOptions(profile="clinical"))
     rows = BatchRun(tmp_path / "out").table().to_pylist()
     assert rows[0]["path"] == "JaneDoe1970.dcm"
     assert rows[0]["patient"] == "CANARYCOLUMN"
     assert "CANARY" not in str([row["error"] for row in rows])
     assert BatchRun(tmp_path / "out").read_image(rows[2]).shape == (128, 128, 3)
     with pytest.raises(InputError, match="keeps all columns"):
-        run_batch(tool, scans / "list.csv", tmp_path / "other", profile="clinical", keep_columns=["site"])
+        run_batch(
+            tool,
+            scans / "list.csv",
+            tmp_path / "other",
+            privacy=PrivacyOptions(profile="clinical", keep_columns=["site"]),
+        )
     with pytest.raises(InputError, match="no column 'age'"):
-        run_batch(tool, scans / "list.csv", tmp_path / "other", keep_columns=["age"])
+        run_batch(tool, scans / "list.csv", tmp_path / "other", privacy=PrivacyOptions(keep_columns=["age"]))
 
 
 def test_volumes_and_series_are_rows_with_their_pictures(tmp_path):
@@ -164,7 +169,13 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     assert len(np.unique(one.overlay(alpha=0.0))) == 1
     for allowed in (False, True):
         out = tmp_path / str(allowed)
-        run_batch(tool, tmp_path / "a.dcm", out, overlays="png", overlay_height=64, allow_burned_in_text=allowed)
+        run_batch(
+            tool,
+            tmp_path / "a.dcm",
+            out,
+            overlays=OverlayOptions("png", height=64),
+            privacy=PrivacyOptions(allow_burned_in_text=allowed),
+        )
         row = BatchRun(out).table().to_pylist()[0]
         assert any("not shown" in note for note in row["notes"]) is not allowed
 
@@ -181,7 +192,12 @@ def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
     assert row["path"].startswith("scan-")
     assert row["status"] != "failed"
     assert "profile='research'" in BatchRun(tmp_path / "of named.png").table().to_pylist()[0]["error"]
-    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").n_failures == 0
+    assert (
+        run_batch(
+            tool, tmp_path / "named.png.csv", tmp_path / "private", privacy=PrivacyOptions(profile="research")
+        ).n_failures
+        == 0
+    )
 
 
 def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
@@ -194,7 +210,7 @@ def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
     assert made.n_failures == 0
     assert leaks(tmp_path / "out") == set()
-    run_batch(tool, tmp_path / "list.csv", tmp_path / "clinical", profile="clinical")
+    run_batch(tool, tmp_path / "list.csv", tmp_path / "clinical", privacy=PrivacyOptions(profile="clinical"))
     run = BatchRun(tmp_path / "clinical")
     assert [run.read_image(row).shape for row in run.table().to_pylist()] == [(128, 128, 3)] * 2
 

@@ -15,7 +15,7 @@ from camscope.images.photo import read_photo, read_reduced_photo
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, OverlayOptions, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.sources import load_dataset_by_name  # noqa: E402
 
 
@@ -137,7 +137,7 @@ def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp
     with pytest.raises(ImageError, match="fetched on request only: pass --fetch"):
         BatchRun(tmp_path / "named").read_image(rows[2])
     np.testing.assert_array_equal(run.read_image(rows[2]), np.asarray(pictures(3)[2]))
-    with pytest.raises(ImageError, match="Run\\(folder, dataset\\)"):
+    with pytest.raises(ImageError, match="BatchRun\\(folder, dataset\\)"):
         BatchRun(tmp_path / "out").read_image(rows[0])
     np.testing.assert_array_equal(BatchRun(tmp_path / "out", dataset).read_image(rows[0]), np.asarray(pictures(1)[0]))
 
@@ -146,7 +146,7 @@ def test_a_dataset_of_several_splits_is_asked_for_one(tmp_path):
     datasets = pytest.importorskip("datasets")
     parts = {name: datasets.Dataset.from_dict({"n": [n]}) for n, name in enumerate(("train", "test"))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "disk")
-    with pytest.raises(InputError, match=r"has the splits train, test; name one, as hf:.*:train"):
+    with pytest.raises(InputError, match=r"has the splits train, test; choose one, such as hf:.*:train"):
         load_dataset_by_name(f"hf:{tmp_path / 'disk'}")
     assert load_dataset_by_name(f"hf:{tmp_path / 'disk'}:test")["n"] == [1]
     with pytest.raises(InputError, match="no column of images; its columns are n"):
@@ -154,15 +154,15 @@ def test_a_dataset_of_several_splits_is_asked_for_one(tmp_path):
 
 
 def test_a_dataset_of_torchvision_by_its_name(tmp_path):
-    with pytest.raises(InputError, match=r"torchvision has no dataset 'CIFAR11'; there are .*CIFAR10"):
+    with pytest.raises(InputError, match=r"torchvision has no dataset 'CIFAR11'; its datasets are .*CIFAR10"):
         load_dataset_by_name("torchvision:CIFAR11")
     assert len(load_dataset_by_name("torchvision:FakeData")) == 1000
-    with pytest.raises(InputError, match="torchvision:SBU: it cannot be made"):
+    with pytest.raises(InputError, match="torchvision:SBU: it cannot be loaded"):
         load_dataset_by_name("torchvision:SBU:nothing", tmp_path)
 
 
 def test_what_is_no_dataset_is_refused():
-    with pytest.raises(InputError, match="a generator has no length"):
+    with pytest.raises(InputError, match="a generator has no __len__"):
         build_manifest(image for image in pictures(1))
 
 
@@ -213,15 +213,24 @@ def test_reduced_decoding_reports_the_size_that_whole_decoding_has(kind, orienta
 def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
     (tmp_path / "one.jpg").write_bytes(photograph((1600, 2000)))
     tool = GradCAM(model)
-    run_batch(tool, [tmp_path / "one.jpg"], tmp_path / "out", reduced=True, overlays="jpg", overlay_height=100)
+    run_batch(
+        tool,
+        [tmp_path / "one.jpg"],
+        tmp_path / "out",
+        overlays=OverlayOptions("jpg", height=100),
+        options=BatchOptions(reduced_decoding=True),
+    )
     (one,), whole = BatchRun(tmp_path / "out"), tool.explain(tmp_path / "one.jpg")
     assert one.placement.image_size == (1600, 2000)
     np.testing.assert_allclose(one.placement.matrix, whole.placement.matrix, rtol=1e-6, atol=1e-6)
     assert not np.array_equal(one.attribution, whole.attribution)
     np.testing.assert_allclose(one.attribution, whole.attribution, atol=0.05 * abs(whole.attribution).max())
-    with pytest.raises(PreprocessError, match="reduced decoding needs to know"):
+    with pytest.raises(PreprocessError, match="reduced decoding needs the size"):
         run_batch(
-            GradCAM(model, preprocess=lambda image: torch.zeros(3, 8, 8)), [tmp_path / "one.jpg"], "x", reduced=True
+            GradCAM(model, preprocess=lambda image: torch.zeros(3, 8, 8)),
+            [tmp_path / "one.jpg"],
+            "x",
+            options=BatchOptions(reduced_decoding=True),
         )
 
 
@@ -268,7 +277,7 @@ def test_a_run_in_the_folder_of_its_images_goes_on_past_its_own_overlays(inside,
 def test_overlays_of_a_height_and_of_an_image_without_a_place(model, tmp_path):
     pictures(1, (40, 30))[0].save(tmp_path / "one.png")
     tool = GradCAM(model, preprocess=lambda image: torch.rand(1, 64, 64))
-    run_batch(tool, [tmp_path / "one.png"], tmp_path / "out", overlays="png", overlay_height=96)
+    run_batch(tool, [tmp_path / "one.png"], tmp_path / "out", overlays=OverlayOptions("png", height=96))
     (row,) = BatchRun(tmp_path / "out").table().to_pylist()
     assert row["placement"] is None
     assert read_photo(tmp_path / "out" / row["overlay"]).pixels.shape == (96, 96, 3)

@@ -151,7 +151,7 @@ def test_an_installed_toolkit_gives_the_closed_form_and_leaves_the_model_bare(to
         pytest.skip(f"{tool} is not installed")
     case = tiny()
     with peers.open_tool(tool, case) as opened:
-        heat = opened.attribution(opened.run())
+        heat = opened.to_maps(opened.run())
     assert agreement.difference(heat, by_hand(case)) < 1e-6
     assert agreement.empty(by_hand(case)) == 0
     assert not any(part._forward_hooks or part._backward_hooks for part in case.model.modules())
@@ -279,11 +279,11 @@ def test_what_is_measured_is_the_card_where_there_is_one(monkeypatch, there, dev
 def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- cpu -->\nstale\n<!-- /cpu -->\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(cases, "anatomy_random", lambda name, device, batch: tiny())
+    monkeypatch.setattr(cases, "build", lambda name, device, batch: tiny())
     monkeypatch.setattr(memory, "figure_module", lambda *_: [])
     monkeypatch.setattr(import_time, "figure_module", lambda *_: [])
     monkeypatch.setattr(command, "PAGE", page)
-    monkeypatch.setattr(command, "CPU_FLOAT32", tmp_path)
+    monkeypatch.setattr(command, "HERE", tmp_path)
     for package in ("pytorch_grad_cam", "torchcam", "torchcam.methods", "captum", "captum.attr"):
         monkeypatch.setitem(sys.modules, package, None)
     kept = tmp_path / "figures.json"

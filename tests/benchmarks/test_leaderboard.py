@@ -94,7 +94,7 @@ def test_passes_have_the_numbers_of_the_defaults():
     passes = board.passes({"hsic": {"n_samples": 10, "precision": "bf16"}})
     assert passes["rise"] == "1 + 4000"
     assert passes["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
-    assert passes["ablationcam"] == METHODS["ablationcam"].forwards
+    assert passes["ablationcam"] == METHODS["ablationcam"].forward_passes
     assert passes["hsic"] == "1 + 10; `samples=10`, `machine_epsilon='bf16'`"
 
 

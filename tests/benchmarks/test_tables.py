@@ -193,7 +193,7 @@ def test_some_tables_measured_anew_leave_the_others(monkeypatch, tmp_path):
     new = [Figure("family", "a", OURS, 9.0)]
     assert [figure.value for figure in report.merged(old, new)] == [3, 9]
     assert [figure.value for figure in report.merged(old, new, rows=True)] == [2, 3, 9]
-    monkeypatch.setattr(command, "CPU_FLOAT32", tmp_path)
+    monkeypatch.setattr(command, "HERE", tmp_path)
     report.to_json(command.stored("cpu"), {"torch": "1", "rounds": 5}, old)
     assert report.from_json(command.stored("cpu")) == ({"torch": "1", "rounds": 5}, old)
     options = command.read_options(["--only", "family"])

@@ -186,7 +186,7 @@ def test_two_are_compared(made, tmp_path):
     [
         (("run", "nowhere.toml"), 2, "there is no such file; camscope audit init writes one"),
         (("verify", "nowhere"), 2, "no finished audit is here"),
-        (("compare", "nowhere", "nowhere"), 2, "no audit is here"),
+        (("compare", "nowhere", "nowhere"), 2, "holds no audit"),
         (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: there is no such manifest"),
     ],
 )

@@ -31,9 +31,9 @@ def batch(*words):
 
 
 def test_a_folder_and_the_same_command_again(images):
-    first = batch("images", "--method", "gradcam,layercam", "-o", "out")
+    first = batch("images", "--methods", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
-    again = batch("images", "--method", "gradcam,layercam", "-o", "out")
+    again = batch("images", "--methods", "gradcam,layercam", "-o", "out")
     assert (again.exit_code, again.stdout) == (0, "maps    3 images (3 processed before): out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
@@ -75,7 +75,7 @@ def test_an_interrupted_run_says_how_to_go_on(images, monkeypatch):
         ("images", "--workers", "2"),
         ("images", "--engine", "dask"),
         ("images", "--shard", "2/2"),
-        ("images", "--method", "gradcan"),
+        ("images", "--methods", "gradcan"),
         ("none",),
     ],
 )
@@ -100,7 +100,7 @@ def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monk
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with progress.outcome_progress() as told:
         for done, failures in ((0, 0), (2, 0), (4, 1), (8, 1)):
-            told(SimpleNamespace(images=done, failures=failures, before=100, total=108))
+            told(SimpleNamespace(n_processed=done, n_failures=failures, n_done_before=100, n_images=108))
     assert capsys.readouterr().err.splitlines() == [
         "102 of 108 images, 0.1 images/s, 0 failed, 0:02:00 left",
         "108 of 108 images, 0.1 images/s, 1 failed, 0:00:00 left",
@@ -113,6 +113,6 @@ def test_on_a_terminal_progress_is_one_bar(monkeypatch):
     monkeypatch.setattr(progress.base, "stderr_console", lambda: console)
     with progress.outcome_progress() as told:
         for done in (0, 1, 3):
-            told(SimpleNamespace(images=done, failures=done // 2, before=5, total=8))
+            told(SimpleNamespace(n_processed=done, n_failures=done // 2, n_done_before=5, n_images=8))
     assert "1 failed" in stream.getvalue()
     assert "8/8" in stream.getvalue()

@@ -104,7 +104,7 @@ def bomb(path):
 
 
 def test_demo_draws_explains_and_judges(here):
-    result = run("demo", "-o", "d", "--method", "gradcam,layercam")
+    result = run("demo", "-o", "d", "--methods", "gradcam,layercam")
     assert sorted(p.name for p in Path("d/images").iterdir()) == [
         "1-nodule.png",
         "2-effusion.png",
@@ -117,7 +117,7 @@ def test_demo_draws_explains_and_judges(here):
     for words in ("gradcam", "layercam", "energy", "hit", "d/demo.png", "all findings"):
         assert words in result.stdout
     assert_refused("demo", "-o", "d", code=1, saying="d/demo.png exists")
-    run("demo", "-o", "d", "--method", "gradcam", "--overwrite")
+    run("demo", "-o", "d", "--methods", "gradcam", "--overwrite")
 
 
 def test_the_two_numbers_of_the_demo_by_hand():
@@ -186,7 +186,7 @@ def _runs(flags):
 
 
 def test_several_methods_and_classes_give_one_figure_and_raw_files(here):
-    run("explain", "nodule.png", "--method", "gradcam,hirescam", "--classes", "effusion,1", "--format", "png,npz,json")
+    run("explain", "nodule.png", "--methods", "gradcam,hirescam", "--targets", "effusion,1", "--format", "png,npz,json")
     stem = build_file_stem(1, Path("nodule.png"))
     tails = [f"-{m}-q{q}" for m in ("gradcam", "hirescam") for q in (1, 2)]
     raw = [f"{stem}{tail}.{kind}" for tail in tails for kind in ("json", "npz")]
@@ -206,7 +206,7 @@ def test_the_look_changes_the_picture(here):
 
 
 def test_layer_method_settings_and_preprocessing_reach_the_method(here):
-    run("explain", "nodule.png", "--layer", "layer1", "--set", "call_index=-1", "-o", "a.npz")
+    run("explain", "nodule.png", "--layers", "layer1", "--set", "call_index=-1", "-o", "a.npz")
     one = Explanation.load("a.npz")
     assert (one.layer, one.grid, one.parameters["call"]) == ("layer1", (32, 32), -1)
     run("explain", "nodule.png", "-m", "model.py:plain", "--preprocess", "imagenet", "-o", "b.npz")
@@ -329,19 +329,19 @@ def test_the_examples_in_the_helps_work(here):
         (["--target", "99"], "class 99 is out of range"),
         (["--target=-1"], "class -1 is negative"),
         (["--target", "nodul"], "nearest names: 'nodule'"),
-        (["--layer", "layer9"], "no layer 'layer9'"),
-        (["--layer", "fc"], "fc"),
-        (["--method", "gradcma"], "nearest names: gradcam"),
+        (["--layers", "layer9"], "no layer 'layer9'"),
+        (["--layers", "fc"], "fc"),
+        (["--methods", "gradcma"], "nearest names: gradcam"),
         (["--model", "nosuchnet"], "no model 'nosuchnet'"),
         (["--model", "model.py:nothing"], "no function 'nothing'"),
         (["--model", "model.py:broken"], "KeyError"),
         (
             ["--model", "model.py:plain"],
-            "known for nodule.png: pass --preprocess imagenet, or say it in the model's file: PRE",
+            "known for nodule.png: pass --preprocess imagenet, or define PREPROCESSING in the",
         ),
         (
             ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
-            "in the model's file: CATEGORIES; or",
+            "define CATEGORIES in the model's file, or pass an index",
         ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),
@@ -355,15 +355,15 @@ def test_the_examples_in_the_helps_work(here):
         (["--set", "call"], "not name=value"),
         (["--set", "reshape=tokens"], "set it in Python"),
         (["--set", "class_names=a,b"], "set it in Python"),
-        (["--set", "layer=layer1"], "option of its own: --layer"),
-        (["--method", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
+        (["--set", "layer=layer1"], "option of its own: --layers"),
+        (["--methods", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
         (["--format", "bmp"], "expected some of png"),
-        (["--classes", "1", "--target", "1"], "not both"),
+        (["--targets", "1", "--target", "1"], "not both"),
         (["-o", "x.bmp"], "cannot write .bmp"),
         (["-o", "model.py/"], "is a file"),
         (["-o", "model.py/maps/today"], "model.py is a file, not a folder"),
         (["-o", "model.py/map.png"], "model.py is a file, not a folder"),
-        (["-o", "x.npz", "--classes", "0,1"], "holds one map"),
+        (["-o", "x.npz", "--targets", "0,1"], "holds one map"),
         (["-o", "x.png", "--format", "npz"], "says the format already"),
         (["-o", "x.png", "model.py"], "one file for 2 images"),
         (["no/images/*.png"], "no image for the pattern"),
@@ -582,7 +582,7 @@ def test_settings_that_take_lists_are_said_with_commas():
 
 def test_fills_and_backgrounds_are_files_and_words(here):
     Path("grey.png").write_bytes(Path("nodule.png").read_bytes())
-    asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--method"
+    asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--methods"
     run(*asked, "occlusion", "--set", "baseline=zero,blur", "--set", "window=64,32", "--set", "stride=64,32")
     assert json.loads(Path("a.json").read_text())["parameters"]["baseline"] == "['zero', 'blur']"
     run(*asked, "gradientshap", "--set", "background=grey.png,blur", "--set", "n_samples=2")

@@ -89,7 +89,7 @@ def row(result, method, label=""):
 
 
 def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
-    result = run("compare", "nodule.png", "--methods", "gradcam,hirescam,layercam", "--classes", "nodule,2")
+    result = run("compare", "nodule.png", "--methods", "gradcam,hirescam,layercam", "--targets", "nodule,2")
     name = f"camscope-compare/{build_file_stem(1, Path('nodule.png'))}.png"
     assert f"figure  {name}" in result.stdout
     words = row(result, "hirescam", "1 nodule")
@@ -98,7 +98,7 @@ def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     assert words[9] == "1.000"
     assert float(row(result, "layercam", "2 effusion")[9]) < 0.9
     (said,) = [line for line in result.stdout.splitlines() if line.startswith("same")]
-    assert "gradcam and hirescam are one map at layer4 for every class" in said
+    assert "Grad-CAM and HiResCAM are one map at layer4 for every class" in said
     figure = np.asarray(Image.open(name).convert("RGB"))
     assert figure.shape[1] > 4 * 256 > figure.shape[0] / 1.5
     (error,) = errors(run("compare", "nodule.png", code=1))
@@ -108,9 +108,9 @@ def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
 
 @pytest.mark.usefixtures("passes_of_maps_alone")
 def test_methods_and_classes_cost_one_forward_and_a_backward_a_class(here):
-    for command, option in (("compare", "--methods"), ("explain", "--method")):
+    for command, option in (("compare", "--methods"), ("explain", "--methods")):
         words = ["-m", "model.py:counted", option, "gradcam,layercam,hirescam,xgradcam", "-o", f"{command}.png"]
-        run(command, "nodule.png", *words, "--classes", "0,1")
+        run(command, "nodule.png", *words, "--targets", "0,1")
         assert passes() == (1, 2)
         Path("passes").unlink()
     run("compare", "nodule.png", *words[:-1], "two.png", "--layers", "features,features.0")
@@ -128,7 +128,7 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
     looks = {"plain": [], "alpha": ["--alpha", "0.2"], "map": ["--colormap", "viridis"], "columns": ["--columns", "1"]}
     looks["shared"] = ["--shared-scale"]
     for name, words in looks.items():
-        run("compare", "nodule.png", "-o", f"{name}.png", "--methods", "gradcam", "--classes", "1,2", *words)
+        run("compare", "nodule.png", "-o", f"{name}.png", "--methods", "gradcam", "--targets", "1,2", *words)
     assert len({Path(f"{name}.png").read_bytes() for name in looks}) == len(looks)
 
 
@@ -137,35 +137,37 @@ def test_a_method_of_several_layers_takes_them_at_once(here):
     lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["refinecam"]]
     assert len(lines) == 1
     assert "layer2 + layer4" in lines[0]
-    run("explain", "nodule.png", "--layer", "layer2,layer4", "--method", "refinecam", "-o", "both.npz")
+    run("explain", "nodule.png", "--layers", "layer2,layer4", "--methods", "refinecam", "-o", "both.npz")
     assert Explanation.load("both.npz").layer == "layer2 + layer4"
 
 
 def test_a_layer_is_of_those_methods_that_have_one_to_choose(here, only_methods):
     only_methods({name: METHODS[name] for name in ("gradcam", "fullgrad")})
     for methods in ("gradcam,fullgrad", "all"):
-        result = run("explain", "nodule.png", "--layer", "layer3", "--overwrite", "--method", methods)
+        result = run("explain", "nodule.png", "--layers", "layer3", "--overwrite", "--methods", methods)
         assert "layer3" in row(result, "gradcam")
         assert "layer3" not in row(result, "fullgrad")
 
 
 def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded(here, monkeypatch):
-    (error,) = errors(run("explain", "nodule.png", "--layer", "nope", "--method", "gradcam,fullgrad", code=2))
+    (error,) = errors(run("explain", "nodule.png", "--layers", "nope", "--methods", "gradcam,fullgrad", code=2))
     assert "no layer 'nope'" in error
     monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     for command in ("explain", "compare"):
-        (error,) = errors(run(command, "nodule.png", "--layer", "layer4", "--method", "fullgrad,centre", code=2))
+        (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,centre", code=2))
         assert "fullgrad and centre have no layer to choose" in error
-    (error,) = errors(run("explain", "nodule.png", "--layer", "layer3,layer4", "--method", "refinecam,gradcam", code=2))
+    (error,) = errors(
+        run("explain", "nodule.png", "--layers", "layer3,layer4", "--methods", "refinecam,gradcam", code=2)
+    )
     assert "gradcam looks at one layer, and 2 are named; camscope compare draws several" in error
 
 
 def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_methods):
     only_methods({name: METHODS[name] for name in ("rollout", "gradcam", "layercam")})
-    result = run("demo", "--method", "all", "-o", "drawn")
+    result = run("demo", "--methods", "all", "-o", "drawn")
     assert "layercam" in result.stdout
     assert "rollout" not in result.stdout
-    assert "no self-attention" in errors(run("demo", "--method", "rollout", "-o", "none", code=2))[0]
+    assert "no self-attention" in errors(run("demo", "--methods", "rollout", "-o", "none", code=2))[0]
 
 
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
@@ -181,7 +183,7 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
     assert "note    unsuited is left out: no linear head" in result.stdout
     assert row(result, "layercam")[5] == "ok"
     assert "no linear head" in errors(run("compare", "nodule.png", "-o", "b.png", "--methods", "unsuited", code=2))[0]
-    result = run("explain", "nodule.png", "--method", "all", "--format", "png,npz")
+    result = run("explain", "nodule.png", "--methods", "all", "--format", "png,npz")
     assert "note: unsuited is left out" in result.stdout
     stem = build_file_stem(1, Path("nodule.png"))
     written = sorted(path.name for path in Path("camscope-explain").iterdir())
@@ -199,8 +201,8 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
         (["nodule.png", "--layers", ","], 2, "no layer is named"),
         (["nodule.png", "--methods", ""], 2, "no method is named"),
         (["nodule.png", "--methods", "centre", "--layers", "layer4"], 2, "centre has no layer to choose"),
-        (["nodule.png", "--classes", "9"], 2, "class 9 is out of range"),
-        (["nodule.png", "--methods", "all", "--classes", "9"], 2, "class 9 is out of range"),
+        (["nodule.png", "--targets", "9"], 2, "class 9 is out of range"),
+        (["nodule.png", "--methods", "all", "--targets", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--colormap", "pink"], 2, "choose from auto, inferno"),
         (["nodule.png", "-o", "x.gif"], 2, "expected a file of png"),
         (["nodule.png", "--set", "speed=3"], 2, "known: mode"),
@@ -237,7 +239,7 @@ def test_a_rerun_says_once_what_is_there_already_and_goes_on_with_the_rest(here)
 
 def test_classes_of_one_figure_share_their_scale_when_asked(here):
     for name, words in {"own.png": [], "shared.png": ["--shared-scale"]}.items():
-        run("explain", "nodule.png", "--classes", "nodule,effusion", "--alpha", "1", "-o", name, *words)
+        run("explain", "nodule.png", "--targets", "nodule,effusion", "--alpha", "1", "-o", name, *words)
     own, shared = (np.asarray(Image.open(name)) for name in ("own.png", "shared.png"))
     assert own.shape[0] == shared.shape[0]
     hot = [(picture == (252, 255, 164)).all(2).sum() for picture in (own, shared)]
@@ -249,5 +251,5 @@ def test_trained_weights_of_ones_own_and_a_photograph(here):
     photo = min((DATA / "photos" / "images").iterdir())
     words = ["-m", f"{DATA / 'models.py'}:resnet18", "--methods", "gradcam,hirescam,layercam", "-o", "why.jpg"]
     result = run("compare", photo, *words, "--layers", "layer3,layer4")
-    assert "gradcam and hirescam are one map at layer4" in result.stdout
+    assert "Grad-CAM and HiResCAM are one map at layer4" in result.stdout
     assert np.asarray(Image.open("why.jpg")).shape[0] > 2 * 256

@@ -61,7 +61,7 @@ def test_methods_of_many_passes_show_their_bars_on_a_terminal_one_at_a_time(here
 
 def test_with_results_in_a_pipe_the_bars_are_on_standard_error_alone(here):
     with Path("told.txt").open("wb") as file:
-        words = "nodule.png", "--method", "rise", "--set", "n_samples=96", "--set", "batch_size=8"
+        words = "nodule.png", "--methods", "rise", "--set", "n_samples=96", "--set", "batch_size=8"
         told, code = on_a_terminal("explain", *words, stdout=file.fileno())
     assert code == 0, told
     assert "rise, image 1 of 1" in told
@@ -72,7 +72,7 @@ def test_with_results_in_a_pipe_the_bars_are_on_standard_error_alone(here):
 
 
 def test_what_is_piped_holds_no_bar(here):
-    result = CliRunner().invoke(app, ["explain", "nodule.png", "--method", "rise", "--set", "n_samples=8"])
+    result = CliRunner().invoke(app, ["explain", "nodule.png", "--methods", "rise", "--set", "n_samples=8"])
     assert result.exit_code == 0, result.output
     assert "image 1 of 1" not in result.stdout + result.stderr
     assert "\x1b" not in result.stdout + result.stderr
@@ -112,6 +112,6 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
         raise error
 
     monkeypatch.setattr("camscope.cli.explain_output.ImageExplanationWriter.explain_and_write", interrupted)
-    result = CliRunner().invoke(app, ["explain", "nodule.png", "--method", "rise"])
+    result = CliRunner().invoke(app, ["explain", "nodule.png", "--methods", "rise"])
     assert result.exit_code == base.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr

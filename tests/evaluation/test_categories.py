@@ -152,7 +152,7 @@ def test_it_is_told_before_any_map_is_made(tmp_path):
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
     with pytest.raises(CategoryError, match="2 labels"):
         check_ground_truth(folder, build_manifest(tmp_path / "photos"))
-    done = CliRunner().invoke(app, ["measure", str(tmp_path / "photos"), "--masks", str(folder)])
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "photos"), "--masks", str(folder)])
     assert done.exit_code != 0
     assert "2 labels" in done.output + str(done.exception)
 

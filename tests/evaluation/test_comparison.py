@@ -425,7 +425,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     run(*words, "-o", "out", code=1)
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")} == parts
     assert "holds another run" in error(run(*words, "-o", "out", "--images", "4", code=1))
-    few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metric", "deletion,enrichment",
+    few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metrics", "deletion,enrichment",
               "--figure", "f.svg", code=1)  # fmt: skip
     assert "deletion, blur, less is better" in few.stdout
     assert "4 images" in few.stdout
@@ -440,7 +440,7 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
         Path("some").mkdir(exist_ok=True)
         Path("some", name).write_bytes((place / "images" / name).read_bytes())
     words = (
-        "measure",
+        "evaluate",
         "some",
         "--masks",
         place / "masks",
@@ -459,7 +459,7 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     run(*words)
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")} == parts
-    run("measure", "out/run", "--masks", place / "masks", "-o", "of-run")
+    run("evaluate", "out/run", "--masks", place / "masks", "-o", "of-run")
     assert EvaluationResult("of-run").table().num_rows == EvaluationResult("out").table().num_rows
 
 
@@ -476,11 +476,11 @@ def by_hand_of(place, made):
     ("words", "code", "saying"),
     [
         (["compare", "empty"], 2, "no image there"),
-        (["measure", "empty"], 2, "no image there"),
-        (["compare", "{images}", "--metric", "hit"], 2, "no metric 'hit'; nearest names"),
-        (["measure", "{images}", "--metric", "hit"], 2, "no metric 'hit'; nearest names"),
-        (["compare", "{images}", "--metric", "enrichment"], 2, "needs ground truth"),
-        (["compare", "{images}", "--metric", "spearman"], 2, "compares two maps"),
+        (["evaluate", "empty"], 2, "no image there"),
+        (["compare", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
+        (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
+        (["compare", "{images}", "--metrics", "enrichment"], 2, "needs ground truth"),
+        (["compare", "{images}", "--metrics", "spearman"], 2, "compares two maps"),
         (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere: no COCO file"),
         (["compare", "{images}", "--group", "ward"], 2, "no column 'ward'"),
         (["compare", "{images}", "--methods", "gradcma"], 2, "nearest names"),
@@ -489,13 +489,13 @@ def by_hand_of(place, made):
         (["compare", "{images}", "--figure", "f.gif"], 2, "expected a file of .png"),
         (["compare", "{images}/00.png", "--masks", "{masks}"], 2, "it is for many images"),
         (["compare", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--target", "nodule"], 2, "is a run, whose maps are made"),
-        (["measure", "{out}/run", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["measure", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
+        (["evaluate", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
+        (["evaluate", "{out}/run", "--target", "nodule"], 2, "is a run, whose maps are made"),
+        (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file of .png"),
+        (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["measure", "nowhere"], 2, "this is no run"),
-        (["measure", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
+        (["evaluate", "nowhere"], 2, "this is no run"),
+        (["evaluate", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
         (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],

@@ -19,7 +19,7 @@ from camscope.phantom import draw_radiograph
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.path_resolver import PathResolver  # noqa: E402
 from camscope.evaluation import EvaluationResult, evaluate, load_ground_truth  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402
@@ -29,6 +29,7 @@ from camscope.evaluation.ground_truth import (  # noqa: E402
     mask_from_boxes,
     mask_from_points,
     mask_from_polygons,
+    mask_from_run_lengths,
 )
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402
 from camscope.evaluation.map_metrics import crop_to_model_input  # noqa: E402
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A run of twelve phantoms, one of them broken, with masks as files, boxes in a column, and a column of patients."""
-    root = tmp_path_factory.mktemp("measure")
+    root = tmp_path_factory.mktemp("evaluate")
     rows = {"path": [], "target": [], "patient": [], "boxes": [], "mask": []}
     (root / "masks").mkdir()
     for n in range(12):
@@ -58,7 +59,9 @@ def place(tmp_path_factory):
     (root / "05.png").write_bytes(b"no image")
     parquet.write_table(pa.table(rows), root / "list.parquet")
     model = load_model("phantom")
-    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk_size=5)
+    run_batch(
+        [GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", options=BatchOptions(chunk_size=5)
+    )
     return root
 
 
@@ -154,10 +157,25 @@ def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
     (tmp_path / "coco.json").write_text(json.dumps(coco))
     made = load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
     assert made.tolist() == [[False, True], [True, False], [True, False]]
-    coco["annotations"][0]["segmentation"]["counts"] = "02203"
-    (tmp_path / "coco.json").write_text(json.dumps(coco))
-    with pytest.raises(InputError, match="expected counts as a list of numbers"):
-        load_ground_truth(tmp_path / "coco.json", [], tmp_path).load_mask({"path": "1.jpg"}, (3, 2))
+    for counts, message in (
+        ("02203", "expected counts"),
+        ("13Q", "cut off"),
+        ("15O", "negative length"),
+        ("1 2", "a character or number that COCO never writes"),
+        ("oooooooo0", "a character or number that COCO never writes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_from_run_lengths({"size": [3, 2], "counts": counts}, (3, 2))
+
+
+def test_compressed_run_lengths_are_those_that_pycocotools_writes():
+    tall = np.array([[0, 1], [1, 0], [1, 0]], bool)
+    wide = np.zeros((3, 40), bool)
+    wide[1, 3:30], wide[2, 35] = True, True
+    wide[:, 20:25] = False
+    for mask, counts in ((tall, "132"), (wide, ":120000000000000000000000000000000?0A0000000`00J")):
+        segmentation = {"size": list(mask.shape), "counts": counts}
+        np.testing.assert_array_equal(mask_from_run_lengths(segmentation, mask.shape), mask)
 
 
 # --- values
@@ -305,7 +323,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
+    words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
     assert "enrichment, more is better: energy inside" in result.stdout
@@ -326,7 +344,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [*words, "--where", "row > 99"]).exit_code == 1
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
-    other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
+    other = CliRunner().invoke(app, ["evaluate", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
 
@@ -336,7 +354,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     (tmp_path / "some").mkdir()
     for n in (0, 1):
         (tmp_path / "some" / f"{n:02d}.png").write_bytes((place / "masks" / f"{n:02d}.png").read_bytes())
-    words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
+    words = ["evaluate", str(place / "run"), "--metrics", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
@@ -372,7 +390,7 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam,saliency", "--count", "6", "-o", "out"]
+    words = ["benchmark", "phantom", "--methods", "gradcam,saliency", "--count", "6", "-o", "out"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     assert "gradcam · layer4" in first.stdout
@@ -391,7 +409,7 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
 
 def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
+    words = ["benchmark", "phantom", "--methods", "gradcam", "--count", "2", "-o", "out"]
     for place in ("camscope.batch.run_batch", "camscope.evaluation.evaluate"):
 
         def interrupted(*_, **__):
@@ -442,7 +460,7 @@ def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch
     (tmp_path / "some" / "00.png").write_bytes((place / "00.png").read_bytes())
     values = []
     for source, out in (("some/00.png", "one"), ("some", "many")):
-        words = ["measure", source, "--masks", str(place / "masks"), "--metric", "enrichment", "-o", out]
+        words = ["evaluate", source, "--masks", str(place / "masks"), "--metrics", "enrichment", "-o", out]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         values.append(EvaluationResult(out).table()["value"].to_pylist())

@@ -22,7 +22,7 @@ from tests.untouched import untouched
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
 from camscope.evaluation.metric_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
@@ -59,7 +59,13 @@ def place(tmp_path_factory, net):
     for n in range(4):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
-    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk_size=2)
+    run_batch(
+        [GradCAM(net), LayerCAM(net, layer="layer3")],
+        root,
+        root / "run",
+        ["nodule", "effusion"],
+        options=BatchOptions(chunk_size=2),
+    )
     return root
 
 
@@ -87,11 +93,13 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
     rows = made.table().to_pylist()
     assert seen[-1] == (4, 4)
     assert [row["row"] for row in rows] == sorted(row["row"] for row in rows)
-    assert {row["fill"] for row in rows if row["metric"] == "average-drop"} == {None}
+    assert {row["imputation"] for row in rows if row["metric"] == "average-drop"} == {None}
     lost = [row for row in rows if row["value"] is None]
     assert {row["row"] for row in lost} == {1}
     assert {row["reason"][:8] for row in lost} == {"no map: "}
-    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "fill")): row["value"] for row in rows}
+    said = {
+        tuple(row[key] for key in ("row", "method", "target", "metric", "imputation")): row["value"] for row in rows
+    }
     assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
     for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
         x = tool.prepare_input(place / f"{n}.png").x
@@ -151,7 +159,7 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
     assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
     assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
     at_once = evaluate(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
-    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "fill")]
+    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "imputation")]
     one, other = (table.sort_by(order).drop_columns("value") for table in (at_once, whole.table()))
     assert one.equals(other)
 
@@ -187,12 +195,12 @@ def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tm
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
-    del facts["made_with"]["parts"]
+    del facts["run_config"]["parts"]
     file.write_text(json.dumps(facts))
     with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
         evaluate(place / "run", tmp_path / "out", **settings)
     plain = evaluate(place / "run", tmp_path / "plain", metrics=["sparseness"])
-    assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
+    assert "parts" not in plain.facts["run_config"]  # without a model they are what they were
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
@@ -206,7 +214,7 @@ def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch)
 
     monkeypatch.setattr(module, "scoring_scope", small)
     alone = evaluate(place / "run", tmp_path / "alone", **settings).table()
-    order = [(name, "ascending") for name in ("row", "method", "target", "fill")]
+    order = [(name, "ascending") for name in ("row", "method", "target", "imputation")]
     one, other = whole.sort_by(order), alone.sort_by(order)
     assert one.drop_columns("value").equals(other.drop_columns("value"))
     np.testing.assert_allclose(one["value"].to_numpy(), other["value"].to_numpy(), rtol=1e-4)
@@ -216,7 +224,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     other = load_model("phantom")
     with torch.no_grad():
         next(other.parameters())[0] += 1
-    digits = BatchRun(place / "run").run_info["made_with"]["model"]["digest"]
+    digits = BatchRun(place / "run").run_info["run_config"]["model"]["digest"]
     with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
         evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
@@ -233,7 +241,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):
         Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
-    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk_size=2)
+    run_batch(GradCAM(net), tmp_path, tmp_path / "run", options=BatchOptions(chunk_size=2))
     (tmp_path / "0.png").unlink()
     rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
@@ -314,7 +322,7 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
     )
     for row in rows:
         assert row["value"] is not None or row["reason"], row
-    said = {(row["row"], row["method"], row["metric"], row["fill"]): row["value"] for row in rows}
+    said = {(row["row"], row["method"], row["metric"], row["imputation"]): row["value"] for row in rows}
     heat = run.explanation(run.table().to_pylist()[0]).heatmap(scale=None)
     mask = Corner().load_mask(None, size)
     assert said[0, "gradcam", "enrichment", None] == pytest.approx(METRICS["enrichment"](heat, mask))
@@ -346,8 +354,8 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
 
 def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
-    result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
+    words = ["evaluate", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
+    result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
         "deletion, mean, less is better: the area",
@@ -358,8 +366,8 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
-    without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
+    without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr
     assert not (tmp_path / "new").exists()

@@ -223,7 +223,7 @@ def test_a_quantised_model_is_refused_by_the_name_of_its_layer():
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     except RuntimeError as error:
         pytest.skip(f"no quantised engine here: {error}")
-    with pytest.raises(ModelError, match=r"^head is quantised: it has no gradient; pass the float model"):
+    with pytest.raises(ModelError, match=r"^head is quantized: it has no gradient; pass the float model"):
         GradCAM(quantised, "features")
 
 
@@ -656,7 +656,7 @@ def test_one_thing_where_a_list_is_asked_for():
     model, x = plain()
     tool = GradCAM(model, "middle")
     for targets in (1, "cat"):
-        with pytest.raises(TargetError, match="takes a list of questions"):
+        with pytest.raises(TargetError, match="takes a list of targets"):
             tool.explain_classes(x[0], targets)
     with pytest.raises(InputError, match="takes a list of images"):
         tool.explain_batch("cat.jpg")
@@ -709,9 +709,9 @@ def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
             model(torch.cat([x[:1], changed]))
         handle.remove()
         places[name] = (kept[0][1] - kept[0][0]).abs().sum(1)
-    with pytest.raises(LayerError, match=r"the 32 tokens are kept window by window.* merged to 2"):
+    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merged to 2"):
         GradCAM(model, "blocks.0").attribute(x, 1)
-    with pytest.raises(LayerError, match="kept window by window"):
+    with pytest.raises(LayerError, match="stored window by window"):
         GradCAM(model, "blocks.1").attribute(x, 1)
     assert GradCAM(model, "blocks.2").attribute(x, 1).shape == (2, 1, 2)
     assert places["blocks.2"].argmax() == 1  # in rows at last

@@ -434,7 +434,7 @@ TIMM = {"input_size": (3, 48, 48), "interpolation": "bicubic", **PLAIN}
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("imagnet", "'imagnet'; there is: imagenet"),
+        ("imagnet", "'imagnet'; expected one of imagenet"),
         (3, "the preprocessing is a int; expected a Preprocess"),
         (VIT | {"do_pad": True}, "do_pad=True"),
         (VIT | {"image_processor_type": "LevitImageProcessor"}, "image_processor_type='LevitImageProcessor'"),
@@ -446,8 +446,8 @@ TIMM = {"input_size": (3, 48, 48), "interpolation": "bicubic", **PLAIN}
         (TIMM | {"interpolation": "random"}, "interpolation='random'"),
         (TIMM | {"input_size": (1, 48, 48)}, "mean has 3 numbers for 1 channel"),
         ({"input_size": (3, 48, 48)}, "no 'mean'"),
-        ({"resize": 3}, "needs 'mean'"),
-        ({"rezise": 3, **PLAIN}, "no 'rezise'"),
+        ({"resize": 3}, "lacks 'mean'"),
+        ({"rezise": 3, **PLAIN}, "unknown key 'rezise'"),
     ],
 )
 def test_what_has_no_exact_word_is_named(value, says):
@@ -462,7 +462,7 @@ def test_what_has_no_exact_word_is_named(value, says):
         ({"crop": (3, 4, 5)}, r"crop=\(3, 4, 5\)"),
         ({"resize": True}, "resize=True"),
         ({"fit": "squash"}, "fit='squash'; expected one of 'stretch', 'cover', 'inside'"),
-        ({"std": (1, 0, 1)}, "may be 0"),
+        ({"std": (1, 0, 1)}, "expected numbers other than 0"),
         ({"channels": 4}, "channels=4"),
         ({"fill": (0,)}, "fill="),
         ({"mean": (0, 0)}, "mean has 2 numbers for 3 channels"),

@@ -322,7 +322,7 @@ class Averaged(nn.Module):
 def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(layer):
     torch.manual_seed(0)
     model, x = Averaged().eval(), torch.randn(3, 64, 64)
-    with pytest.raises(LayerError, match=r"holds weights of attention between tokens|a flattened map"):
+    with pytest.raises(LayerError, match=r"holds attention weights between tokens|a flattened map"):
         GradCAM(model, layer).explain(x, 1)
     layout = "channels_first" if layer == "drop" else Layout("tokens", (8, 8))
     assert GradCAM(model, layer, layout=layout).explain(x, 1).layer == layer
@@ -359,7 +359,7 @@ def test_queries_of_a_decoder_are_no_image_though_their_number_is_a_square(layer
 def test_attention_weights_are_no_image():
     model, _ = net()
     x = torch.randn(3, 64, 64)  # 65 tokens: a plane of 65 x 65 has the input's proportions
-    with pytest.raises(LayerError, match="holds weights of attention between tokens, which are no image"):
+    with pytest.raises(LayerError, match="holds attention weights between tokens, not an image"):
         GradCAM(model, "softmax").explain(x, 1)
 
 
@@ -369,7 +369,7 @@ def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     torch.manual_seed(0)
     model = timm.create_model("visformer_tiny", pretrained=False, num_classes=5).eval()
     x = torch.randn(3, 224, 224)
-    with pytest.raises(LayerError, match="holds weights of attention between tokens"):
+    with pytest.raises(LayerError, match="holds attention weights between tokens"):
         GradCAM(model, "stage2.0.attn.attn_drop").explain(x, 1)
     assert GradCAM(model, "stage3").explain(x, 1).layout == "channels_first 7x7"
 
@@ -585,7 +585,7 @@ def test_the_text_tower_of_a_siglip_model_is_no_image():
             return self.model(input_ids=ids, pixel_values=x).logits_per_image
 
     both, x = Wrapper().eval(), torch.randn(3, 64, 64)
-    with pytest.raises(LayerError, match="64 words, which lie on no grid"):
+    with pytest.raises(LayerError, match="64 text tokens, which lie on no grid"):
         GradCAM(both, "model.text_model.final_layer_norm").explain(x, 0)
     assert GradCAM(both).explain(x, 0).layer.startswith("model.vision_model")
 

@@ -318,9 +318,9 @@ def test_headers_that_lack_or_break_what_an_object_needs(tmp_path):
     for number, (changes, words) in enumerate(
         [
             ({"SOPInstanceUID": None}, "no SOPInstanceUID"),
-            ({"FrameOfReferenceUID": None}, "does not say where it lies"),
-            ({"ImagePositionPatient": None}, "does not say where it lies"),
-            ({"SOPClassUID": "1.2.3.4"}, "cannot be made of it"),
+            ({"FrameOfReferenceUID": None}, "has no position in the patient"),
+            ({"ImagePositionPatient": None}, "has no position in the patient"),
+            ({"SOPClassUID": "1.2.3.4"}, "cannot be built from it"),
         ]
     ):
         file = damaged(tmp_path / f"CANARY{number}.dcm", **changes)
@@ -372,7 +372,7 @@ def test_from_a_dicom_file_to_objects_and_back(tmp_path):
     one = cam.explain(CT, 1)
     found = pmap(one, CT, tmp_path / "map.dcm")
     np.testing.assert_array_equal(stored(found)[0], one.heatmap(scale=None).astype(np.float32))
-    assert "the model was shown 56.2 % of the image; the rest is 0" in found.DerivationDescription
+    assert "the model saw 56.2 % of the image; the rest is 0" in found.DerivationDescription
     with torch.no_grad():
         model.head.bias += 1
     again = pmap(cam.explain(CT, 1), CT, tmp_path / "again.dcm")

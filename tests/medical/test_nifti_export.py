@@ -195,7 +195,7 @@ def test_a_file_in_the_way_of_any_of_the_three_leaves_all_as_it_is(tmp_path):
     with pytest.raises(OutputError, match=r"map\.json exists"):
         to_nifti(explained(scan), tmp_path / "map.nii")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("map.json", "mine")]
-    with pytest.raises(OutputError, match=r"called \.nii or"):
+    with pytest.raises(OutputError, match=r"ends in \.nii or"):
         to_nifti(explained(scan), tmp_path / "map.img")
 
 
@@ -227,7 +227,7 @@ def test_a_map_of_another_scan_is_refused(tmp_path):
         to_nifti(
             explained(scan), tmp_path / "m.nii", source=Scan(np.zeros((6, 7, 4), np.float32), "scan-1", scan.affine)
         )
-    with pytest.raises(GeometryError, match="lies elsewhere"):
+    with pytest.raises(GeometryError, match="has another position"):
         to_nifti(explained(scan), tmp_path / "m.nii", source=Scan(scan.values, "scan-1", other))
     with pytest.raises(GeometryError, match="unknown"):
         to_nifti(Explanation(np.ones((3, 3, 3)), "gradcam", 0, "x", 1.0, input_size=(3, 3, 3)), tmp_path / "m.nii")
@@ -257,4 +257,4 @@ def test_nothing_of_the_sources_words_is_in_what_is_written(tmp_path):
     assert facts["parameters"] == {"n_samples": 8, "mode": "eval", "nan": None}
     assert (facts["method"], facts["layer"], facts["target"], facts["score"]) == ("gradcam", "layer4", 1, 0.25)
     assert facts["model_digest"] == "0123456789abcdef"
-    assert facts["steps"] == list(scan.steps)
+    assert facts["scan_steps"] == list(scan.steps)

@@ -102,7 +102,7 @@ def test_without_a_class_the_surest_slice_says_which():
     )
     assert made.volume.target == 1
     assert {one.target for one in made.slices} == {1}
-    assert any("surest" in note for note in made.volume.notes)
+    assert any("highest probability" in note for note in made.volume.notes)
     with pytest.raises(InputError, match="use explain"):
         explain_slices(
             GradCAM(Brightness(), "pool", preprocess=ScanPreprocess()), Scan(np.zeros((4, 4), np.float32), "s")
@@ -139,7 +139,7 @@ def test_a_patch_is_explained_at_its_place():
     for start, size in (((5, 0, 0), (4, 4, 6)), ((0, 0), (4, 4)), ((0, 0, 0), (0, 1, 1))):
         with pytest.raises(InputError):
             explain_patch(tool, scan, start, size, 1)
-    with pytest.raises(InputError, match="another top class"):
+    with pytest.raises(InputError, match="differ in their top class"):
         explain_patches(tool, scan, (4, 4, 6), None)
     with pytest.raises(InputError, match="do not fit"):
         explain_patches(tool, scan, (9, 4, 6), 1)

@@ -20,7 +20,7 @@ from camscope.metrics import (
     pointing_game,
     rank_accuracy,
 )
-from camscope.metrics.localization import _compute_otsu_threshold
+from camscope.metrics.localization import compute_otsu_threshold
 
 # A map of 3 x 4 whose mask is its left upper corner: 10 and 6 lie inside, 8 and 4 do not, the rest says nothing.
 HEAT = np.array([[10.0, 6.0, 8.0, 0.0], [0.0, 0.0, 4.0, -3.0], [0.0, 0.0, 0.0, 0.0]])
@@ -146,7 +146,7 @@ def test_otsus_threshold_is_that_of_scikit_image():
     random = np.random.default_rng(4)
     for power in (1, 3, 8):
         heat = random.random((30, 20)) ** power
-        assert _compute_otsu_threshold(heat / heat.max()) * heat.max() == pytest.approx(
+        assert compute_otsu_threshold(heat / heat.max()) * heat.max() == pytest.approx(
             filters.threshold_otsu(heat), abs=1e-6
         )
 

@@ -391,7 +391,7 @@ def test_weights_load_strictly_into_a_factorys_model(source, tmp_path):
     torch.save({"0.weight": model[0].weight.data}, tmp_path / "part.pt")
     with pytest.raises(WeightsError, match="missing"):
         load_model(f"{source}:net", weights=tmp_path / "part.pt")
-    with pytest.raises(WeightsError, match="makes its own weights"):
+    with pytest.raises(WeightsError, match="creates its own weights"):
         load_model(f"{source}:net", weights="random")
 
 

@@ -92,12 +92,12 @@ def test_dataset_is_even_shuffled_and_made_of_single_draws():
     assert not some.marker_masks.any()
 
 
-def test_token_correlation_is_the_phi_coefficient():
+def test_marker_correlation_is_the_phi_coefficient():
     def phi(correlation):
         some = draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
-        token = some.marker_masks.any(axis=(1, 2))
-        assert token.mean() == pytest.approx(1 / 4, abs=0.05)
-        return np.corrcoef(token, some.labels == CATEGORIES.index("effusion"))[0, 1]
+        has_marker = some.marker_masks.any(axis=(1, 2))
+        assert has_marker.mean() == pytest.approx(1 / 4, abs=0.05)
+        return np.corrcoef(has_marker, some.labels == CATEGORIES.index("effusion"))[0, 1]
 
     assert phi(1.0) == pytest.approx(1.0, abs=1e-9)
     assert phi(0.6) == pytest.approx(0.6, abs=0.1)
@@ -105,7 +105,7 @@ def test_token_correlation_is_the_phi_coefficient():
 
 
 @pytest.mark.parametrize("corner", ["top left", "bottom right"])
-def test_token_changes_its_corner_alone(corner):
+def test_marker_changes_its_corner_alone(corner):
     for seed in range(10):
         plain, marked = draw_radiograph(seed, "nodule"), draw_radiograph(seed, "nodule", marker_corner=corner)
         assert ((plain.image != marked.image) == marked.marker_mask).all()
@@ -136,7 +136,7 @@ def test_other_sizes_show_the_same_finding(size):
         (lambda: draw_radiograph(1, size=8), InputError, "size is 8"),
         (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "no corner 'middle'"),
         (lambda: draw_dataset(0, 1), InputError, "n is 0"),
-        (lambda: draw_dataset(4, 1, marker_correlation=0.5), InputError, "token_class"),
+        (lambda: draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
         (lambda: draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
         (lambda: train_phantom_model(n_steps=0), InputError, "steps is 0"),
     ],

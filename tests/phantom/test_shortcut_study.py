@@ -66,7 +66,7 @@ def test_patients_have_one_to_three_images_of_one_class_and_one_site():
     assert 0.4 < np.mean([site == "A" for site in study.sites]) < 0.6
 
 
-def test_token_at_one_site_and_two_ways_to_be_right():
+def test_marker_at_one_site_and_two_ways_to_be_right():
     study = draw_study(300, 2, 0.9, marker_site="B")
     at_b = np.array(study.sites) == "B"
     assert not study.has_marker[~at_b].any()
@@ -121,14 +121,14 @@ def test_a_written_study_and_net_are_read_back(tmp_path):
         "sex",
         "age",
         "mask",
-        "region_token",
+        "region_marker",
         "region_lungs",
     ]
     for i, row in enumerate(rows):
         assert (np.array(Image.open(manifest.parent / row["path"])) == study.images[i]).all()
         assert row["label"] == ("clear", "lesion")[study.labels[i]]
         assert (row["patient"], row["site"], row["sex"]) == (study.patients[i], study.sites[i], study.sexes[i])
-        for column, masks in (("mask", study.lesion_masks), ("region_token", study.marker_masks)):
+        for column, masks in (("mask", study.lesion_masks), ("region_marker", study.marker_masks)):
             assert bool(row[column]) == masks[i].any()
             if row[column]:
                 assert ((np.array(Image.open(manifest.parent / row[column])) > 0) == masks[i]).all()
@@ -136,7 +136,7 @@ def test_a_written_study_and_net_are_read_back(tmp_path):
     net = train_shortcut_model(study, n_epochs=1)
     weights = write_weights(net, tmp_path)
     assert weights.read_bytes() == write_weights(net, tmp_path / "again").read_bytes()
-    model = load_model("camscope.phantom.shortcut_study:shortcut_net", weights=weights)
+    model = load_model("camscope.phantom.shortcut_study:create_shortcut_model", weights=weights)
     card = get_card(model)
     assert (card.class_names, card.layer) == (("clear", "lesion"), "layer3")
     x = torch.stack([card.preprocess(read_photo(manifest.parent / row["path"]).pixels)[0] for row in rows])

@@ -77,7 +77,7 @@ def test_what_cannot_move_is_one_clear_error():
         encode_animation([still], suffix=".mp4")
     with pytest.raises(InputError, match="of 2 sizes"):
         encode_animation([still, still[:4]])
-    with pytest.raises(InputError, match="0 pictures"):
+    with pytest.raises(InputError, match="0 images"):
         encode_animation([])
     with pytest.raises(InputError, match="seconds=0"):
         encode_animation([still], seconds=0)

@@ -160,9 +160,9 @@ def test_a_panel_chooses_columns_that_leave_few_cells_empty(count, columns):
 
 
 def test_a_panel_needs_a_text_for_every_picture():
-    with pytest.raises(InputError, match="2 pictures, 1 caption"):
+    with pytest.raises(InputError, match="2 images, 1 caption"):
         draw_image_grid([photograph(), photograph()], ["one"])
-    with pytest.raises(InputError, match="0 pictures"):
+    with pytest.raises(InputError, match="0 images"):
         draw_image_grid([], [])
     with pytest.raises(InputError, match="columns=0"):
         draw_image_grid([photograph()], [""], columns=0)

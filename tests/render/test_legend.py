@@ -34,7 +34,7 @@ def test_colours_of_a_legend_can_be_told_apart():
     table = np.array(REGION_COLORS, float)
     apart = np.linalg.norm(table[:, None] - table[None], axis=2) + 1e3 * np.eye(len(table))
     assert apart.min() > 60
-    with pytest.raises(InputError, match="13 colours"):
+    with pytest.raises(InputError, match="13 colors"):
         choose_region_colors(13)
 
 
@@ -90,9 +90,9 @@ def test_pictures_of_one_height():
 
 def test_what_does_not_belong_together_is_refused():
     image, one = photograph(4, 4), np.ones((4, 4))
-    with pytest.raises(GeometryError, match=r"numbers are \(2, 2\)"):
+    with pytest.raises(GeometryError, match=r"indices are \(2, 2\)"):
         draw_regions(image, np.zeros((2, 2), int), one, choose_region_colors(1))
-    with pytest.raises(InputError, match="numbers 0 to 1 for 1 colour"):
+    with pytest.raises(InputError, match="indices 0 to 1 for 1 color"):
         draw_regions(image, np.eye(4, dtype=int), one, choose_region_colors(1))
-    with pytest.raises(InputError, match="without entries"):
+    with pytest.raises(InputError, match="no entries"):
         draw_region_legend([])

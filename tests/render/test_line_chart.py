@@ -51,5 +51,5 @@ def test_the_axis_has_its_numbers_beside_their_lines():
 
 def test_nothing_is_no_chart():
     for call in (lambda: draw_line_chart(flat([])), lambda: draw_line_chart(flat([1.0]), value_range=(1.0, 1.0))):
-        with pytest.raises(InputError, match="expected one value at least"):
+        with pytest.raises(InputError, match="expected at least one value"):
             call()

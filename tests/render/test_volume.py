@@ -146,8 +146,8 @@ def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
 def test_planes_have_the_proportions_of_the_body():
     one = volume((4, 20, 10), (1, 2, 3), spacing=(5.0, 0.5, 1.0))
     assert [draw_slice(one, view, 0, 10.0).shape[:2] for view in one.views] == [(100, 100), (200, 100), (200, 100)]
-    assert one.max_resolution(None) == 320 / 20, "the smallest picture's longest side, of 20 mm"
-    assert volume((4, 1000, 10), (1, 2, 3)).max_resolution(None) == 512 / 1000
+    assert one.choose_pixels_per_mm(None) == 320 / 20, "the smallest picture's longest side, of 20 mm"
+    assert volume((4, 1000, 10), (1, 2, 3)).choose_pixels_per_mm(None) == 512 / 1000
 
 
 def test_any_voxel_can_be_looked_at_and_none_beyond():
@@ -279,7 +279,7 @@ def test_what_is_not_covered_is_hatched_and_holds_no_peak():
     hatched = hatch_uncovered(np.zeros((70, 90, 3), np.uint8), covered[0].repeat(10, 0).repeat(10, 1))
     np.testing.assert_array_equal(picture, hatched)
     nowhere = volume(covered=np.zeros((5, 7, 9), bool))
-    assert nowhere.warning == "the map covers nothing of this volume"
+    assert nowhere.warning == "the map covers no part of this volume"
     assert draw_planes(nowhere).ndim == 3
 
 

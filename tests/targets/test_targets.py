@@ -118,8 +118,8 @@ def test_a_region_chooses_the_class_that_scores_most_there_and_then_keeps_to_it(
     assert score.read_score(output.flip(1), 1).tolist() == [1.0], "the class stays"
     everywhere = Score(nn.Identity(), Region(label=2), input_size=(4, 4))
     assert everywhere.read_score(output, 1).tolist() == [5.0]
-    assert everywhere.describe(0) == "class 2 where it is the answer"
-    with pytest.raises(TargetError, match="is the answer nowhere"):
+    assert everywhere.describe(0) == "class 2 where it is predicted"
+    with pytest.raises(TargetError, match="is predicted nowhere"):
         Score(nn.Identity(), Region(label=1), input_size=(4, 4)).read_score(-output, 1)
 
 
@@ -153,8 +153,8 @@ def test_a_mask_of_the_photograph_is_carried_through_resize_and_crop():
     gone = np.zeros((32, 48), bool)
     gone[:, :6] = True
     for wrong, saying in (
-        (Region(mask=gone), "cut it away"),
-        (Region(point=(2, 2)), "outside of what the model sees"),
+        (Region(mask=gone), "the crop has removed it"),
+        (Region(point=(2, 2)), "outside of the model's input"),
         (Region(mask=np.ones((5, 5))), r"the mask is \(5, 5\)"),
     ):
         with pytest.raises(TargetError, match=saying):
@@ -211,7 +211,7 @@ def test_a_box_nobody_detected_is_an_error_that_names_the_nearest():
     ):
         with pytest.raises(TargetError, match=saying):
             read(box, output)
-    with pytest.raises(TargetError, match="a Box asks a detector"):
+    with pytest.raises(TargetError, match="a Box needs the output of a detector"):
         read(Box(0, 0, 4, 4), torch.zeros(1, 3))
     with pytest.raises(TargetError, match="left < right"):
         Box(4, 0, 4, 4)
@@ -315,9 +315,9 @@ def test_a_class_inside_a_question_is_what_it_is_as_a_target(kind):
     for wrong, saying in (
         (1.5, "target 1.5 is a float"),
         (True, "target True is a bool"),
-        ([1], r"of=\[1\] of a \w+: expected one class index or name"),
+        ([1], r"label=\[1\] of a \w+: expected one class index or name"),
         (-1, "class -1 is negative"),
-        (Difference(0, 1), r"of=Difference\(a=0, b=1\) of a \w+: expected one class"),
+        (Difference(0, 1), r"label=Difference\(a=0, b=1\) of a \w+: expected one class"),
         ({"class": 1}, "is a dict"),
     ):
         with pytest.raises(TargetError, match=saying):
@@ -333,8 +333,8 @@ def test_several_classes_may_come_as_an_array_but_none_twice():
         ([1, 1], "a class twice"),
         (torch.tensor([1, 1]), "a class twice"),
         ([True, 2], "is a bool"),
-        ([0, None], "of=None of a Classes"),
-        ([[0], [1]], r"of=\[0\] of a Classes"),
+        ([0, None], "labels=None of a Classes"),
+        ([[0], [1]], r"labels=\[0\] of a Classes"),
         (np.array([]), "a list of classes"),
         (torch.tensor(1), "a list of classes"),
         (None, "a list of classes"),
@@ -355,21 +355,21 @@ def test_several_classes_may_come_as_an_array_but_none_twice():
         (lambda: Region(point=(1, None)), "finite numbers"),
         (lambda: Region(point=(1, math.nan)), "finite numbers"),
         (lambda: Region(mask=[[1, 0], [1]]), "rows of different lengths"),
-        (lambda: Region(mask=[["a", "b"]]), "no array of numbers"),
+        (lambda: Region(mask=[["a", "b"]]), "not an array of numbers"),
         (lambda: Region(mask=np.array([[0, math.nan]])), "NaN"),
         (lambda: Region(mask=torch.tensor([[1, math.nan]])), "NaN"),
         (lambda: Box("a", 0, 4, 4), r"Box\('a', 0, 4, 4\): expected four finite numbers"),
         (lambda: Box(0, 0, 4, None), "four finite numbers"),
         (lambda: Box(0, 0, 4, math.inf), "four finite numbers"),
         (lambda: Box(0, 0, 4, math.nan), "four finite numbers"),
-        (lambda: OutputPart(1.5), r"Output\(1.5\): expected a key, an index or an attribute"),
-        (lambda: OutputPart(None), r"Output\(None\)"),
-        (lambda: OutputPart(True), r"Output\(True\)"),
-        (lambda: TextSimilarity("a cat", encode="clip"), "encode='clip' of a Text: expected a function"),
+        (lambda: OutputPart(1.5), r"OutputPart\(1.5\): expected a key, an index or an attribute"),
+        (lambda: OutputPart(None), r"OutputPart\(None\)"),
+        (lambda: OutputPart(True), r"OutputPart\(True\)"),
+        (lambda: TextSimilarity("a cat", encode="clip"), "encode='clip' of a TextSimilarity: expected a function"),
         (lambda: TextSimilarity(5), "expected a sentence"),
         (
             lambda: Score(nn.Identity(), Classes),
-            r"the target is the class Classes itself: pass one of it, e.g. Classes\(",
+            r"the target is the class Classes itself: pass an instance, e.g. Classes\(",
         ),
         (lambda: Score(nn.Identity(), Difference), "the class Difference itself"),
         (lambda: read([Region, 1], torch.zeros(2, 3), 2), "the class Region itself"),
@@ -392,7 +392,7 @@ def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
     for wrong, saying in ((LogProbability("cat"), "class names are not known"), (LogProbability(3), "out of range")):
         with pytest.raises(TargetError, match=saying):
             wrong(output)
-    with pytest.raises(TargetError, match="settled by a first pass"):
+    with pytest.raises(TargetError, match="resolved on a first forward pass"):
         Region(0, point=(0, 0))(torch.zeros(1, 2, 4, 4))
 
 
@@ -434,7 +434,7 @@ def test_of_a_detector_only_a_box_is_asked():
         vars(queries),
     ):
         for target in (None, 2, Classes([0, 1]), LogProbability(1), Region(1), Region(1, point=(1, 1))):
-            with pytest.raises(TargetError, match=r"a detector's.*pass target=Box"):
+            with pytest.raises(TargetError, match=r"that of a detector.*pass target=Box"):
                 read(target, output)
     beside = {"logits": torch.tensor([[1.0, 5.0]]), "pred_boxes": torch.zeros(1, 4)}  # one box an image has one class
     assert read(1, beside)[0].tolist() == [5.0]
@@ -443,7 +443,7 @@ def test_of_a_detector_only_a_box_is_asked():
 def test_places_on_other_axes_than_the_inputs_are_refused():
     for target in (Region(1), Region(1, point=(1, 1)), OutputPart("logits", Region(1))):
         for output in ({"logits": torch.zeros(1, 4, 3)}, SimpleNamespace(logits=torch.zeros(1, 4, 3))):
-            with pytest.raises(TargetError, match=r"the output has places \(3,\), the input \(8, 8\): pass a function"):
+            with pytest.raises(TargetError, match=r"the output has a grid \(3,\), the input \(8, 8\): pass a function"):
                 read(target, output)
 
 

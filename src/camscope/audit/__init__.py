@@ -1,8 +1,8 @@
 """A model audit: stages, verdicts, report. Level 6. Needs the extra `audit`.
 
 - `core`: the config, the cohort, what a stage works with (`context`), and the schema of the summary.
-- `find_stages` run in order (`runner`). Each fills its part of the schema, from `performance`, `shortcuts` and `clustering`.
-- `derive_verdicts` follow from the parts, and the `report_path` shows them. `audit_run` is the finished audit.
+- `stages` run in order (`runner`). Each returns its part of the summary, from `performance`, `shortcuts` and `clustering`.
+- `verdicts` follow from the results, and the `report` shows them. `audit_run` is the finished audit.
 - `config_template` writes a config, `demo` makes an example. `comparison` compares two audits that are comparable.
 - `provenance` records what an audit was computed from. `verification` checks it against digests, tables and images.
 """

@@ -1,8 +1,4 @@
-"""A finished audit: its summary, its tables and its report.
-
-- run, and AuditRun: a finished audit, its summary, its tables and its report.
-- report: the page, with what is said of its pictures as JSON beside it.
-"""
+"""Running an audit, and the finished audit with its summary, tables and report."""
 
 import csv
 import html
@@ -55,127 +51,175 @@ def run_audit(
     on_progress: StageProgressCallback | None = None,
     on_estimate: EstimateCallback | None = None,
 ) -> "AuditRun":
-    """Audit a model: check, resolve, predict, explain, localise, faithfulness, sanity, robustness, shortcut, report.
+    """Audit a model and write the results into a folder.
 
-    `config`: a Config, its tables as dicts, or the TOML file that `camscope audit init` writes. Killed at any instant and
-    started again it goes on where it was, and ends with the same numbers and page; a folder that holds another audit is
-    an OutputError, unless `overwrite`. `on_progress`: called with the stage, how much of it is done, and of how much;
-    `on_estimate`: once, with the seconds that each stage will take, about.
+    An interrupted audit continues when it is started again, and ends with the same numbers and the same report.
+
+    Args:
+        config: A `Config`, a mapping of its tables, or the TOML file that `camscope audit init` writes.
+        output: The folder of the audit.
+        overwrite: Replace an audit of another config, data or model in the folder.
+        on_progress: Called with the stage, the number of items done, and their total.
+        on_estimate: Called once with the estimated seconds of each stage.
+
+    Returns:
+        The finished audit.
+
+    Raises:
+        InputError: The config does not fit the manifest or the model.
+        OutputError: The folder holds another audit, or files of another program.
+
     """
-    subject = AuditContext(Config.from_source(config), resolve_output_folder(output))
-    telling = on_progress or (lambda stage, done, total: None)
-    with folder_locked(subject.folder):
-        prepare_folder(subject, telling, overwrite=overwrite)
-        provenance.log_audit_start(subject, is_restart=overwrite)
-        made = run_stages(subject, telling, overwrite=False, on_estimate=on_estimate)
-        check_images_unchanged(subject, provenance.current_image_digests(subject))
-        summary = build_summary(subject, made)
-        output_tables.write_metrics(subject)
-        output_tables.write_failures(subject)
-        write_bytes(subject.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
-        write_report(subject, summary, provenance.collect_facts(subject))
-        log_stage_files(subject.folder, REPORT_STAGE)
-        provenance.write_provenance(subject)
-    return AuditRun(subject.folder)
+    context = AuditContext(Config.from_source(config), resolve_output_folder(output))
+    report_progress = on_progress or (lambda stage, done, total: None)
+    with folder_locked(context.folder):
+        identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
+        provenance.log_audit_start(context, is_restart=overwrite)
+        results = run_stages(context, report_progress, on_estimate)
+        map_image_digests = provenance.update_image_digests(context, image_digests)
+        check_images_unchanged(context.folder, image_digests, map_image_digests)
+        summary = build_summary(context, results, identity)
+        output_tables.write_metrics(context)
+        output_tables.write_failures(context)
+        write_bytes(context.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
+        write_report(context, summary, provenance.collect_facts(context, identity))
+        log_stage_files(context.folder, REPORT_STAGE)
+        provenance.write_provenance(context, identity)
+    return AuditRun(context.folder)
 
 
 class AuditRun:
-    """An audit in a folder."""
+    """A finished audit in a folder.
+
+    Args:
+        folder: The folder that `run_audit` wrote.
+
+    Raises:
+        InputError: The folder holds no finished audit, or one of another version of the schema.
+
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         check_readable(self.folder)
         if not (self.folder / PLAN_FILE).is_file():
-            raise InputError(f"{folder}: no audit is here")
+            raise InputError(f"{folder} holds no audit")
         if not (self.folder / output_tables.SUMMARY_FILE).is_file():
-            raise InputError(f"{folder}: the audit is not finished: start it again, and it goes on")
+            raise InputError(f"{folder}: the audit is not finished; start it again to continue it")
         try:
-            self.summary = Summary.model_validate_json(
-                read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
-            )
+            document = read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
+            self.summary = Summary.model_validate_json(document)
         except (OSError, MemoryError) as error:
-            why = getattr(error, "strerror", None) or "there is not enough memory for it"
-            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {why}") from error
+            reason = getattr(error, "strerror", None) or "there is not enough memory for it"
+            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {reason}") from error
         except ValidationError as error:
+            _check_schema_version(self.folder, document)
             raise InputError(
                 f"{folder}: {output_tables.SUMMARY_FILE} is not what an audit writes: {plural(error.error_count(), 'error')}"
             ) from None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The answers, those that speak against the model first."""
-        order = ("against", "neither", "for")
+        """The verdicts, those that contradict the model first."""
+        order = ("contradicts", "neither", "supports")
         return tuple(
             sorted(
-                self.summary.verdicts, key=lambda one: (one.conclusion == "not testable", order.index(one.direction))
+                self.summary.verdicts,
+                key=lambda verdict: (verdict.conclusion == "not testable", order.index(verdict.direction)),
             )
         )
 
     @property
     def report_path(self) -> Path:
-        """The page."""
+        """The path of the HTML report."""
         return self.folder / output_tables.REPORT_FILE
 
     @property
     def maps(self) -> BatchRun:
-        """The raw maps."""
+        """The raw maps of all images."""
         return BatchRun(self.folder / "maps")
 
     @property
     def n_failures(self) -> int:
-        """Images without an answer or a map."""
+        """The number of images without a prediction or a map."""
         with (self.folder / output_tables.FAILURES_FILE).open(encoding="utf-8-sig", newline="") as file:
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
-        """row, id, error; of each finding truth, log odds and probability; features."""
+        """Return the predictions: row, id, patient, error, features, and for each finding truth, log odds and probability."""
         return read_parquet(self.folder / "predictions.parquet")
 
     def metrics(self) -> "pa.Table":
-        """Every value of every map: stage, row, id, finding, method, layer, control, metric, fill, value, reason."""
+        """Return all metric values: stage, row, id, finding, method, layer, control, metric, imputation, value, reason."""
         return read_parquet(self.folder / output_tables.METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
-        """Every changed image: row, id, finding, region, kind, fill, log odds `unsupported_functions` the region and `log_odds_with`.
+        """Return the interventions, one row for each edited image; empty where the stage was skipped.
 
-        Of an insertion the rows of `donor_row` and `second`. No row where the stage was skipped.
+        Columns: row, id, finding, region, kind, imputation, log_odds_without, log_odds_with, and for insertions donor_row and
+        control_row.
         """
         return interventions.read_interventions(self.folder)
 
     def verdict_table(self) -> "pa.Table":
-        """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""
+        """Return the verdicts as a table.
+
+        Columns: question, claim, finding, qualifier, conclusion, direction, value, low, high, n_values, baseline, margin, reason.
+        """
         rows = [
             {
-                **{name: getattr(one, name) for name in ("question", "claim", "finding", "subject", "word", "speaks")},
-                **{name: getattr(one.effect, name) for name in ("value", "low", "high", "n", "baseline")},
-                "margin": one.margin,
-                "reason": one.reason,
+                **{
+                    name: getattr(verdict, name)
+                    for name in ("question", "claim", "finding", "qualifier", "conclusion", "direction")
+                },
+                **{name: getattr(verdict.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
+                "margin": verdict.margin,
+                "reason": verdict.reason,
             }
-            for one in self.verdicts
+            for verdict in self.verdicts
         ]
         return import_arrow().Table.from_pylist(rows)
 
     def __repr__(self) -> str:
-        words = [one.conclusion for one in self.summary.verdicts]
-        counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = Counter(find_topic_id(one.question) for one in self.summary.verdicts if one.direction == "against")
-        said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
-        return f"<AuditRun {self.folder}: {counts}; {said}>"
+        conclusions = [verdict.conclusion for verdict in self.summary.verdicts]
+        counts = ", ".join(
+            f"{conclusions.count(conclusion)} {conclusion}"
+            for conclusion in ("supported", "not supported", "not testable")
+        )
+        n_contradicting = Counter(
+            find_topic_id(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
+        )
+        topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))
+        return f"<AuditRun {self.folder}: {counts}; {topics}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.conclusion}</b></td><td>{_format_effect_html(one)}</td></tr>"
-            for one in self.verdicts
+            f"<tr><td>{html.escape(verdict.claim)}</td><td><b>{verdict.conclusion}</b></td><td>{_format_effect_html(verdict)}</td></tr>"
+            for verdict in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
+def _check_schema_version(folder: Path, document: bytes) -> None:
+    """Raise an InputError for a summary of another schema version."""
+    try:
+        version = json.loads(document)["schema_version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    expected = Summary.model_fields["schema_version"].default
+    if version != expected:
+        raise InputError(
+            f"{folder}: {output_tables.SUMMARY_FILE} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written "
+            "by another version of camscope; run the audit again"
+        )
+
+
 def check_readable(folder: Path) -> None:
-    """InputError where an audit that someone else may have made holds what reading would wait for, as a pipe."""
+    """Raise an InputError where the folder holds something that blocks a reader, such as a pipe."""
     try:
         check_regular_files(folder)
     except OSError as error:
-        raise InputError(f"{folder}: no audit can be read there: {error.strerror or error}") from error
+        raise InputError(f"{folder}: the audit cannot be read: {error.strerror or error}") from error
 
 
 def _format_effect_html(verdict: Verdict) -> str:
@@ -187,17 +231,17 @@ def _format_effect_html(verdict: Verdict) -> str:
 
 
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
-    """`report.html` and `gallery.json`; pictures are read again from the images."""
-    truths = {one.name: context.get_truth(one) for one in context.findings}
-    known = list_predicted_images(Predictions.read(context.folder), truths, context.ids)
-    pictures = build_gallery(
+    """Write `report.html` and `gallery.json`; the images of the gallery are read again."""
+    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    images = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
+    gallery = build_gallery(
         context.maps,
         summary,
-        known,
-        {one.name: str(one.class_index) for one in context.findings},
+        images,
+        {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,
     )
-    said = json.dumps(pictures.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(context.folder / GALLERY_FILE, said.encode())
-    write_bytes(context.folder / REPORT_FILE, render_page(summary, pictures, provenance).encode())
+    document = json.dumps(gallery.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    write_bytes(context.folder / GALLERY_FILE, document.encode())
+    write_bytes(context.folder / REPORT_FILE, render_page(summary, gallery, provenance).encode())

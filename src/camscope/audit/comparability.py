@@ -1,4 +1,4 @@
-"""alike: whether two audits were made alike, so that what differs between them is the model's doing."""
+"""Check that two audits differ only in the model, so that it explains the differences of their results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,74 +15,72 @@ from camscope.plurals import plural
 
 VALUE_SETTINGS = (
     "seed",
-    "fills",
+    "imputations",
     "data",
     "explain.findings",
     "regions",
-    "sizes",
-)  # what images are drawn, what is done to them
+    "sample_sizes",
+)  # settings that change which images are sampled, or how they are edited
 EXEMPT_SETTINGS = (
     "data.manifest",
     "data.root",
-    "data.beside",
-    "data.annotated",
+    "data.masks_root",
+    "data.annotation_protocol",
     "data.subgroups",
-    "sizes.gallery",
-)  # and of these what changes no number that is compared
+    "sample_sizes.gallery",
+)  # exceptions, which change no compared number
 MODEL_SPECIFIC_SETTINGS = (
     "explain.layer",
     "model.preprocess",
     "model.outputs",
-)  # which another kind of model needs to have otherwise
-VERDICT_SETTINGS = ("margins", "replicates", "skip")  # what changes words and intervals, and no value
-ABSENT_VERDICT = "not there"
+)  # may differ between different kinds of model
+VERDICT_SETTINGS = ("margins", "n_resamples", "skip")  # change verdicts and intervals, but no value
+ABSENT_VERDICT = "absent"
 ProvenanceRecord = Mapping[str, Any]
 
 
 def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
-    """What changes verdicts, but no number, in words; InputError where the two differ in more than the model.
+    """Return notes on settings that may change verdicts; raise an InputError where the audits differ in more than the model.
 
-    Other images, masks, fills, sizes, draws, regions or settings of a method change the numbers of one and the same model.
+    Different images, masks, imputations, sample sizes, seeds, regions or method settings change the numbers of the same model.
     """
-    known = [_load_provenance(run) for run in (first, second)]
+    records = [_load_provenance(run) for run in (first, second)]
     if first.summary.data_digest != second.summary.data_digest:
         raise InputError("the two audits are of different manifests: only audits of the same images are compared")
-    _check_same_images(*(one["rows"] for one in known))
-    if known[0]["masks"] != known[1]["masks"]:
+    _check_same_images(*(one["rows"] for one in records))
+    if records[0]["masks"] != records[1]["masks"]:
         raise InputError("the two audits have other masks: only audits with the same evidence and regions are compared")
     configs = [
         dict(_flatten_settings(_load_redacted_config(run, one)))
-        for run, one in zip((first, second), known, strict=True)
+        for run, one in zip((first, second), records, strict=True)
     ]
-    if wrong := [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
-        name, one, other = wrong[0]
+    if differences := [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
+        name, one, other = differences[0]
         raise InputError(
-            f"the two audits were made otherwise: {name} is {one} in the first and {other} in the second, which changes the "
+            f"the two audits have different settings: {name} is {one} in the first and {other} in the second, which changes the "
             "numbers of one and the same model; audit both with the same config"
         )
     names = [", ".join(run.summary.resolve.findings) for run in (first, second)]
-    if names[0] != names[1]:  # of classes that one model names, and the other does not
+    if names[0] != names[1]:  # one model has class names, and the other has none
         raise InputError(
             f"the findings are {names[0]} in the first and {names[1]} in the second: give both models the same names"
         )
-    return tuple(_describe_allowed_differences(configs, known))
+    return tuple(_describe_allowed_differences(configs, records))
 
 
 def _load_provenance(run: AuditRun) -> ProvenanceRecord:
-    message = f"{run.folder}: its {provenance.PROVENANCE_FILE} is missing, or none; start the audit again"
+    message = f"{run.folder}: its {provenance.PROVENANCE_FILE} is missing or invalid; run the audit again"
     with read_errors_converted(message):
-        known: ProvenanceRecord = read_json(run.folder / provenance.PROVENANCE_FILE, message)
-        known["masks"], known["code"]
-        if not isinstance(known["rows"], Mapping) or not isinstance(known["config"], Mapping):
+        record: ProvenanceRecord = read_json(run.folder / provenance.PROVENANCE_FILE, message)
+        record["masks"], record["code"]
+        if not isinstance(record["rows"], Mapping) or not isinstance(record["config"], Mapping):
             raise TypeError("its rows and its config are tables")
-    return known
+    return record
 
 
 def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
     if first.keys() != second.keys():
-        raise InputError(
-            "the two audits call their images by other names: was one made in another profile, or elsewhere?"
-        )
+        raise InputError("the two audits use different image names; expected the same profile and the same manifest")
     if changed := find_changed_images(first, second):
         raise InputError(
             f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit: only audits of the same images are "
@@ -98,7 +96,7 @@ def _load_redacted_config(run: AuditRun, record: ProvenanceRecord) -> Provenance
 
 
 def _flatten_settings(settings: ProvenanceRecord, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting with where it stands, as `group_sizes.sanity`."""
+    """Yield each setting with its dotted name, as `sample_sizes.sanity`."""
     for name, value in settings.items():
         if isinstance(value, dict) and value:
             yield from _flatten_settings(value, f"{prefix}{name}.")
@@ -107,37 +105,39 @@ def _flatten_settings(settings: ProvenanceRecord, prefix: str = "") -> Iterator[
 
 
 def _find_forbidden_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
-    """Of what has to be alike, each that is not, with what it is in either."""
-    kinds = [str(one["model.source"]).rpartition(":")[2] for one in (first, second)]
-    asked = VALUE_SETTINGS if kinds[0] != kinds[1] else (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS)
-    for name, one, other in _iter_differences(first, second):
-        if _matches_prefix(name, asked) and not _matches_prefix(name, EXEMPT_SETTINGS):
-            yield name, one, other
+    """Yield each setting that must be equal but differs, with both values."""
+    kinds = [str(first_value["model.source"]).rpartition(":")[2] for first_value in (first, second)]
+    relevant = VALUE_SETTINGS if kinds[0] != kinds[1] else (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS)
+    for name, first_value, second_value in _iter_differences(first, second):
+        if _matches_prefix(name, relevant) and not _matches_prefix(name, EXEMPT_SETTINGS):
+            yield name, first_value, second_value
 
 
 def _iter_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
     for name in {**first, **second}:
-        one, other = first.get(name), second.get(name)
-        if one != other:
-            yield name, one, other
+        first_value, second_value = first.get(name), second.get(name)
+        if first_value != second_value:
+            yield name, first_value, second_value
 
 
 def _matches_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in prefixes)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[tuple[str, Any, Any]]:
-    """Of methods that both have, the settings; the layer is one of the model's."""
-    known = [{tool.title: tool.settings for tool in run.summary.resolve.explainers} for run in (first, second)]
-    for title in known[0].keys() & known[1].keys():
-        for name, one, other in _iter_differences(known[0][title], known[1][title]):
+    """Yield the parameters that differ between methods of both audits, except the layer, which depends on the model."""
+    settings = [
+        {explainer.title: explainer.settings for explainer in run.summary.resolve.explainers} for run in (first, second)
+    ]
+    for title in settings[0].keys() & settings[1].keys():
+        for name, first_value, second_value in _iter_differences(settings[0][title], settings[1][title]):
             if name != "layer":
-                yield f"{name} of {title}", one, other
+                yield f"{name} of {title}", first_value, second_value
 
 
 def _describe_allowed_differences(configs: list[dict[str, Any]], records: list[ProvenanceRecord]) -> Iterator[str]:
-    for name, one, other in _iter_differences(*configs):
+    for name, first_value, second_value in _iter_differences(*configs):
         if _matches_prefix(name, VERDICT_SETTINGS):
-            yield f"{name} is {one} in the first and {other} in the second: verdicts may differ by that alone"
+            yield f"{name} is {first_value} in the first and {second_value} in the second: this alone may change verdicts"
     if records[0]["code"] != records[1]["code"]:
-        yield "the two were made by different states of camscope: a difference may be its doing"
+        yield "the two audits were run with different versions of camscope, which may explain differences"

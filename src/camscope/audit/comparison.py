@@ -1,9 +1,4 @@
-"""Two audits of the same images, compared image by image.
-
-- comparing: two audits of the same images held against one another, image by image, patients drawn whole.
-- repeating: how alike the maps of two checkpoints are on the same images: what replicates do not share, none of them
-  shows.
-"""
+"""A paired comparison of two audits of the same images: predictions, metrics, interventions, maps and verdicts."""
 
 import json
 import os
@@ -45,15 +40,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-MAX_COMPARED_IMAGES = 500  # images, drawn by the seed
+MAX_COMPARED_IMAGES = 500  # drawn by the seed
 MAP_COLUMNS = ("id", "method", "target", "grid", "attribution")
-MethodFinding = tuple[str, str]  # method, finding
-MapsById = dict[tuple[MethodFinding, str], Any]  # by the image's id, too
+MethodFinding = tuple[str, str]  # the method and the finding
+MapsById = dict[tuple[MethodFinding, str], Any]  # the second key is the image id
 
 
 @dataclass(frozen=True)
 class CrossModelAgreement:
-    """Spearman's correlation of a method's maps of the same images, by two models: its mean, with the interval by patient."""
+    """The mean Spearman correlation of a method's maps for two models, with its interval by patient."""
 
     method: str
     finding: str
@@ -63,31 +58,33 @@ class CrossModelAgreement:
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Of every method and finding. Maps without an order, and of other sizes, are undefined rows."""
+    """Yield the agreement for every method and finding; constant maps and maps of different sizes count as undefined."""
     ids = list(patients)
-    some = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
+    sampled_ids = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
     values: dict[MethodFinding, dict[str, float]] = {}
-    for first, second in _iter_paired_maps(first_run, second_run, some):
+    for first, second in _iter_paired_maps(first_run, second_run, sampled_ids):
         for key, name in first:
             if (key, name) in second:
                 values.setdefault(key, {})[name] = _compute_map_correlation(first[key, name], second[key, name])
-    for (method, finding), own in values.items():
-        if any(np.isfinite(list(own.values()))):
-            found = estimate_mean(list(own.values()), [patients[name] for name in own], bounds=(-1.0, 1.0))
-            yield CrossModelAgreement(method, finding, summarize_estimate(found, 0.0, "nothing in common"))
+    for (method, finding), correlations in values.items():
+        if any(np.isfinite(list(correlations.values()))):
+            estimate = estimate_mean(
+                list(correlations.values()), [patients[name] for name in correlations], bounds=(-1.0, 1.0)
+            )
+            yield CrossModelAgreement(method, finding, summarize_estimate(estimate, 0.0, "no correlation"))
 
 
 def _iter_paired_maps(
     first_run: AuditRun, second_run: AuditRun, ids: Sequence[str]
 ) -> Iterator[tuple[MapsById, MapsById]]:
-    """The maps of the same images in both, those of a part of the first at a time: all of them may be gigabytes."""
-    wanted, theirs = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
-    pieces = RowReader(second_run.maps.dataset)
+    """Yield the maps of the same images in both audits, one file of the first at a time to bound the memory."""
+    first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
+    reader = RowReader(second_run.maps.dataset)
     for table in RowReader(first_run.maps.dataset).iter_tables(
-        _find_positions(wanted, import_arrow().array(ids)), MAP_COLUMNS
+        _find_positions(first_ids, import_arrow().array(ids)), MAP_COLUMNS
     ):
-        same = pieces.take(_find_positions(theirs, table["id"].combine_chunks()), MAP_COLUMNS)
-        yield _collect_maps(first_run, table), _collect_maps(second_run, same)
+        paired = reader.take(_find_positions(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
+        yield _collect_maps(first_run, table), _collect_maps(second_run, paired)
 
 
 def _find_positions(id_column: Any, ids: Any) -> Any:
@@ -95,13 +92,13 @@ def _find_positions(id_column: Any, ids: Any) -> Any:
 
 
 def _collect_maps(run: AuditRun, table: Any) -> MapsById:
-    """Findings are called what they are in the summary, as in all else that is compared."""
-    names, found = run.summary.resolve.class_names, dict[tuple[MethodFinding, str], Any]()
+    """Return the maps by method, finding and image; findings have their names in the summary."""
+    names, maps = run.summary.resolve.class_names, dict[tuple[MethodFinding, str], Any]()
     for row in table_to_dicts(table):
         if row["attribution"] is not None:
             finding = names[int(row["target"])] if names else row["target"]
-            found[(row["method"], finding), row["id"]] = row["attribution"].reshape(row["grid"])
-    return found
+            maps[(row["method"], finding), row["id"]] = row["attribution"].reshape(row["grid"])
+    return maps
 
 
 def _compute_map_correlation(first: Any, second: Any) -> float:
@@ -128,7 +125,7 @@ UncorrectedDifference = tuple[
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A number of both audits, and second - first, paired: interval and `marker_share` corrected over all differences (Bonferroni)."""
+    """A number of both audits and its paired difference, second minus first, with Bonferroni correction over all tests."""
 
     name: str
     finding: str
@@ -138,13 +135,13 @@ class PairedDifference:
 
     @property
     def is_significant(self) -> bool:
-        """At 5 %."""
+        """Whether the corrected p-value is below 5 %."""
         return self.difference.p_value is not None and self.difference.p_value < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A verdict that is another one; `first`, `second`: "not there" where only the other audit has it."""
+    """A claim with different conclusions; "absent" where only one audit has it."""
 
     claim: str
     first: str
@@ -154,7 +151,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class AuditComparison:
-    """What differs between two audits. `notes`: what of it may not be the model's doing."""
+    """The differences of two audits. `notes`: other possible causes than the model."""
 
     weights_digests: tuple[str, str]
     differences: tuple[PairedDifference, ...]
@@ -163,10 +160,10 @@ class AuditComparison:
     cross_model_agreements: tuple[CrossModelAgreement, ...] = ()
 
     def to_json(self) -> str:
-        """Sorted, without NaN."""
-        plain = {
-            "schema_version": "camscope/audit-comparison/1",
-            "models": list(self.weights_digests),
+        """Return the comparison as sorted JSON without NaN."""
+        document = {
+            "schema_version": "camscope/audit-comparison/2",
+            "weights_digests": list(self.weights_digests),
             "differences": [
                 {
                     "name": one.name,
@@ -174,11 +171,11 @@ class AuditComparison:
                     "first": one.first.model_dump(mode="json"),
                     "second": one.second.model_dump(mode="json"),
                     "difference": one.difference.model_dump(mode="json"),
-                    "significant": one.is_significant,
+                    "is_significant": one.is_significant,
                 }
                 for one in self.differences
             ],
-            "agreements": [
+            "cross_model_agreements": [
                 {
                     "method": one.method,
                     "finding": one.finding,
@@ -186,50 +183,53 @@ class AuditComparison:
                 }
                 for one in self.cross_model_agreements
             ],
-            "changes": [asdict(one) for one in self.verdict_changes],
+            "verdict_changes": [asdict(one) for one in self.verdict_changes],
             "notes": list(self.notes),
         }
-        return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        return json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Answers, maps and interventions of the same images; InputError where more than the model differs: see `check_comparable`."""
-    one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
-    notes, findings = check_comparable(one, other), one.summary.resolve.findings
-    patients = _read_patient_numbers(one)
-    made = [raw for finding in findings for raw in _compare_finding(one, other, finding, patients, seed)]
-    digests = (one.summary.resolve.weights_digest, other.summary.resolve.weights_digest)
+    """Compare two audits of the same images; InputError where more than the model differs: see `check_comparable`."""
+    first_run, second_run = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
+    notes, findings = check_comparable(first_run, second_run), first_run.summary.resolve.findings
+    patients = _read_patient_numbers(first_run)
+    differences = [
+        raw for finding in findings for raw in _compare_finding(first_run, second_run, finding, patients, seed)
+    ]
+    digests = (first_run.summary.resolve.weights_digest, second_run.summary.resolve.weights_digest)
     return AuditComparison(
         digests,
-        tuple(_correct_for_multiplicity(made)),
-        tuple(find_verdict_changes(one.summary.verdicts, other.summary.verdicts)),
+        tuple(_correct_for_multiplicity(differences)),
+        tuple(find_verdict_changes(first_run.summary.verdicts, second_run.summary.verdicts)),
         notes,
-        tuple(compute_cross_model_agreements(one, other, patients, seed)),
+        tuple(compute_cross_model_agreements(first_run, second_run, patients, seed)),
     )
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
-    tests = {(finding, first, second, gap) for _, finding, first, second, gap in uncorrected if gap.p_value is not None}
-    for name, finding, first, second, gap in uncorrected:
-        (corrected,) = adjust_bonferroni([gap], len(tests))
+    """Correct for the number of distinct tests; removing the organ and keeping its outside are the same test."""
+    tests = {
+        (finding, first, second, difference)
+        for _, finding, first, second, difference in uncorrected
+        if difference.p_value is not None
+    }
+    for name, finding, first, second, difference in uncorrected:
+        (corrected,) = adjust_bonferroni([difference], len(tests))
         yield PairedDifference(name, finding, first, second, summarize_estimate(corrected, 0.0, "no difference"))
 
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
-    """Verdicts that are another one, in the order of the second, then those that only the first has.
-
-    Claims of two findings may be worded alike.
-    """
-    words = {_get_verdict_key(verdict): verdict for verdict in first}
+    """Yield changed verdicts in the order of the second audit, then those that only the first audit has."""
+    remaining = {_get_verdict_key(verdict): verdict for verdict in first}
     for verdict in second:
-        before = words.pop(_get_verdict_key(verdict), None)
-        word = ABSENT_VERDICT if before is None else before.conclusion
-        if word != verdict.conclusion:
-            yield VerdictChange(verdict.claim, word, verdict.conclusion, verdict.finding)
-    for verdict in words.values():
+        previous = remaining.pop(_get_verdict_key(verdict), None)
+        conclusion = ABSENT_VERDICT if previous is None else previous.conclusion
+        if conclusion != verdict.conclusion:
+            yield VerdictChange(verdict.claim, conclusion, verdict.conclusion, verdict.finding)
+    for verdict in remaining.values():
         yield VerdictChange(verdict.claim, verdict.conclusion, ABSENT_VERDICT, verdict.finding)
 
 
@@ -262,14 +262,20 @@ def _compare_finding(
 def _compare_aurocs(
     first_run: AuditRun, second_run: AuditRun, finding: str, patients: Mapping[str, int], seed: int
 ) -> Iterator[UncorrectedDifference]:
-    known = [_read_truth_and_log_odds(run, finding) for run in (first_run, second_run)]
-    ids = [name for name in known[0] if name in known[1]]
-    truth = np.array([known[0][name][0] for name in ids], np.bool_)
-    answers = [np.array([each[name][1] for name in ids]) for each in known]
+    predictions = [_read_truth_and_log_odds(run, finding) for run in (first_run, second_run)]
+    ids = [name for name in predictions[0] if name in predictions[1]]
+    truth = np.array([predictions[0][name][0] for name in ids], np.bool_)
+    scores = [np.array([each[name][1] for name in ids]) for each in predictions]
     groups = [patients[name] for name in ids]
     try:
-        own = [summarize_estimate(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
-        yield "AUROC", finding, own[0], own[1], _compute_auroc_difference(truth, answers[0], answers[1], groups, seed)
+        estimates = [summarize_estimate(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in scores]
+        yield (
+            "AUROC",
+            finding,
+            estimates[0],
+            estimates[1],
+            _compute_auroc_difference(truth, scores[0], scores[1], groups, seed),
+        )
     except UndefinedError:
         return
 
@@ -277,9 +283,9 @@ def _compare_aurocs(
 def _compute_auroc_difference(
     truth: Any, first_scores: Any, second_scores: Any, groups: Sequence[int], seed: int
 ) -> Estimate:
-    """AUROC of the second answers less that of the first; both from the same draws of patients.
+    """Return the AUROC of the second scores minus that of the first, from the same bootstrap resamples of patients.
 
-    Answers that differ by no more than rounding are the same.
+    Scores that differ only by rounding count as equal.
     """
     second_scores = np.where(
         np.isclose(first_scores, second_scores, rtol=RELATIVE_PRECISION, atol=RELATIVE_PRECISION),
@@ -287,15 +293,15 @@ def _compute_auroc_difference(
         second_scores,
     )
     rankings = _rank_both(truth, (first_scores, second_scores), groups)
-    gap = rankings[1].compute_area(compute_roc_area) - rankings[0].compute_area(compute_roc_area)
-    drawn = [bootstrap_areas(one, compute_roc_area, N_RESAMPLES, seed) for one in rankings]
+    difference = rankings[1].compute_area(compute_roc_area) - rankings[0].compute_area(compute_roc_area)
+    areas = [bootstrap_areas(ranking, compute_roc_area, N_RESAMPLES, seed) for ranking in rankings]
     fewest = min(rankings[0].n_groups_per_class)
-    spread = float(drop_undefined(drawn[1] - drawn[0], rankings[0].describe_counts()).std())
+    spread = float(drop_undefined(areas[1] - areas[0], rankings[0].describe_counts()).std())
     few = min(fewest, rankings[0].n_effective_groups)
     error = 0.0 if spread <= RELATIVE_PRECISION else spread * sqrt(few / max(1, few - 1))
     effective = min(float(fewest), rankings[0].n_effective_groups)
-    made = Estimate(
-        gap,
+    estimate = Estimate(
+        difference,
         np.nan,
         np.nan,
         len(truth),
@@ -306,17 +312,20 @@ def _compute_auroc_difference(
         largest_group_share=rankings[0].largest_group_share,
         dof=max(1.0, effective - 1),
     )
-    if made.is_dominated_by_few_groups:
-        return made
-    low, high, p = compute_t_interval(gap, error, fewest, made.dof)
-    return replace(made, low=low, high=high, p_value=p)
+    if estimate.is_dominated_by_few_groups:
+        return estimate
+    low, high, p = compute_t_interval(difference, error, fewest, estimate.dof)
+    return replace(estimate, low=low, high=high, p_value=p)
 
 
 def _rank_both(truth: Any, scores: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
     """One of each model's answers; patients have the same numbers in all, whatever the order that the answers put them in."""
     group = index_groups(groups, len(truth))
-    made = [rank_scores(truth, answer, None) for answer in scores]
-    return [replace(one, group_index=group[one.row_index], n_resampled_groups=len(np.unique(group))) for one in made]
+    rankings = [rank_scores(truth, answer, None) for answer in scores]
+    return [
+        replace(ranking, group_index=group[ranking.row_index], n_resampled_groups=len(np.unique(group)))
+        for ranking in rankings
+    ]
 
 
 def _read_truth_and_log_odds(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
@@ -335,34 +344,36 @@ def _build_finding_filter(run: AuditRun, finding: str) -> Any:
 
 
 def _list_methods(table: "pa.Table", metric: str) -> list[str]:
-    own = table.filter(import_arrow("compute").equal(table["metric"], metric))
-    return list(dict.fromkeys(own["method"].to_pylist()))
+    rows = table.filter(import_arrow("compute").equal(table["metric"], metric))
+    return list(dict.fromkeys(rows["method"].to_pylist()))
 
 
 def _compute_mean_values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
-    """Id -> the mean over fills."""
+    """Return image id -> the mean value over the imputations."""
     compute = import_arrow("compute")
-    own = table.filter(compute.and_(compute.equal(table["metric"], metric), compute.equal(table["method"], method)))
-    found: dict[str, list[float]] = {}
-    for name, value in zip(own["id"].to_pylist(), own["value"].to_pylist(), strict=True):
+    rows = table.filter(compute.and_(compute.equal(table["metric"], metric), compute.equal(table["method"], method)))
+    values: dict[str, list[float]] = {}
+    for name, value in zip(rows["id"].to_pylist(), rows["value"].to_pylist(), strict=True):
         if value is not None:
-            found.setdefault(name, []).append(value)
-    return {name: float(np.mean(each)) for name, each in found.items()}
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(each)) for name, each in values.items()}
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
-    """Intervention -> id -> its effect, in the run's own standard deviations."""
-    place = run.folder / "interventions.parquet"
-    if not place.is_file():
+    """Return intervention -> image id -> its effect in standard deviations of the log odds."""
+    path = run.folder / "interventions.parquet"
+    if not path.is_file():
         return {}
-    spread = next(one.log_odds_std for one in run.summary.predict.performance if one.finding == finding)
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in read_parquet(place).to_pylist():
-        if row["finding"] == finding and spread > 0:
-            gap = (row["with_it"] - row["without"]) / spread
+    log_odds_std = next(
+        performance.log_odds_std for performance in run.summary.predict.performance if performance.finding == finding
+    )
+    effects: dict[str, dict[str, list[float]]] = {}
+    for row in read_parquet(path).to_pylist():
+        if row["finding"] == finding and log_odds_std > 0:
+            effect = (row["log_odds_with"] - row["log_odds_without"]) / log_odds_std
             name = f"{row['kind']} {row['region']}"
-            found.setdefault(name, {}).setdefault(row["id"], []).append(gap)
-    return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in found.items()}
+            effects.setdefault(name, {}).setdefault(row["id"], []).append(effect)
+    return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in effects.items()}
 
 
 def _compare_means(
@@ -376,11 +387,11 @@ def _compare_means(
     groups = [patients[key] for key in ids]
     first, second = ([each[key] for key in ids] for each in values)
     try:
-        gap = estimate_difference(second, first, groups, rounding_tolerance=precision)
+        difference = estimate_difference(second, first, groups, rounding_tolerance=precision)
     except UndefinedError:
         return
-    own = [
+    estimates = [
         EstimateSummary(value=float(np.mean(each)), n_values=len(each), n_groups=len(set(groups)))
         for each in (first, second)
     ]
-    yield name, finding, own[0], own[1], gap
+    yield name, finding, estimates[0], estimates[1], difference

@@ -1,4 +1,4 @@
-"""demonstration: studies whose shortcut is known, with a net that learnt them, ready to be audited."""
+"""Synthetic datasets with a known shortcut and a model trained on them, ready to be audited."""
 
 from functools import cache
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import Any
 from camscope.audit.core.config import Config
 from camscope.phantom.shortcut_study import ShortcutNet, draw_study, train_shortcut_model, write_study, write_weights
 
-UNBIASED_PROBABILITY, CONFOUNDED_PROBABILITY = (
-    0.5,
-    0.95,
-)  # how often the token is there where the finding is, and is not where it is not
-TRAIN_SEED, TEST_SEED = 1, 99  # seeds of the images that the net learns, and of those of the audit
+# The probability of the marker in images with the finding; in images without it, 1 minus this.
+UNBIASED_PROBABILITY, CONFOUNDED_PROBABILITY = 0.5, 0.95
+TRAIN_SEED, TEST_SEED = 1, 99
 
 
 def write_demo_study(
@@ -22,9 +20,10 @@ def write_demo_study(
     seed: int = 0,
     overwrite: bool = True,
 ) -> Config:
-    """Draw a study, train a net on it in seconds, write images, masks, manifest and weights; the config of their audit.
+    """Write a synthetic dataset and the weights of a model trained on it, and return the config of their audit.
 
-    `marker_probability`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
+    `marker_probability`: P(marker | lesion) = 1 - P(marker | clear), in the training and the audited images. At 0.5 the marker
+    is unrelated to the lesion, and at 1 it determines it.
     """
     manifest = write_study(draw_study(n_images, TEST_SEED + seed, marker_probability), folder, overwrite=overwrite)
     return Config.from_source(
@@ -38,31 +37,31 @@ def write_demo_study(
 
 @cache
 def _train_demo_model(marker_probability: float, seed: int) -> ShortcutNet:
-    """The same net each time."""
+    """Return the model of a seed, which is trained once."""
     return train_shortcut_model(draw_study(1000, TRAIN_SEED + seed, marker_probability), seed)
 
 
 def build_demo_config(manifest: Path, weights: Path, marker_probability: float) -> dict[str, Any]:
-    """The tables of the config."""
+    """Return the tables of the config."""
     return {
-        "title": "Phantom radiographs, a token that "
-        + ("travels with the lesion" if marker_probability > UNBIASED_PROBABILITY else "says nothing"),
-        "question": "Is there a lesion in the lungs?",
+        "title": "Phantom radiographs with a marker that is "
+        + ("confounded with the lesion" if marker_probability > UNBIASED_PROBABILITY else "unrelated to the lesion"),
+        "intended_use": "Is there a lesion in the lungs?",
         "data": {
             "manifest": str(manifest),
             "label": "label",
             "patient": "patient",
             "subgroups": ["site", "sex"],
-            "evidence": "mask",
+            "ground_truth": "mask",
         },
-        "model": {"source": "camscope.phantom.shortcut_study:shortcut_net", "weights": str(weights)},
+        "model": {"source": "camscope.phantom.shortcut_study:create_shortcut_model", "weights": str(weights)},
         "explain": {
             "findings": ["lesion"],
             "methods": ["gradcam", "integratedgradients"],
-            "settings": {"integratedgradients": {"steps": 16}},
+            "settings": {"integratedgradients": {"n_steps": 16}},
         },
-        "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"token": "region_token"}},
-        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 200, "gallery": 8},
-        "margins": {"prevalence": 0.1},  # which 29 patients can show
+        "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"marker": "region_marker"}},
+        "sample_sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 200, "gallery": 8},
+        "margins": {"reliance_prevalence": 0.1},  # takes 29 patients
         "report": {"columns": ["site"]},
     }

@@ -1,8 +1,6 @@
-"""The runner: checks a config, estimates the time, and runs the stages in order.
+"""The runner of an audit: checks the config and the folder, runs the stages in order, and builds the summary.
 
-- running: the stages in order, each written when it is done, so that an audit that was stopped goes on where it was.
-- askable: whether a config can be asked of its manifest and its model, which is known before any image is read.
-- estimating: how long the stages will take, from a few passes of the model and of each method, before they begin.
+Every stage writes its result when it is done. An audit that was interrupted continues with the first missing result.
 """
 
 import json
@@ -11,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,13 +21,12 @@ from camscope.audit.core.schema import (
     PredictResult,
     ResolveResult,
     SanityResult,
-    SchemaModel,
     ShortcutResult,
     StageResult,
     Summary,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
-from camscope.audit.performance.model_outputs import compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images
 from camscope.audit.provenance.file_ownership import (
@@ -53,26 +50,27 @@ from camscope.audit.stages.map_quality import (
 )
 from camscope.audit.stages.predict import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
-from camscope.batch.image_loading import LoadedImage
+from camscope.audit.time_estimate import estimate_stage_seconds
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.images.scans.scan import Window
-from camscope.metrics.weight_randomization import split_model
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
 
 IMAGES_KEY = "images"
-ESTIMATE_AFTER_STAGE = "resolve"  # which has tried the model and the methods
-StageProgressCallback = Callable[[str, int, int], None]  # a stage, and how much of it is done, of how much
-EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> seconds that it will take, about
+ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
+MAX_PROBED_MASKS = 32  # masks that are searched for several labels before the audit begins
+StageProgressCallback = Callable[[str, int, int], None]  # stage, number of items done, total number
+EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
+ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage: what it does, and what it makes."""
+    """A stage: its function and the class of its result."""
 
-    function: Callable[[AuditContext], SchemaModel]
+    function: Callable[[AuditContext, StageResults], StageResult]
     result_cls: type[StageResult]
     is_optional: bool = False
 
@@ -82,7 +80,7 @@ STAGES: dict[str, StageSpec] = {
     "resolve": StageSpec(resolve_model, ResolveResult),
     "predict": StageSpec(predict_images, PredictResult),
     "explain": StageSpec(explain_images, ExplainResult),
-    "localise": StageSpec(evaluate_localization, MetricsResult, is_optional=True),
+    "localization": StageSpec(evaluate_localization, MetricsResult, is_optional=True),
     "faithfulness": StageSpec(evaluate_faithfulness, MetricsResult, is_optional=True),
     "sanity": StageSpec(evaluate_sanity, SanityResult, is_optional=True),
     "robustness": StageSpec(evaluate_robustness, MetricsResult, is_optional=True),
@@ -90,98 +88,105 @@ STAGES: dict[str, StageSpec] = {
 }
 
 
-def run_stages(
-    context: AuditContext,
-    on_progress: StageProgressCallback,
-    *,
-    overwrite: bool,
-    on_estimate: EstimateCallback | None = None,
-) -> dict[str, StageResult]:
-    """The parts of all stages: those that are there are read, the others are made."""
-    prepare_folder(context, on_progress, overwrite=overwrite)
-    made: dict[str, StageResult] = {}
-    for name, job in STAGES.items():
-        there = _load_stage_result(context.folder, name, job)
-        made[name] = there or _run_stage(context, name, job, on_progress)
-        if name == ESTIMATE_AFTER_STAGE and on_estimate is not None and there is None:
-            on_estimate({stage: took for stage, took in estimate_stage_seconds(context).items() if stage not in made})
-    return made
+class AuditInputs(NamedTuple):
+    """What an audit is computed from, as digests: `identity` by name, and the digest of each image."""
+
+    identity: dict[str, str]
+    image_digests: ImageDigests
 
 
-def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool) -> None:
-    """The folder is this audit's: a new one, or one of the same config, data, images, weights and version.
+def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool) -> AuditInputs:
+    """Validate the config, claim the folder for this audit, and return the digests of its inputs.
 
-    What cannot be asked is an error before anything is read. Then, before any stage looks at them, all images are read and
-    their digests noted; `on_progress` of it as of the stage "images".
+    The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
+    read here, before any stage uses them; `on_progress` reports them as the stage "images".
     """
     validate_config(context)
     _check_audit_folder(context.folder)
-    plan, facts = context.folder / PLAN_FILE, provenance.compute_identity(context)
-    some = any((context.folder / STAGES_FOLDER).glob("*.json"))
-    known = (
-        _load_json_or_none(plan) if plan.is_file() and some and not overwrite else None
-    )  # a plan alone has cost nothing
-    if known is not None:
-        _check_same_audit(context, facts, known)
+    identity = provenance.compute_identity(context)
+    plan_file, plan = context.folder / PLAN_FILE, None
+    has_results = any((context.folder / STAGES_FOLDER).glob("*.json"))  # a plan alone holds no work that could be lost
+    if plan_file.is_file() and has_results and not overwrite:
+        plan = _load_json_or_none(plan_file)
+    if plan is not None:
+        _check_same_audit(context.folder, identity, plan)
     list_audit_files(context.folder)
-    images = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
-    if known is not None:
-        check_images_unchanged(context, known.get(IMAGES_KEY))
+    image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
+    if plan is not None:
+        check_images_unchanged(context.folder, image_digests, plan.get(IMAGES_KEY))
         log_interrupted_stages(context.folder)
-        return
-    remove_outputs(context.folder)
-    log_stage_start(context.folder, REPORT_STAGE)
-    write_bytes(plan, to_json_bytes({**facts, IMAGES_KEY: images}))
+    else:
+        remove_outputs(context.folder)
+        log_stage_start(context.folder, REPORT_STAGE)
+        write_bytes(plan_file, to_json_bytes({**identity, IMAGES_KEY: image_digests}))
+    return AuditInputs(identity, image_digests)
+
+
+def run_stages(
+    context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
+) -> StageResults:
+    """Return the results of all stages; results that the folder already holds are read instead of computed."""
+    results = StageResults(context.folder)
+    for name, stage in STAGES.items():
+        stored = _load_stage_result(context.folder, name, stage)
+        results[name] = stored or _run_stage(context, name, stage, results, on_progress)
+        if name == ESTIMATE_AFTER_STAGE and on_estimate is not None and stored is None:
+            seconds_by_stage = estimate_stage_seconds(context)
+            on_estimate({name: seconds for name, seconds in seconds_by_stage.items() if name not in results})
+    return results
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """OutputError for a folder that holds anything, and no audit: files of other programs are called `audit.json` too."""
-    there = (one.name for one in folder.iterdir()) if folder.is_dir() else ()
-    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in there) and not is_plan(folder / PLAN_FILE):
-        raise OutputError(f"{folder} exists and is no audit; choose another folder")
+    """Raise an OutputError for a folder that holds files but no audit; other programs may also write `audit.json`."""
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_plan(folder / PLAN_FILE):
+        raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 
-def _check_same_audit(context: AuditContext, facts: Mapping[str, str], plan: Any) -> None:
-    if other := next((name for name in facts if not isinstance(plan, dict) or plan.get(name) != facts[name]), None):
+def _check_same_audit(folder: Path, identity: Mapping[str, str], plan: Any) -> None:
+    for name in identity:
+        if not isinstance(plan, dict) or plan.get(name) != identity[name]:
+            raise OutputError(
+                f"{folder} holds an audit with another {name}: choose another folder, or allow overwriting"
+            )
+
+
+def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:
+    """Raise an OutputError where images differ from `previous`; the outputs would mix results of old and new images."""
+    if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
-            f"{context.folder} holds an audit with another {other}: choose another folder, or allow overwriting"
-        )
-
-
-def check_images_unchanged(context: AuditContext, previous: Any) -> None:
-    """OutputError where the images are not `previous`: there would be answers of old ones beside maps of new ones."""
-    images = digest_images(context)
-    if changed := find_changed_images(images, previous if isinstance(previous, dict) else {}):
-        raise OutputError(
-            f"{context.folder}: {len(changed)} of {plural(len(images), 'image')} differ from those that its stages have seen: "
+            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
             "choose another folder, or allow overwriting"
         )
 
 
-def _run_stage(context: AuditContext, name: str, stage: StageSpec, on_progress: StageProgressCallback) -> StageResult:
-    """Run a stage, and keep what it made. One that is skipped says so."""
-    begun = time.monotonic()
+def _run_stage(
+    context: AuditContext, name: str, stage: StageSpec, results: StageResults, on_progress: StageProgressCallback
+) -> StageResult:
+    """Run a stage and write its result, also that of a stage that the config skips."""
+    start = time.monotonic()
     if name in context.config.skip:
-        part: SchemaModel = stage.result_cls(tested=False, reason="it was skipped, by the config")
+        result = stage.result_cls(tested=False, reason="skipped by the config")
     else:
         on_progress(name, 0, 1)
-        log_stage_start(context.folder, name, [one.class_index for one in context.findings] if name != "check" else [])
+        class_indices = [finding.class_index for finding in context.findings] if name != "check" else []
+        log_stage_start(context.folder, name, class_indices)
         context.on_progress = lambda done, total: on_progress(name, done, total)
-        part = stage.function(context)
-    written = to_json_bytes(part.model_dump(mode="json"))
-    write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), written)
+        result = stage.function(context, results)
+    document = to_json_bytes(result.model_dump(mode="json"))
+    write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)
     log_stage_files(context.folder, name)
-    provenance.append_event(context.folder, {"stage": name, "seconds": round(time.monotonic() - begun, 3)})
-    return stage.result_cls.model_validate_json(written)  # as a second start reads it, in the order of the file
+    provenance.append_event(context.folder, {"stage": name, "seconds": round(time.monotonic() - start, 3)})
+    return stage.result_cls.model_validate_json(document)  # exactly what a resumed audit reads
 
 
 def _load_stage_result(folder: Path, name: str, stage: StageSpec) -> StageResult | None:
-    """What a stage made before; None where it did not, or not wholly."""
-    found = _load_json_or_none(folder / STAGES_FOLDER / f"{name}.json")
-    if found is None:
+    """Return the stored result of a stage; None where it is missing or incomplete."""
+    document = _load_json_or_none(folder / STAGES_FOLDER / f"{name}.json")
+    if document is None:
         return None
     try:
-        return stage.result_cls.model_validate(found)
+        return stage.result_cls.model_validate(document)
     except ValidationError:
         return None
 
@@ -194,23 +199,23 @@ def _load_json_or_none(path: Path) -> Any:
 
 
 def to_json_bytes(document: Mapping[str, Any]) -> bytes:
-    """Sorted, without NaN, the same bytes for the same content."""
+    """Return sorted JSON without NaN; equal documents give equal bytes."""
     return (json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-def build_summary(context: AuditContext, stage_results: Mapping[str, Any]) -> Summary:
-    """All parts, with the verdicts that follow from them."""
+def build_summary(context: AuditContext, stage_results: Mapping[str, Any], identity: Mapping[str, str]) -> Summary:
+    """Return the summary: the results of all stages, and the verdicts that follow from them."""
     from camscope.audit.verdicts import derive_verdicts
     from camscope.audit.verdicts.limitations import list_limitations, list_warnings
     from camscope.version import __version__
 
-    config, facts = context.config, provenance.compute_identity(context)
-    plain = Summary(
+    config = context.config
+    summary = Summary(
         camscope_version=__version__,
         title=config.title,
         intended_use=config.intended_use,
-        config_digest=facts["config"],
-        data_digest=facts["data"],
+        config_digest=identity["config"],
+        data_digest=identity["data"],
         seed=config.seed,
         n_resamples=config.n_resamples,
         margins=config.margins.model_dump(),
@@ -221,132 +226,57 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any]) -> Su
         limitations=(),
         **stage_results,
     )
-    judged = plain.model_copy(update={"verdicts": tuple(derive_verdicts(plain))})
-    return judged.model_copy(
-        update={"warnings": tuple(list_warnings(judged)), "limits": tuple(list_limitations(judged))}
+    summary = summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})
+    return summary.model_copy(
+        update={"warnings": tuple(list_warnings(summary)), "limitations": tuple(list_limitations(summary))}
     )
 
 
 def resolve_output_folder(output: str | os.PathLike[str]) -> Path:
-    """Where an audit goes; OutputError for a file."""
+    """Return the path of the folder that an audit is written to; OutputError for a file."""
     path = Path(output)
     if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; an audit is a folder")
+        raise OutputError(f"{path} is a file; expected a folder for the audit")
     return path
 
 
-MAX_PROBED_MASKS = 32  # masks that are looked into for several labels before the audit begins
-
-
 def validate_config(context: AuditContext) -> None:
-    """An error for what a later stage would only find out after an hour: names of classes, labels, layers, regions, masks."""
-    for column in context.config.data.subgroups:
-        if (count := len({*context.get_subgroup_levels(column).values()} - {None})) > MAX_LEVELS_PER_SUBGROUP:
+    """Raise an error for settings that a later stage would reject: class names, labels, layers, regions, masks."""
+    cohort, data = context.cohort, context.config.data
+    for column in data.subgroups:
+        n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
+        if n_levels > MAX_LEVELS_PER_SUBGROUP:
             raise InputError(
-                f"subgroups: {column!r} has {plural(count, 'level')}, and the report shows them all: at most {MAX_LEVELS_PER_SUBGROUP} are allowed"
+                f"subgroups: {column!r} has {plural(n_levels, 'level')}, and the report shows every level; expected at most "
+                f"{MAX_LEVELS_PER_SUBGROUP}"
             )
-    if context.config.data.window is not None:
-        Window.parse(context.config.data.window)
-    list_requested_regions(context), context.explainers  # each raises what is wrong with it
-    for evidence in (*context.ground_truth.values(), *open_region_masks(context).values()):
-        _check_category_choice(context, evidence)
-    if context.explainers[0].preprocess is None and context.manifest.images is None:
+    if data.window is not None:
+        Window.parse(data.window)
+    list_requested_regions(context)
+    explainers = context.explainers
+    for ground_truth in (*context.ground_truth.values(), *open_region_masks(context).values()):
+        _check_category_choice(context, ground_truth)
+    if explainers[0].preprocess is None and cohort.manifest.images is None:
         raise PreprocessError(
-            'the model does not say how images enter it: say preprocess = "imagenet" in [model], or PREPROCESSING in the '
+            'the model does not declare its preprocessing: write preprocess = "imagenet" in [model], or PREPROCESSING in the '
             "file of its factory"
         )
+    cohort.check_labels(context.class_names)
     for finding in context.findings:
-        truth = [one for one in context.get_truth(finding).values() if one is not None]
-        if not 0 < sum(truth) < len(truth):
+        truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
+        if not 0 < sum(truths) < len(truths):
             raise InputError(
-                f"of {plural(len(truth), 'labeled row')}, {sum(truth)} with the finding {finding.name!r}: some "
-                "with it and some without "
-                f"are needed; is {context.config.data.label or 'its column'!r} the column of labels?"
+                f"of {plural(len(truths), 'labeled row')}, {sum(truths)} with the finding {finding.name!r}; expected rows with "
+                f"it and rows without it: is {data.label or 'its column'!r} the column of labels?"
             )
 
 
 def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> None:
-    """CategoryError where the first masks hold several labels, and none was chosen; what else is odd is for later stages."""
-    for row in context.manifest.rows(0, min(MAX_PROBED_MASKS, len(context.rows))):
+    """Raise a CategoryError where the first masks hold several labels and the config chooses none."""
+    for row in context.cohort.manifest.rows(0, min(MAX_PROBED_MASKS, len(context.cohort.rows))):
         try:
             ground_truth.load_mask(row, (1, 1))
         except CategoryError:
             raise
-        except CamscopeError:  # of another size than this one, say
+        except CamscopeError:  # any other problem, such as the size, is reported by the stage that needs the mask
             continue
-
-
-N_TIMED_IMAGES = 4  # images
-FAITHFULNESS_PASSES_PER_MAP = (
-    60  # passes of an image for each map and fill: of removal step by step, and of imputation, which costs more
-)
-ROBUSTNESS_MAPS_PER_IMAGE = 35  # maps of an image that robustness makes of each method
-N_CONTROL_MAPS = 4  # maps that know nothing
-N_RANDOMIZATION_SEEDS = 3  # of randomisation
-SECONDS_PER_REGION = 0.01  # seconds to find a region in an image
-SECONDS_PER_MAP_SCORE = 0.004  # seconds to hold a map against a mask
-SECONDS_PER_CLUSTERING = 5.0  # seconds for the clusters of a method
-SecondsByStage = Mapping[str, float]
-
-
-def estimate_stage_seconds(context: AuditContext) -> SecondsByStage:
-    """Stage -> seconds, about: of the machine as it is now. Empty where no image can be read."""
-    images = [one for one in context.load_images(context.rows[:N_TIMED_IMAGES]) if one.item is not None]
-    images = [one for one in images if one.item and images[0].item and one.item.x.shape == images[0].item.x.shape]
-    if not images:
-        return {}
-    batch = context.worker.collate(images)
-    once = _time_second_call(lambda: compute_logits_and_features(context, context.stack_on_device(images))) / len(
-        images
-    )
-    maps = _time_second_call(lambda: context.worker.compute_rows(batch)) / len(images)
-    read = _time_second_call(lambda: list(context.load_images([one.row["row"] for one in images]))) / len(images)
-    return {
-        name: value
-        for name, value in _extrapolate_stage_seconds(context, once, maps, read, images).items()
-        if name not in context.config.skip
-    }
-
-
-def _extrapolate_stage_seconds(
-    context: AuditContext,
-    prediction_seconds: float,
-    maps_seconds: float,
-    read_seconds: float,
-    images: list[LoadedImage],
-) -> dict[str, float]:
-    """`prediction_seconds`, `maps_seconds`, `read_seconds`: seconds an image for an answer, for all its maps, and to read it."""
-    config, rows = context.config, len(context.rows)
-    sizes, findings, tools = config.sample_sizes, len(context.findings), len(context.explainers)
-    regions = len(open_region_masks(context)) + len(list_requested_regions(context))
-    tried, seen = min(rows, sizes.interventions), min(rows, sizes.regions)
-    losing = len(split_model(context.model, context.stack_on_device(images[:1])))
-    return {
-        "check": len(context.full_manifest) * read_seconds,
-        "predict": rows * (read_seconds + prediction_seconds),
-        "explain": rows * (read_seconds + maps_seconds),
-        "localise": rows * (read_seconds + (tools + N_CONTROL_MAPS) * SECONDS_PER_MAP_SCORE)
-        if context.ground_truth
-        else 0.0,
-        "faithfulness": min(rows, sizes.faithfulness)
-        * (tools + N_CONTROL_MAPS)
-        * len(config.imputations)
-        * FAITHFULNESS_PASSES_PER_MAP
-        * prediction_seconds,
-        "sanity": min(rows, sizes.sanity) * N_RANDOMIZATION_SEEDS * losing * maps_seconds / findings,
-        "robustness": min(rows, sizes.robustness) * ROBUSTNESS_MAPS_PER_IMAGE * maps_seconds,
-        "shortcut": seen * (read_seconds + regions * SECONDS_PER_REGION)
-        + tried * findings * regions * (2 * len(config.imputations) + 2) * prediction_seconds
-        + tools * SECONDS_PER_CLUSTERING,
-    }
-
-
-def _time_second_call(function: Callable[[], object]) -> float:
-    """Seconds of the second time: the first one warms up."""
-    try:
-        function()
-        begun = time.perf_counter()
-        function()
-    except InputError:
-        return 0.0
-    return time.perf_counter() - begun

@@ -1,16 +1,21 @@
-"""A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch_size`."""
+"""Explain many images and keep their maps in one Parquet dataset that can be resumed, queried and exported.
+
+Needs the extra `batch`: `pip install "camscope[batch]"`.
+"""
 
 from camscope.batch.batch_run import BatchRun
 from camscope.batch.export import ExportResult
 from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
 from camscope.batch.local_engine import BatchOutcome
 from camscope.batch.manifest import Manifest
+from camscope.batch.options import BatchOptions, OverlayOptions, PrivacyOptions
 from camscope.batch.query import Query
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.runner import run_batch
 from camscope.batch.sources import build_manifest
 
 __all__ = [
+    "BatchOptions",
     "BatchOutcome",
     "BatchRun",
     "DatasetInspection",
@@ -18,6 +23,8 @@ __all__ = [
     "ExportResult",
     "Manifest",
     "OutputNames",
+    "OverlayOptions",
+    "PrivacyOptions",
     "Query",
     "build_manifest",
     "inspect_images",

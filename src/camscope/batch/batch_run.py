@@ -1,4 +1,4 @@
-"""Run: the maps of a run, and the pages and files that are made of them."""
+"""`BatchRun`: read, query, show and export the maps of a run."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,20 @@ from camscope.safe_files import write_bytes
 
 
 class BatchRun(MapCollection):
-    """The maps of a run: `for explanation in Run("heatmaps")`, `BatchRun("heatmaps").query("probability < 0.6")`."""
+    """The maps of a run.
+
+    Iterate over it for `Explanation` objects, and `query` it for rows of a table.
+
+    >>> import numpy as np, tempfile
+    >>> from camscope import GradCAM, load_model, run_batch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     images = [np.zeros((32, 32, 3), np.uint8)] * 2
+    ...     _ = run_batch(GradCAM(load_model("phantom")), images, folder)
+    ...     run = BatchRun(folder)
+    ...     [explanation.name for explanation in run], run.query('"row" = 1')["id"].to_pylist()
+    (['#0', '#1'], ['#1'])
+
+    """
 
     def save_html(
         self,
@@ -25,11 +38,28 @@ class BatchRun(MapCollection):
         image_height: int = 224,
         overwrite: bool = False,
     ) -> Path:
-        """Write a contact sheet of the rows that `query` would give: one file of HTML, pictures of `image_height` rows in it."""
+        """Write a contact sheet of the selected rows: one HTML file that contains its images and no scripts.
+
+        Args:
+            path: The file to write.
+            where: A condition in SQL: see `query`.
+            sort: What to sort by, in SQL.
+            limit: The maximum number of rows.
+            image_height: Height of each image in pixels.
+            overwrite: Replace an existing file.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            InputError: No row matches, or the query is invalid.
+            OutputError: The file exists, or cannot be written.
+
+        """
         if not overwrite and Path(path).exists():
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
-        made = build_contact_sheet(self, Query(where, sort, limit), image_height, _cpu_count())
-        return write_bytes(path, made.html.encode(), overwrite=overwrite)
+        sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, _cpu_count())
+        return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 
     def export(
         self,
@@ -42,14 +72,29 @@ class BatchRun(MapCollection):
         threshold: float = 0.5,
         overwrite: bool = False,
     ) -> ExportResult:
-        """Write files of the rows that `query` would give: what was written, and why some rows have no file.
+        """Write files of the selected rows.
 
-        `formats`: "png", "jpg", "webp": overlays of the originals' size; "npz", "json": `Explanation.save`, without pixels;
-        "csv": `n_rows.csv`, a table for spreadsheets; "coco": `open_coco_writer.json`, boxes and outlines of what reaches `threshold` times
-        a map's maximum.
+        Args:
+            folder: The folder of the files.
+            formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json": the maps
+                as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets. "coco":
+                `coco.json`, boxes and outlines of the regions above the threshold.
+            where: A condition in SQL: see `query`.
+            sort: What to sort by, in SQL.
+            limit: The maximum number of rows.
+            threshold: The lower bound of a region, as a fraction of the maximum of the map.
+            overwrite: Replace existing files.
+
+        Returns:
+            How many files were written, and why some rows have none.
+
+        Raises:
+            InputError: A format, the threshold or the query is invalid.
+            OutputError: A table exists, or a file cannot be written.
+
         """
-        kinds = [formats] if isinstance(formats, str) else list(formats)
-        return Exporter(self, Path(folder), kinds, threshold, overwrite).write(
+        format_list = [formats] if isinstance(formats, str) else list(formats)
+        return Exporter(self, Path(folder), format_list, threshold, overwrite).write(
             Query(where, sort, limit), _cpu_count(), lambda _: None
         )
 

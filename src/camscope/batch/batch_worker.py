@@ -1,4 +1,4 @@
-"""Worker: the rows of some images, whose passes are shared, each image failing for itself."""
+"""Compute the rows of a batch of images, which share forward passes but fail one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,22 +40,20 @@ from camscope.hooks.base import unwrap
 from camscope.model_card import compute_model_digest
 from camscope.targets import TargetLike
 
-RUN_LEVEL_ERRORS = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that every image would have
-
-
-DEFAULT_PIXELS_PER_BATCH = 16 * 224 * 224  # of the images of a pass, where nobody says how many there are
-MIN_DEFAULT_BATCH_SIZE, MAX_DEFAULT_BATCH_SIZE = 16, 64  # such images
+RUN_LEVEL_ERRORS = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that all images share
+DEFAULT_PIXELS_PER_BATCH = 16 * 224 * 224  # pixels per forward pass if no batch size is set
+MIN_DEFAULT_BATCH_SIZE, MAX_DEFAULT_BATCH_SIZE = 16, 64  # images
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images that share a pass, with their inputs `x` (N,C,*S), in memory from which a GPU takes them; None: unread ones."""
+    """Images that share a forward pass, with their inputs `x` (N,C,*S), or None for images that could not be read."""
 
     images: Sequence[LoadedImage]
     x: Tensor | None
 
     def split_in_half(self) -> tuple["ImageBatch", "ImageBatch"]:
-        """Each with half of the images."""
+        """Return two batches, each with half of the images."""
         half, x = len(self.images) // 2, self.x
         first, second = (None, None) if x is None else (x[:half], x[half:])
         return ImageBatch(self.images[:half], first), ImageBatch(self.images[half:], second)
@@ -63,12 +61,19 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Explainers of one model, the questions for images whose row asks none, and what goes along.
+    """Compute rows with explainers of one model.
 
-    `batch_size`: images in one pass; None: 16, and of images smaller than 224 x 224 as many as have as many pixels, up to 64.
-    `reduced_decoding`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
-    `overlay_writer`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_burned_in_text`: scans are drawn on
-    although text may be part of their picture.
+    Attributes:
+        explainers: Explainers of one model, with one preprocessing.
+        targets: Targets of images whose row has no target.
+        manifest: The images of the run.
+        batch_size: Images per forward pass. None: 16, or for smaller images as many as fit into the same number of pixels,
+            up to 64.
+        reduced_decoding: Decode large JPEGs at a reduced size: see `BatchOptions`.
+        overlay_writer: Writes overlays. None: no overlays.
+        window: The display window of scans: see `read_scan`.
+        allow_burned_in_text: Draw on scans even if text may be burned into them.
+
     """
 
     explainers: Sequence[Explainer]
@@ -89,27 +94,32 @@ class BatchWorker:
 
     @cached_property
     def model_digest(self) -> str:
-        """Of the model, which stays as it is while the run goes on."""
+        """The digest of the model, which does not change during a run."""
         return compute_model_digest(unwrap(self.explainers[0].model))
 
     def read_item(self, source: Any) -> ModelInput:
-        """A file's bytes, or an image of a dataset, as the model takes it, in memory; with a picture only if it is drawn on."""
-        drawn, nameless = self.overlay_writer is not None, self.manifest.images is None
-        way = InputOptions(self.reduced_decoding, drawn, self.window, self.allow_burned_in_text, nameless)
-        return prepare_input(source, self.explainers[0], way)
+        """Prepare the bytes of a file, or an image of a dataset, as model input on the CPU."""
+        options = InputOptions(
+            reduced_decoding=self.reduced_decoding,
+            keep_image=self.overlay_writer is not None,
+            window=self.window,
+            allow_burned_in_text=self.allow_burned_in_text,
+            reject_unlabeled_scans=self.manifest.images is None,
+        )
+        return prepare_input(source, self.explainers[0], options)
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """The row's own target, or the run's."""
-        own = image.row.get("target")
-        return self.targets if own is None else [parse_target(own)]
+        """Return the target of the row, or the targets of the run."""
+        target = image.row.get("target")
+        return self.targets if target is None else [parse_target(target)]
 
     def batch_key(self, image: LoadedImage) -> object:
-        """Images of one group share their passes: of one size, asked as many questions, by themselves or by the run."""
-        own = image.row.get("target") is not None
-        return None if image.item is None else (tuple(image.item.x.shape), own)
+        """Return the key of images that share a forward pass: the shape of the input, and whether the row has a target."""
+        has_target = image.row.get("target") is not None
+        return None if image.item is None else (tuple(image.item.x.shape), has_target)
 
     def batch_size_for(self, image: LoadedImage) -> int:
-        """How many images like this one share a pass."""
+        """Return how many images of this size share a forward pass."""
         if image.item is None:
             return MIN_DEFAULT_BATCH_SIZE
         return self.batch_size or min(
@@ -118,21 +128,21 @@ class BatchWorker:
         )
 
     def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
-        """Images of one group as a batch."""
-        items = [one.item.x for one in images if one.item is not None]
-        if not items:
+        """Stack the inputs of images with the same batch key, in pinned memory if the model is on a GPU."""
+        inputs = [image.item.x for image in images if image.item is not None]
+        if not inputs:
             return ImageBatch(images, None)
-        x = torch.stack(items)
-        on_gpu = device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
-        return ImageBatch(images, x.pin_memory() if on_gpu else x)
+        x = torch.stack(inputs)
+        copies_to_gpu = device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
+        return ImageBatch(images, x.pin_memory() if copies_to_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
-        """The rows of a batch: of each image its targets, of each target the methods. `overlay_queue`: their overlays."""
+        """Return the rows of a batch, by image, target and method, and queue their overlays."""
         if batch.x is None:
             return [
                 row
-                for one in batch.images
-                for row in self._build_failure_rows(one, one.error or "", is_transient=one.is_transient)
+                for image in batch.images
+                for row in self._build_failure_rows(image, image.error or "", is_transient=image.is_transient)
             ]
         try:
             return self._explain_batch(batch.images, batch.x, overlay_queue)
@@ -141,41 +151,43 @@ class BatchWorker:
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            why, transient = str(error), False
+            reason, is_transient = str(error), False
         except Exception as error:
-            transient = is_out_of_memory(error)
-            why = f"{describe_out_of_memory(error)}, alone" if transient else f"{type(error).__name__}: {error}"
-        torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
-        return self._retry_in_halves(batch, overlay_queue, why, is_transient=transient)
+            is_transient = is_out_of_memory(error)
+            reason = f"{describe_out_of_memory(error)}, alone" if is_transient else f"{type(error).__name__}: {error}"
+        torch.cuda.empty_cache()  # not earlier: the error would still hold tensors of the failed forward pass
+        return self._retry_in_halves(batch, overlay_queue, reason, is_transient=is_transient)
 
     def _explain_batch(
         self, images: Sequence[LoadedImage], x: Tensor, overlay_queue: OverlayQueue | None
     ) -> list[dict[str, Any]]:
-        """The rows, image by image."""
-        items = [one.item for one in images if one.item is not None]
-        each = [self.targets_for(one) for one in images]
-        questions = [
-            bind_targets(self.explainers[0], list(column), items, NO_EXTRA_INPUTS) for column in zip(*each, strict=True)
+        """Return the rows of a batch, image by image."""
+        items = [image.item for image in images if image.item is not None]
+        targets_by_image = [self.targets_for(image) for image in images]
+        bound_targets = [
+            bind_targets(self.explainers[0], list(column), items, NO_EXTRA_INPUTS)
+            for column in zip(*targets_by_image, strict=True)
         ]
-        model = unwrap(self.explainers[0].model)
-        clock = MethodTimer()
-        runs = run_methods(
+        timer = MethodTimer()
+        maps_by_method = run_methods(
             self.explainers,
-            x.to(*device_and_dtype(model), non_blocking=True),
-            questions,
-            on_pass=clock,
+            x.to(*device_and_dtype(unwrap(self.explainers[0].model)), non_blocking=True),
+            bound_targets,
+            on_pass=timer,
             warn_flagged=False,
         )
-        seconds = [clock.get_seconds(tool) / (len(images) * len(questions)) for tool in self.explainers]
-        made = [
-            build_explanations(tool, items, made, q, self.model_digest)
-            for q in range(len(questions))
-            for tool, made in zip(self.explainers, runs, strict=True)
+        n_maps = len(images) * len(bound_targets)
+        seconds = [timer.get_seconds(explainer) / n_maps for explainer in self.explainers]
+        explanations = [
+            build_explanations(explainer, items, maps, target_index, self.model_digest)
+            for target_index in range(len(bound_targets))
+            for explainer, maps in zip(self.explainers, maps_by_method, strict=True)
         ]
+        n_methods = len(self.explainers)
         return [
-            self._build_map_row(one, row, n // len(self.explainers), seconds[n % len(self.explainers)], overlay_queue)
-            for one, own in zip(images, zip(*made, strict=True), strict=True)
-            for n, row in enumerate(own)
+            self._build_map_row(image, explanation, n // n_methods, seconds[n % n_methods], overlay_queue)
+            for image, image_explanations in zip(images, zip(*explanations, strict=True), strict=True)
+            for n, explanation in enumerate(image_explanations)
         ]
 
     def _build_map_row(
@@ -198,7 +210,7 @@ class BatchWorker:
         return {**row, "overlay": overlay_queue(row, explanation, background)}
 
     def _read_background(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
-        """What an overlay is drawn on, read again where it was not kept: the image, and what the model saw of it."""
+        """Return the image and the image that the model saw; read them again if they were not kept in memory."""
         if not image.images_dropped:
             return image.image, image.model_input_image
         try:
@@ -213,7 +225,7 @@ class BatchWorker:
     def _retry_in_halves(
         self, batch: ImageBatch, overlay_queue: OverlayQueue | None, error: str, *, is_transient: bool
     ) -> list[dict[str, Any]]:
-        """In halves, down to the image that fails."""
+        """Compute the halves of a batch separately, until only the image that fails is left."""
         if len(batch.images) == 1:
             return self._build_failure_rows(batch.images[0], error, is_transient=is_transient)
         return [row for half in batch.split_in_half() for row in self.compute_rows(half, overlay_queue)]
@@ -221,22 +233,26 @@ class BatchWorker:
     def _build_failure_rows(self, image: LoadedImage, error: str, *, is_transient: bool) -> list[dict[str, Any]]:
         return [
             result_rows.failure_row(
-                self._image_columns(image), error, self._target_text(image, q), tool.full_name, transient=is_transient
+                self._image_columns(image),
+                error,
+                self._target_text(image, target_index),
+                explainer.full_name,
+                transient=is_transient,
             )
-            for q in range(len(self.targets_for(image)))
-            for tool in self.explainers
+            for target_index in range(len(self.targets_for(image)))
+            for explainer in self.explainers
         ]
 
     def _image_columns(self, image: LoadedImage) -> dict[str, Any]:
         return result_rows.common_columns(image.row, self.manifest.extra_columns, image.sha256)
 
     def _target_text(self, image: LoadedImage, target_index: int) -> str | None:
-        """The target as it was asked; None: the predicted class."""
-        asked = self.targets_for(image)[target_index]
-        return None if asked is None else format_without_address(asked)
+        """Return the requested target as text, or None for the predicted class."""
+        target = self.targets_for(image)[target_index]
+        return None if target is None else format_without_address(target)
 
 
 def parse_target(cell: Any) -> TargetLike:
-    """A class index or name of a table's cell: CSV has numbers for both."""
+    """Return the class index or class name of a table cell, in which both may be text."""
     text = str(cell)
     return int(text) if text.lstrip("-").isdecimal() else text

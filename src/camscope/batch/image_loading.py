@@ -1,8 +1,8 @@
-"""Loading: images read and decoded by threads while the model runs.
+"""Read and decode images in threads while the model runs.
 
-- Reading: images decoded by threads while the model runs, no more of them ahead than it can soon take.
-- Work shared out among threads, its results in order, and no more of it begun than is soon wanted.
-- Intake: a file's bytes, or an image of a dataset, as the model takes it.
+- `load_images`: the images of manifest rows, in order.
+- `map_in_order`: apply a function in threads, with results in order.
+- `prepare_input`: the model input of a file or of an image of a dataset.
 """
 
 import hashlib
@@ -55,18 +55,32 @@ IMAGES_PER_THREAD_TASK = 4  # images
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A row of the manifest and its image as the model takes it, with the picture to draw on; or why there is none."""
+    """A row of the manifest with its model input, or with the reason why it has none.
+
+    Attributes:
+        row: The row of the manifest.
+        sha256: The digest of the file, or of the pixels of an image of a dataset.
+        item: The model input. None: the image could not be read.
+        error: Why the image could not be read.
+        is_transient: Whether a retry may succeed.
+        image: The image that overlays are drawn on.
+        model_input_image: The image that the model saw.
+        notes: What is unusual about the file.
+        n_pixels: The number of pixels of the image.
+        images_dropped: Whether `image` and `model_input_image` were dropped to save memory and have to be read again.
+
+    """
 
     row: ManifestRow
     sha256: str | None
     item: ModelInput | None = None
     error: str | None = None
-    is_transient: bool = False  # the error: another try may succeed
+    is_transient: bool = False
     image: PixelArray | None = None
     model_input_image: PixelArray | None = None
     notes: tuple[str, ...] = ()
-    n_pixels: int = 0  # of the image
-    images_dropped: bool = False  # the pictures, which would have taken too much memory: they are read again
+    n_pixels: int = 0
+    images_dropped: bool = False
 
 
 def load_images(
@@ -76,123 +90,117 @@ def load_images(
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """The images of some rows, in their order. `read_item`: an image -> the model's input; it runs in many threads.
+    """Yield the images of rows, in order. `read_item` turns an image into the model input and runs in several threads.
 
-    A thread is given a few at a time: to hand over one costs as much as to open a small file.
+    Each thread gets a few images at a time, since handing over one image costs as much as opening a small file.
     """
-    left = iter(rows)
-    some = iter(lambda: list(islice(left, IMAGES_PER_THREAD_TASK)), [])
-    with closing(
-        map_in_order(
-            lambda few: [_load_image(manifest, row, read_item, memory) for row in few],
-            some,
-            num_threads,
-            max_ahead=num_threads,
-        )
-    ) as each:
-        for few in each:
-            yield from few
+    remaining = iter(rows)
+    row_groups = iter(lambda: list(islice(remaining, IMAGES_PER_THREAD_TASK)), [])
+
+    def load_group(group: list[ManifestRow]) -> list[LoadedImage]:
+        return [_load_image(manifest, row, read_item, memory) for row in group]
+
+    with closing(map_in_order(load_group, row_groups, num_threads, max_ahead=num_threads)) as image_groups:
+        for images in image_groups:
+            yield from images
 
 
 def _load_image(
     manifest: Manifest, row: ManifestRow, read_item: Callable[[Any], ModelInput], memory: MemoryBudget | None
 ) -> LoadedImage:
+    hides_names = manifest.is_pseudonymized
     try:
         source = read_row_source(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
     except InputError as error:
-        return LoadedImage(row, None, error="its path leads elsewhere" if manifest.is_pseudonymized else str(error))
+        return LoadedImage(row, None, error="its path leads out of the root folder" if hides_names else str(error))
     except FileNotFoundError:
         return LoadedImage(row, None, error="there is no such file", is_transient=True)
     except CamscopeError:
         raise
-    except Exception as error:  # a store, a network and a dataset may raise anything
-        unread = "://" in row["path"] or is_transient(error)  # a store and a network may raise anything
-        return LoadedImage(
-            row,
-            None,
-            error=f"it cannot be read: {_describe_read_error(error, manifest.is_pseudonymized)}",
-            is_transient=unread,
-        )
-    digits = hash_source(source)
+    except Exception as error:  # a store, a network or a dataset may raise anything
+        reason = f"it cannot be read: {_describe_read_error(error, hides_names)}"
+        return LoadedImage(row, None, error=reason, is_transient="://" in row["path"] or is_transient(error))
+    digest = hash_source(source)
     try:
         with reserve_decoding_memory(source, memory):
             item = read_item(source)
-            keep = (
+            keeps_images = (
                 memory is None
                 or manifest.images is not None
                 or memory.try_keep_waiting(item.image, item.model_input_image)
             )
-            image, seen = (item.image, item.model_input_image) if keep else (None, None)
-            pixels = 0 if item.image is None else item.image.size // 3
-            item = replace(item, image=None, model_input_image=None)
         notes: tuple[str, ...] = ()
         if isinstance(source, bytes):
-            with suppress(ImageError):  # a later frame is damaged, which nobody asked for
+            with suppress(ImageError):  # only a later frame is damaged, and it is not used
                 notes = find_file_flags(source, row["path"])
         return LoadedImage(
             row,
-            digits,
-            item,
-            image=image,
-            model_input_image=seen,
+            digest,
+            replace(item, image=None, model_input_image=None),
+            image=item.image if keeps_images else None,
+            model_input_image=item.model_input_image if keeps_images else None,
             notes=notes,
-            n_pixels=pixels,
-            images_dropped=not keep,
+            n_pixels=0 if item.image is None else item.image.size // 3,
+            images_dropped=not keeps_images,
         )
-    except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
-        said = redact_error_message(error) if manifest.is_pseudonymized else str(error)
-        return LoadedImage(row, digits, error=said.removeprefix("the file: "), is_transient=is_transient(error))
+    except (InputError, GeometryError) as error:  # not an image, or not one that the preprocessing accepts
+        reason = (redact_error_message(error) if hides_names else str(error)).removeprefix("the file: ")
+        return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
     except CamscopeError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            why = f"{describe_out_of_memory(error)} while reading and preprocessing it"
-            return LoadedImage(row, digits, error=why, is_transient=True)
-        kind = type(error).__name__
-        why = f"the preprocessing fails: {kind}{'' if manifest.is_pseudonymized else f': {error}'}"
-        return LoadedImage(row, digits, error=why, is_transient=is_transient(error))
+            reason = f"{describe_out_of_memory(error)} while reading and preprocessing it"
+            return LoadedImage(row, digest, error=reason, is_transient=True)
+        reason = f"the preprocessing fails: {type(error).__name__}{'' if hides_names else f': {error}'}"
+        return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
 
 
 def reserve_decoding_memory(source: Any, memory: MemoryBudget | None) -> AbstractContextManager[None]:
-    """The memory in which a file's bytes are decoded, as far as their header tells."""
+    """Reserve the memory that decoding a file needs, estimated from its header."""
     if memory is None or not isinstance(source, bytes):
         return nullcontext()
     return memory.reserve(DECODING_BYTES_PER_PIXEL * read_pixel_count(source))
 
 
 def _describe_read_error(error: Exception, is_pseudonymized: bool) -> str:
-    """What an error says; where files may not be named, its kind."""
+    """Return the message of an error, or only its type if files may not be named."""
     if is_out_of_memory(error):
         return describe_out_of_memory(error)
     return getattr(error, "strerror", None) or (type(error).__name__ if is_pseudonymized else str(error))
 
 
 def read_row_source(manifest: Manifest, path: str) -> bytes | Path:
-    """A file's bytes; of a scan, which may be a part of a file or many files, its place."""
+    """Return the bytes of a file, or the path of a scan, which may be several files or a part of one."""
     return manifest.path_resolver.read(path)
 
 
 def hash_source(source: Any) -> str | None:
-    """Of a file's bytes; of a folder all of its files', in any order; of what a dataset has decoded its pixels, row by row."""
+    """Return the SHA-256 digest of a source as hex digits, or None if there is nothing to hash.
+
+    Hashed are the bytes of a file, all files of a folder in any order, or the pixels of a decoded image.
+    """
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
         return _hash_files(source)
     if isinstance(source, Tensor):
         source = source.cpu().numpy()
-    data = source.tobytes() if hasattr(source, "tobytes") else None  # NumPy's and Pillow's
+    data = source.tobytes() if hasattr(source, "tobytes") else None  # NumPy and Pillow
     return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _hash_files(location: Path) -> str | None:
-    """None where there is nothing to read: the reader says why."""
-    path, part = split_selector(location)
+    """Return the digest of a file or folder, or None if it cannot be read: the reader reports the reason."""
+    path, selector = split_selector(location)
     try:
-        files = [one for one in path.iterdir() if one.is_file()] if path.is_dir() else [path]
-        digits = sorted(map(_hash_file, files))
+        files = [entry for entry in path.iterdir() if entry.is_file()] if path.is_dir() else [path]
+        digests = sorted(map(_hash_file, files))
     except OSError:
         return None
-    return digits[0] if part is None and not path.is_dir() else hashlib.sha256(f"{digits} {part}".encode()).hexdigest()
+    if selector is None and not path.is_dir():
+        return digests[0]
+    return hashlib.sha256(f"{digests} {selector}".encode()).hexdigest()
 
 
 def _hash_file(path: Path) -> str:
@@ -206,7 +214,7 @@ ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
-    """InputError unless it is a number of threads that a process can have, or None."""
+    """Raise an InputError unless `num_threads` is None or a number of threads that a process can have."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
         raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 
@@ -214,34 +222,39 @@ def require_valid_num_threads(num_threads: int | None) -> None:
 def map_in_order(
     function: Callable[[ItemT], ResultT], items: Iterable[ItemT], num_threads: int, *, max_ahead: int | None = None
 ) -> Generator[ResultT, None, None]:
-    """What `function` makes of each, in their order; closed early or failing, it begins nothing more.
+    """Yield `function(item)` for each item, in order, computed by threads. Closing it early starts no further items.
 
-    `max_ahead`: how many may be begun beyond the one that is waited for; default: two a thread.
+    `max_ahead` limits how many items are started ahead of the one that is waited for (default: two per thread).
     """
-    waiting: deque[Future[ResultT]] = deque()
+    futures: deque[Future[ResultT]] = deque()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope") as pool:
         try:
-            for one in items:
-                waiting.append(pool.submit(function, one))
-                if len(waiting) > (max_ahead or 2 * num_threads):
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for item in items:
+                futures.append(pool.submit(function, item))
+                if len(futures) > (max_ahead or 2 * num_threads):
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         finally:
-            for rest in waiting:
-                rest.cancel()
+            for future in futures:
+                future.cancel()
 
 
-CPU_FLOAT32 = (torch.device("cpu"), torch.float32)  # where inputs wait
-MIN_REDUCED_DECODING_FACTOR = 4  # twice leaves the maps' ranks correlated at 0.989, four times at 0.994 and more
+CPU_FLOAT32 = (torch.device("cpu"), torch.float32)  # of inputs that wait for the model
+MIN_REDUCED_DECODING_FACTOR = 4  # rank correlation of maps: 0.989 with a factor of 2, 0.994 or more with 4
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How it is taken in. `reduced_decoding`: decoded smaller, see `BatchWorker`; `keep_image`: with the picture to draw on.
+    """How an image is read.
 
-    `window`, `allow_burned_in_text`: of scans, see `BatchWorker`. `reject_unlabeled_scans`: a medical image is refused where its file's name does not say
-    that it is one, for then its row would name it.
+    Attributes:
+        reduced_decoding: Decode large JPEGs at a reduced size: see `BatchOptions`.
+        keep_image: Keep the image for an overlay.
+        window: The display window of scans: see `read_scan`.
+        allow_burned_in_text: Keep the image of a scan even if text may be burned into it.
+        reject_unlabeled_scans: Reject a scan whose file name does not show that it is one, since its row would name it.
+
     """
 
     reduced_decoding: bool = False
@@ -255,53 +268,52 @@ DEFAULT_INPUT_OPTIONS = InputOptions()
 
 
 def prepare_input(source: Any, explainer: Explainer, options: InputOptions = DEFAULT_INPUT_OPTIONS) -> ModelInput:
-    """As the model takes it, in memory."""
+    """Prepare the model input of an image on the CPU."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return explainer.prepare_input(source)
     if isinstance(source, Path) or isinstance(explainer.preprocess, ScanPreprocess) or is_scan(source):
         return _prepare_scan(source, explainer, options)
     pixels, size = _decode_photo(source, explainer, options.reduced_decoding)
-    x, place = require_preprocess(explainer.preprocess, "images")(pixels)
-    place = place and place.on_resized_image(size)
-    seen = render_model_input(x, explainer.preprocess) if options.keep_image and not place else None
-    return ModelInput(x, place, "", pixels if options.keep_image else None, seen)
+    x, placement = require_preprocess(explainer.preprocess, "images")(pixels)
+    placement = placement and placement.on_resized_image(size)
+    draws_on_input = options.keep_image and not placement
+    input_image = render_model_input(x, explainer.preprocess) if draws_on_input else None
+    return ModelInput(x, placement, "", pixels if options.keep_image else None, input_image)
 
 
 def _prepare_scan(source: Any, explainer: Explainer, options: InputOptions) -> ModelInput:
-    """A medical image; without a picture where it is not drawn on, or may not be shown."""
-    if (
-        options.reject_unlabeled_scans
-        and not isinstance(source, Path)
-        and not isinstance(explainer.preprocess, ScanPreprocess)
-    ):
-        raise ImageError("a medical image whose name does not say so: pass profile='research', or 'clinical'")
-    if isinstance(explainer.preprocess, MonaiPreprocess) and isinstance(source, Path):
-        item = read_model_input(source, explainer.preprocess, unwrap(explainer.model), CPU_FLOAT32)
-    else:
-        scan = read_scan(source, window=options.window)
-        shown = replace(scan, has_burned_in_text=False) if options.allow_burned_in_text else scan
-        return prepare_scan(shown, explainer.preprocess, CPU_FLOAT32, with_images=options.keep_image)
-    return item if options.keep_image else replace(item, image=None, model_input_image=None)
+    """Prepare the model input of a scan, without its image if no overlay is drawn or the image may not be shown."""
+    preprocess = explainer.preprocess
+    if options.reject_unlabeled_scans and not isinstance(source, Path) and not isinstance(preprocess, ScanPreprocess):
+        raise ImageError("this is a scan, which its file name does not show; choose profile='research' or 'clinical'")
+    if isinstance(preprocess, MonaiPreprocess) and isinstance(source, Path):
+        item = read_model_input(source, preprocess, unwrap(explainer.model), CPU_FLOAT32)
+        return item if options.keep_image else replace(item, image=None, model_input_image=None)
+    scan = read_scan(source, window=options.window)
+    if options.allow_burned_in_text:
+        scan = replace(scan, has_burned_in_text=False)
+    return prepare_scan(scan, preprocess, CPU_FLOAT32, with_images=options.keep_image)
 
 
 def require_reducible(explainer: Explainer) -> None:
-    """PreprocessError where nobody knows how small an image may be decoded."""
+    """Raise a PreprocessError if the size that images are resized to is unknown."""
     if not isinstance(explainer.preprocess, Preprocess):
         raise PreprocessError(
-            f"reduced decoding needs to know what an image is resized to, and {explainer.preprocess!r} does not say"
+            f"reduced decoding needs the size that images are resized to, which {explainer.preprocess!r} does not tell; "
+            "pass a camscope.Preprocess, or leave reduced_decoding out"
         )
 
 
 def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> tuple[PixelArray, tuple[int, ...]]:
-    """(h,w,3) and the image's own (H,W)."""
+    """Return the decoded pixels (h,w,3) and the full size (H,W) of the image."""
     preprocess = explainer.preprocess
     if not reduced_decoding or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
         pixels = read_photo(source).pixels
         trim_free_memory(pixels.nbytes)
         return pixels, pixels.shape[:2]
 
-    def enough(size: tuple[int, int]) -> tuple[int, int]:
+    def compute_min_size(size: tuple[int, int]) -> tuple[int, int]:
         height, width = preprocess.compute_resized_size(size)
         return MIN_REDUCED_DECODING_FACTOR * height, MIN_REDUCED_DECODING_FACTOR * width
 
-    return read_reduced_photo(source, enough)
+    return read_reduced_photo(source, compute_min_size)

@@ -1,13 +1,14 @@
-"""Manifest: the images of a run, as an Arrow table of one row an image, which is never made into Python objects."""
+"""The manifest: the images of a run as an Arrow table with one row per image.
 
-import glob
-import os
+The table is never converted to Python objects as a whole, so a manifest may have millions of rows.
+"""
+
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,33 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
-from camscope.data_readers import read_errors_converted, read_parquet
+from camscope.data_readers import read_errors_converted
 from camscope.errors import InputError
-from camscope.images.files.redaction import pseudonymize_source
-from camscope.images.files.source_files import is_scan_name, list_image_paths
-from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.plurals import plural
-from camscope.safe_files import describe_file_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE_SUFFIXES = (".csv", ".parquet")
-NAMES_PER_CHUNK = 65_536  # names that become Arrow's at once
-# columns of the result, which a manifest cannot carry along
+# columns of a run that a manifest cannot add; the first group is read for a summary
 SUMMARY_COLUMNS = (
     "row",
     "sha256",
     "status",
     "error",
-    "failure",
+    "failure_kind",
     "label",
     "score",
     "probability",
     "method",
     "layer",
-    "parameters",
+    "parameters_digest",
 )
 RESULT_COLUMNS = (
     *SUMMARY_COLUMNS,
@@ -56,27 +51,32 @@ RESULT_COLUMNS = (
     "notes",
     "overlay",
 )
-# what of PyArrow's words quotes no cell of a table, for a cell may name a patient
-SAFE_ARROW_MESSAGES = re.compile(
-    r"In CSV column #\d+|Row #\d+: Expected \d+ columns, got \d+|invalid UTF-?8|Empty CSV file|Parquet magic bytes"
-)
-PSEUDONYMIZED_DATASET = "scans, privately"  # the dataset of a run that does not name its files
-RESERVED_COLUMNS = {*RESULT_COLUMNS, "id", "path", "target"}  # all others are carried along
+PSEUDONYMIZED_DATASET = "pseudonymized scans"  # the dataset of a run that does not name its files
+RESERVED_COLUMNS = {*RESULT_COLUMNS, "id", "path", "target"}  # a run keeps all other columns of its manifest
 
 
 class SupportsImageIndex(Protocol):
-    """The images of a dataset."""
+    """The images of a dataset by row number."""
 
     def __getitem__(self, index: int) -> Any:
-        """A file's bytes, or an image as `explain_images` takes it."""
+        """Return the bytes of a file, or an image as `Explainer.explain` takes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """`table`: `sample` (its number), `id`, `path`, `format_target` where there is one, and whatever else the manifest holds.
+    """The images of a run, one row per image.
 
-    `root`: what relative paths are relative to, and what none may leave; None: wherever they lead. `images`: of a dataset,
-    by row; `dataset`: its name, or what else it can be told from another by.
+    Attributes:
+        table: The columns `row` (its number), `id`, `path`, optionally `target`, and any further columns.
+        root: The folder where relative paths begin and that no path may leave. None: paths may lead anywhere.
+        images: The images of a dataset by row number. None: the images are the files at `path`.
+        dataset: The name of the dataset, or other text that identifies it.
+
+    >>> import numpy as np
+    >>> from camscope.batch import build_manifest
+    >>> build_manifest([np.zeros((8, 8, 3), np.uint8)]).rows(0, 1)
+    [{'row': 0, 'id': '#0', 'path': '#0'}]
+
     """
 
     table: "pa.Table"
@@ -89,132 +89,98 @@ class Manifest:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether nothing that a row says may name a file, or quote one."""
+        """Whether no row may name or quote a file."""
         return self.dataset == PSEUDONYMIZED_DATASET
 
     @cached_property
     def extra_columns(self) -> list[str]:
-        """The columns that go along unchanged."""
+        """The columns that a run copies unchanged."""
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     @property
     def has_relative_paths(self) -> bool:
-        """Whether it matters where its paths begin."""
+        """Whether any path depends on the folder where relative paths begin."""
         if self.images is not None:
             return False
-        anchored = import_arrow("compute").match_substring_regex(
-            self.table["path"], f"^{re.escape(Path.cwd().anchor)}|://"
-        )
-        return not import_arrow("compute").all(anchored).as_py()
+        compute = import_arrow("compute")
+        absolute = compute.match_substring_regex(self.table["path"], f"^{re.escape(Path.cwd().anchor)}|://")
+        return not compute.all(absolute).as_py()
 
     def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Some rows as dicts: those of one chunk, never of all."""
-        found: list[dict[str, Any]] = self.table.slice(start, stop - start).to_pylist()
-        return found
+        """Return the rows from position `start` up to `stop` as dictionaries."""
+        rows: list[dict[str, Any]] = self.table.slice(start, stop - start).to_pylist()
+        return rows
 
     def row_by_number(self, number: int) -> dict[str, Any]:
-        """The row of that number: in some of a manifest's rows it is not that many rows down."""
-        at = self.row_position(number)
-        return self.rows(at, at + 1)[0]
+        """Return the row with this number, which is not its position if the manifest holds only some rows."""
+        position = self.row_position(number)
+        return self.rows(position, position + 1)[0]
 
     def row_position(self, number: int) -> int:
-        """How many rows down the row of that number is; InputError where there is none."""
-        at = int(np.searchsorted(self._row_numbers, number))
-        if at == len(self._row_numbers) or self._row_numbers[at] != number:
-            raise InputError(f"no row {number}: the manifest is not the one that the run was made of")
-        return at
+        """Return the position of the row with this number; raise an InputError if there is none."""
+        position = int(np.searchsorted(self._row_numbers, number))
+        if position == len(self._row_numbers) or self._row_numbers[position] != number:
+            raise InputError(
+                f"no row {number}: this is not the manifest of the run; pass the one that the run was made from"
+            )
+        return position
 
     @cached_property
     def _row_numbers(self) -> "npt.NDArray[np.int64]":
-        """Of the rows, ascending."""
+        """The numbers of the rows, ascending."""
         return np.asarray(self.table["row"].to_numpy(), np.int64)
 
     def resolve_path(self, path: str) -> str:
-        """Where an image is: a file inside the root, or a URL. InputError for a path that leads out of it."""
+        """Return the file or URL of a path; raise an InputError if it leads out of the root."""
         return self.path_resolver.resolve(path)
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """Where the paths in its rows lead. A dataset has no folder of its own: its masks are below the current one."""
+        """The rule for paths in the table. A dataset has no folder, so its masks lie below the working folder."""
         return PathResolver(self.root, confined=self.root is not None or self.images is not None)
 
 
-def build_manifest_from_files(
-    source: str | Path | Sequence[str | Path], root: str | Path | None = None, *, strict: bool = True
-) -> Manifest:
-    """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `build_manifest`."""
-    if (
-        isinstance(source, str | Path)
-        and Path(source).suffix.lower() in TABLE_SUFFIXES
-        and not glob.has_magic(str(source))
-    ):
-        table = _read_table_file(Path(source))
-        usual: Path | None = Path(source).parent
-    else:
-        table, usual = _list_files_as_table(source), None
-    base = usual if root is None else Path(root) if str(root) else None
-    return Manifest(add_row_columns(table, "the manifest", strict=strict), base)
+def hash_manifest(manifest: Manifest) -> str:
+    """Return 16 hex digits that change with any cell of a manifest."""
+    sha = hashlib.sha256()
+    stream = import_arrow().PythonFile(_HashingFile(sha), mode="w")
+    with import_arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
+        writer.write_table(manifest.table.combine_chunks().replace_schema_metadata())
+    return sha.hexdigest()[:16]
 
 
-def _read_table_file(path: Path) -> "pa.Table":
-    import_arrow("csv")
-    if not path.is_file():
-        what = describe_file_problem(path) if path.exists() else f"a file of {path.suffix} is named, and is not there"
-        raise InputError(f"there is no such manifest: {what}")
-    with read_errors_converted(f"the manifest: this is no {path.suffix[1:].upper()} table", quote_original=False):
-        return _parse_table_file(path)
+class _HashingFile:
+    """A file object that only hashes what is written to it."""
 
+    closed = False
 
-def _parse_table_file(path: Path) -> "pa.Table":
-    csv = import_arrow("csv")
-    try:
-        if path.suffix.lower() == ".parquet":
-            return read_parquet(path)
-        words = dict.fromkeys(("path", "id", "target"), import_arrow().string())  # also where all of them are numbers
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=words, strings_can_be_null=True))
-    except import_arrow().ArrowInvalid as error:
-        why = (
-            "; ".join(match[0] for match in SAFE_ARROW_MESSAGES.finditer(str(error)))
-            or "it is damaged, or of another kind"
-        )
-        raise InputError(f"the manifest: this is no {path.suffix[1:].upper()} table: {why}") from None
+    def __init__(self, sha: Any) -> None:
+        self._sha, self._size = sha, 0
 
+    def write(self, data: Any) -> int:
+        """Hash some bytes."""
+        self._sha.update(data)
+        self._size += len(data)
+        return len(data)
 
-def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table":
-    """Files as named, the images under a folder at any depth, those that a pattern matches; sorted, each once."""
-    pa, names = import_arrow(), _iter_file_names([source] if isinstance(source, str | Path) else source)
-    try:
-        pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, NAMES_PER_CHUNK)), [])]
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{_redact_name(error.object)!r}: a file's name that is not UTF-8; rename it, or leave it out"
-        ) from None
-    return pa.table({"path": pa.chunked_array(pieces, pa.string()).unique()})
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self._size
 
+    def flush(self) -> None:
+        """Do nothing: no bytes are buffered."""
 
-def _iter_file_names(sources: Sequence[str | Path]) -> Iterator[str]:
-    for one in map(str, sources):
-        if len(sources) == 1 and "://" not in one and not glob.has_magic(one) and not os.path.lexists(one):
-            raise InputError(f"{_redact_name(one)}: there is no such file or folder")
-        meant = sorted(list_image_paths(one, recursive=True))
-        if not meant:
-            raise InputError(f"{_redact_name(one)}: no image there")
-        yield from meant
-
-
-def _redact_name(name: str) -> str:
-    """As it was given; of a medical image, and a folder of some, a keyed hash."""
-    return pseudonymize_source(name) if is_scan_name(name) or is_scan(name) else name
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
 
 def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
-    """With the columns `sample`, `id` and `path` in front; an InputError for what cannot be a manifest.
+    """Put the columns `row`, `id` and `path` in front; raise an InputError for a table that is not a manifest.
 
-    Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
+    Without `strict`, empty paths, repeated ids and reserved column names are kept.
     """
-    with read_errors_converted(
-        f"{source_name}: it cannot be read", quote_original=False
-    ):  # a column's name may be no UTF-8
+    # the name of a column may be invalid UTF-8
+    with read_errors_converted(f"{source_name}: it cannot be read", quote_original=False):
         return _build_manifest_table(table, source_name, strict=strict)
 
 
@@ -222,58 +188,56 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
     pa, compute = import_arrow(), import_arrow("compute")
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
-        raise InputError(f"{source_name}: it has no row")
+        raise InputError(f"{source_name}: it has no rows; expected one row per image")
     paths = _cast_column(table["path"], pa.string(), "path", source_name)
     if not strict:
         paths = compute.coalesce(paths, pa.scalar(""))
     if compute.any(compute.is_null(paths)).as_py():
         raise InputError(f"{source_name}: row {compute.index(compute.is_null(paths), True).as_py()} has no path")
-    ids = (
-        compute.coalesce(_cast_column(table["id"], pa.string(), "id", source_name), paths)
-        if "id" in table.column_names
-        else paths
-    )
-    repeated = len(ids) - compute.count_distinct(ids).as_py()
-    if repeated and strict:
-        raise InputError(
-            f"{source_name}: {plural(repeated, 'row has', 'rows have')} the id of another; every row needs its own"
-        )
-    rest = [name for name in table.column_names if name not in ("row", "path", "id")]
+    ids = paths
+    if "id" in table.column_names:
+        ids = compute.coalesce(_cast_column(table["id"], pa.string(), "id", source_name), paths)
+    n_repeated = len(ids) - compute.count_distinct(ids).as_py()
+    if n_repeated and strict:
+        raise InputError(f"{source_name}: {plural(n_repeated, 'row repeats', 'rows repeat')} an id; ids must be unique")
+    other_names = [name for name in table.column_names if name not in ("row", "path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
-    columns |= {name: _convert_to_microseconds(table[name]) for name in rest}
-    if "target" in rest and pa.types.is_floating(table["target"].type):
-        # what pandas makes of numbers some of which are missing
-        whole = compute.if_else(compute.is_nan(table["target"]), None, table["target"])
-        columns["target"] = _cast_column(whole, pa.int64(), "target", source_name)
+    columns |= {name: _convert_to_microseconds(table[name]) for name in other_names}
+    if "target" in other_names and pa.types.is_floating(table["target"].type):
+        # pandas turns integers into floats where some are missing
+        integers = compute.if_else(compute.is_nan(table["target"]), None, table["target"])
+        columns["target"] = _cast_column(integers, pa.int64(), "target", source_name)
     return pa.table(columns)
 
 
 def _convert_to_microseconds(column: Any) -> Any:
-    """A time as Python has it, which knows no nanoseconds; one that needs them as text."""
-    pa, kind = import_arrow(), column.type
-    if getattr(kind, "unit", None) != "ns":
+    """Convert nanoseconds to microseconds, the resolution of Python, or to text if that would lose digits."""
+    pa, arrow_type = import_arrow(), column.type
+    if getattr(arrow_type, "unit", None) != "ns":
         return column
-    coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
+    microseconds = pa.timestamp("us", arrow_type.tz) if pa.types.is_timestamp(arrow_type) else pa.duration("us")
     try:
-        return column.cast(pa.time64("us") if pa.types.is_time64(kind) else coarse)
+        return column.cast(pa.time64("us") if pa.types.is_time64(arrow_type) else microseconds)
     except pa.ArrowInvalid:
-        return column.cast(pa.string()) if not pa.types.is_duration(kind) else column.cast(pa.int64())
+        return column.cast(pa.string()) if not pa.types.is_duration(arrow_type) else column.cast(pa.int64())
 
 
 def reserved_names(names: Sequence[str]) -> list[str]:
-    """Columns that a result has of its own: a query does not tell `Label` from `run_of_cell`."""
+    """Return the names that a run uses itself, in any case: SQL does not distinguish `Label` from `label`."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
 
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:
     if "path" not in names:
-        raise InputError(f"{source_name}: no column of {len(names)} is called 'path'; is its first row one of names?")
-    if strict and (own := reserved_names(names)):
-        raise InputError(f"{source_name}: the result has columns named {', '.join(own)} of its own; rename yours")
-    twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)
-    if twice:
+        raise InputError(f"{source_name}: no column of {len(names)} is called 'path'; does the first row hold names?")
+    if strict and (reserved := reserved_names(names)):
         raise InputError(
-            f"{source_name}: several columns are named {', '.join(twice)}, in large or small letters; rename them"
+            f"{source_name}: the names {', '.join(reserved)} are reserved for columns of the result; rename your columns"
+        )
+    repeated = sorted(name for name, count in Counter(map(str.lower, names)).items() if count > 1)
+    if repeated:
+        raise InputError(
+            f"{source_name}: several columns are called {', '.join(repeated)} (case is ignored); rename them"
         )
 
 
@@ -285,5 +249,5 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
 
 
 def import_arrow(submodule: str = "") -> Any:
-    """PyArrow, or a part of it; MissingExtraError names the extra that brings it."""
+    """Import PyArrow or one of its modules; raise a MissingExtraError if it is not installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

@@ -1,7 +1,4 @@
-"""Collection: a finished run, or what is there of one, as an Arrow table or explanation by explanation.
-
-Sight: the original of a row read again, and its map laid over it at the size of a thumbnail.
-"""
+"""Read the maps and images of a run, complete or not, as an Arrow table or one explanation at a time."""
 
 import html
 import os
@@ -40,33 +37,34 @@ if TYPE_CHECKING:
 class MapCollection:
     """The rows of a run, their maps and their images.
 
-    `dataset`: what the run was made of, as `run_batch` took it; the images are then read from there. `fetch`: whether images
-    that are not on this machine are fetched: those behind URLs, and datasets that the run names. Without it, reading a run
-    that someone else made contacts no other machine and downloads nothing.
+    `dataset` is the source of the run, as it was passed to `run_batch`; images are then read from there. `fetch` allows
+    images that are not on this machine to be fetched: those behind URLs, and datasets that the run names. Without it,
+    reading a received run contacts no other machine and downloads nothing.
     """
 
     def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:
         self.folder, self._source, self._open_lock = Path(folder), dataset, threading.Lock()
         self.fetch = fetch
-        facts = RunStore(folder).run_info
-        if facts is None and self.folder.is_file():
+        run_info = RunStore(folder).run_info
+        if run_info is None and self.folder.is_file():
             raise InputError(f"{folder}: it is a file; expected the folder of a run, as camscope batch writes it")
-        if facts is None:
-            raise InputError(f"{folder}: this is no run: it holds no run.json")
-        if wrong := [name for name, holds in _check_run_info(facts).items() if not holds]:
+        if run_info is None:
             raise InputError(
-                f"{self.folder / RUN_FILE}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
+                f"{folder}: it is not the folder of a run, since it holds no run.json; pass the output of a run"
             )
-        self.run_info: dict[str, Any] = facts
+        if invalid := [name for name, is_valid in _check_run_info(run_info).items() if not is_valid]:
+            raise InputError(f"{self.folder / RUN_FILE}: it is damaged: {', '.join(invalid)} is missing or invalid")
+        self.run_info: dict[str, Any] = run_info
 
     @property
     def dataset(self) -> "ds.Dataset":
-        """The rows, read when they are asked for."""
-        parts = [
-            str(RunStore(self.folder).part_path(chunk)) for chunk in sorted(RunStore(self.folder).finished_chunks())
-        ]
+        """The rows as an Arrow dataset, which reads them when needed."""
+        store = RunStore(self.folder)
+        parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
         if not parts:
-            raise InputError(f"{self.folder}: no part of the run is finished")
+            raise InputError(
+                f"{self.folder}: no part of the run is finished; wait for the first part, or start the run again"
+            )
         return open_map_parts(parts)
 
     def __len__(self) -> int:
@@ -75,7 +73,16 @@ class MapCollection:
             return int(rows.count_rows())
 
     def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
-        """All rows, or those for which an expression of PyArrow holds, or some of their columns."""
+        """Return rows as an Arrow table.
+
+        Args:
+            columns: The columns to read. None: all.
+            filter: A PyArrow expression for the rows to read. None: all.
+
+        Returns:
+            The table, in the order of the run.
+
+        """
         return read_rows(self.dataset, columns, filter)
 
     def query(
@@ -85,61 +92,71 @@ class MapCollection:
         limit: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> "pa.Table":
-        """The rows for which a condition holds: `score_function.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+        """Return the rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
 
-        `where`, `sort`: DuckDB's SQL over the columns of the run. Failed rows are rows too: `status = 'failed'`. Of the parts
-        only the columns that these name are read, and then of the chosen rows what is asked for, maps too.
+        Args:
+            where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status = 'failed'`.
+            sort: What to sort by, in SQL.
+            limit: The maximum number of rows.
+            columns: The columns to return. None: all, including the maps.
+
+        Returns:
+            The table. Only the columns of the condition are read for all rows.
+
+        Raises:
+            InputError: The query is not valid SQL, or names a column that the run does not have.
+
         """
         rows = self.dataset
         if unknown := [name for name in columns or () if name not in rows.schema.names]:
             raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
-        places = Query(where, sort, limit).find_positions(rows)
+        positions = Query(where, sort, limit).find_positions(rows)
         with translate_part_errors():
-            return RowReader(rows).take(places, columns)
+            return RowReader(rows).take(positions, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
-        """The maps; rows of images that failed have none."""
+        """Iterate over the maps. Rows of images that failed have none."""
         rows = self.dataset
-        for piece in RowReader(rows).iter_tables(Query().find_positions(rows)):
-            for row in table_to_dicts(piece):
+        for table in RowReader(rows).iter_tables(Query().find_positions(rows)):
+            for row in table_to_dicts(table):
                 if row["attribution"] is not None:
                     yield self.explanation(row)
 
     def read_image(self, row: Mapping[str, Any]) -> PixelArray:
-        """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
+        """Read the image of a row (H,W,3) again; raise an ImageError if it is missing or has changed since it was explained."""
         source = self.read_source(row)
         require_unchanged(row, source)
-        return read_display_image(source, self.run_info["made_with"].get("window"))
+        return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """ImageError where the images are those of a dataset that is not given, or would have to be fetched."""
+        """Raise an ImageError if images would have to be fetched, or belong to a dataset that was not passed."""
         with self._open_lock:
             _ = self._images
         if count := self.n_unfetched_images:
             raise ImageError(
                 f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine; to fetch "
-                "them pass --fetch (Python: fetch=True)"
+                "them, pass --fetch (Python: fetch=True)"
             )
 
     @property
     def n_unfetched_images(self) -> int:
-        """How many images are not on this machine, and not fetched because nobody asked for it."""
-        made = self.run_info["made_with"]["manifest"]
-        if self.fetch or self._source is not None or made["dataset"] == PSEUDONYMIZED_DATASET:
+        """The number of images that are not on this machine and may not be fetched."""
+        manifest = self.run_info["run_config"]["manifest"]
+        if self.fetch or self._source is not None or manifest["dataset"] == PSEUDONYMIZED_DATASET:
             return 0
-        if made["dataset"] is not None:
-            return int(made["rows"]) if made["dataset"].startswith(DATASET_PREFIXES) else 0
+        if manifest["dataset"] is not None:
+            return int(manifest["rows"]) if manifest["dataset"].startswith(DATASET_PREFIXES) else 0
         paths = self.dataset.to_table(columns=["path"])["path"].unique().to_pylist()
         return sum(path is not None and self.path_resolver.is_remote_path(path) for path in paths)
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """Where the paths in its rows lead."""
+        """The rule for the paths in the rows."""
         root = self.run_info["root"]
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
+        """Return the bytes of the file of a row, or its image of a dataset; raise an ImageError if it cannot be read."""
         path = row["path"]
         try:
             with self._open_lock:
@@ -151,10 +168,10 @@ class MapCollection:
             raise
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from (None if self.is_pseudonymized else error)
-        except Exception as error:  # a store's own package may raise anything
-            if self.is_pseudonymized:  # its words may be those of the file's name
-                why = getattr(error, "strerror", None) or type(error).__name__
-                raise ImageError(f"{path}: it cannot be read: {why}") from None
+        except Exception as error:  # the package of a store may raise anything
+            if self.is_pseudonymized:  # the message may contain the file name
+                reason = getattr(error, "strerror", None) or type(error).__name__
+                raise ImageError(f"{path}: it cannot be read: {reason}") from None
             if isinstance(error, InputError):
                 raise ImageError(str(error)) from error
             if not isinstance(error, OSError | ValueError):
@@ -163,59 +180,73 @@ class MapCollection:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether the run does not name its files."""
-        return bool(self.run_info["made_with"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
+        """Whether the rows do not name their files."""
+        return bool(self.run_info["run_config"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
     def source_manifest(self) -> Manifest | None:
-        """What the run was made of, where it was passed."""
+        """The manifest of the source that was passed, or None."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A row with its path and all columns as the manifest has them, where that is known."""
-        origin = self.source_manifest
-        return row if origin is None else {**row, **origin.row_by_number(row["row"])}
+        """Return a row with the path and columns of the manifest, if the source was passed."""
+        manifest = self.source_manifest
+        return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """Those of what was given, or of the dataset that the run names; None: the files that its rows name."""
-        named = self.run_info["made_with"]["manifest"]["dataset"]
+        """The images of the source that was passed, or of the dataset that the run names; None: the files of the rows."""
+        dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)
-            if named == PSEUDONYMIZED_DATASET:
+            if dataset_name == PSEUDONYMIZED_DATASET:
                 manifest = pseudonymize_manifest(manifest)
             return ImageAccessor(manifest) if manifest.images is None else manifest.images
-        if named is None:
+        if dataset_name is None:
             return None
-        if named == PSEUDONYMIZED_DATASET:
+        if dataset_name == PSEUDONYMIZED_DATASET:
+            raise ImageError("the run does not name its scans; pass the source of the run: BatchRun(folder, manifest)")
+        if not dataset_name.startswith(DATASET_PREFIXES):
             raise ImageError(
-                "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
+                f"the images are those of the dataset {dataset_name!r}; pass it: BatchRun(folder, dataset)"
             )
-        if not named.startswith(DATASET_PREFIXES):
-            raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
         if not self.fetch:
             raise ImageError(
-                f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch (Python: fetch=True), or "
-                "what the run was made of: Run(folder, dataset)"
+                f"the images are those of the dataset {dataset_name!r}, which is fetched on request only: pass --fetch "
+                "(Python: fetch=True), or the source of the run: BatchRun(folder, dataset)"
             )
-        return build_manifest(named).images  # never in a folder that the run names
+        return build_manifest(dataset_name).images  # never from a folder that the run names
 
     def explanation(self, row: Mapping[str, Any], image: PixelArray | None = None) -> Explanation:
-        """A row of the table with its map. `image`: its photograph, as `read_image` reads it; without, the map lies on grey."""
+        """Build the explanation of a row.
+
+        Args:
+            row: A row of `table` or `query`, as a dictionary.
+            image: The image of the row, as `read_image` returns it. None: the map is drawn on gray.
+
+        Returns:
+            The explanation, with the raw map at the resolution of its layer.
+
+        Raises:
+            InputError: The row has no map.
+
+        """
         with read_errors_converted(
             "a row of the run holds no map", quote_original=not self.is_pseudonymized, wrap_camscope_errors=True
         ):
             return check_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
-        made = self.run_info["made_with"]
-        grid, size = tuple(row["grid"]), tuple(row["input_size"])
-        placement = row["placement"]
-        settings = made["methods"].get(f"{row['method']} {row['parameters']}", {})
+        run_config = self.run_info["run_config"]
+        input_size = tuple(row["input_size"])
+        placement = None
+        if row["placement"] is not None:
+            matrix = np.array(row["placement"], np.float64).reshape(len(input_size), len(input_size) + 1)
+            placement = Placement(matrix, input_size, tuple(row["image_size"]))
         return Explanation(
-            attribution=np.array(row["attribution"], np.float32).reshape(grid),
+            attribution=np.array(row["attribution"], np.float32).reshape(tuple(row["grid"])),
             method=row["method"],
             target=self._target_index(row),
             label=row["label"],
@@ -223,19 +254,15 @@ class MapCollection:
             probability=row["probability"],
             layer=row["layer"],
             layout=None,
-            input_size=size,
-            placement=None
-            if placement is None
-            else Placement(
-                np.array(placement, np.float64).reshape(len(size), len(size) + 1), size, tuple(row["image_size"])
-            ),
+            input_size=input_size,
+            placement=placement,
             status=row["status"],
             notes=tuple(row["notes"]),
             name=row["id"],
             diagnostics={},
-            parameters=settings,
+            parameters=run_config["methods"].get(f"{row['method']} {row['parameters_digest']}", {}),
             versions=self.run_info["versions"],
-            model=made["model"]["digest"],
+            model=run_config["model"]["digest"],
             image=image,
             model_input_image=None,
             affine=None if row.get("affine") is None else np.array(row["affine"], np.float64).reshape(4, 4),
@@ -243,38 +270,36 @@ class MapCollection:
         )
 
     def _target_index(self, row: Mapping[str, Any]) -> int | None:
-        """The index of the class that was asked for, if it was a class."""
-        known, asked = self.run_info["categories"], row["target"]
-        if asked is not None and asked.isdecimal():
-            return int(asked)
-        return known.index(row["label"]) if row["label"] in known else None
+        """Return the index of the explained class, or None if the target is not a class."""
+        class_names, target = self.run_info["class_names"], row["target"]
+        if target is not None and target.isdecimal():
+            return int(target)
+        return class_names.index(row["label"]) if row["label"] in class_names else None
 
     @property
     def n_failed_rows(self) -> int:
-        """Rows without a map."""
+        """The number of rows without a map."""
         with translate_part_errors():
             return int(self.dataset.count_rows(filter=import_arrow("dataset").field("status") == FAILED))
 
     @property
     def summary(self) -> dict[str, str]:
-        """What the run is, in a few words each."""
-        made, done = self.run_info["made_with"], RunStore(self.folder).finished_chunks()
-        planned, chunk = made["manifest"]["rows"], made["chunk"]
-        there = sum(min(chunk, planned - one * chunk) for one in done)
-        without = self.n_failed_rows if done else 0
+        """Model, methods, targets, images and rows of the run, each as a short text."""
+        run_config, chunks = self.run_info["run_config"], RunStore(self.folder).finished_chunks()
+        n_planned, chunk_size = run_config["manifest"]["rows"], run_config["chunk_size"]
+        n_done = sum(min(chunk_size, n_planned - chunk * chunk_size) for chunk in chunks)
+        n_failed = self.n_failed_rows if chunks else 0
         return {
-            "model": f"{made['model']['source']} ({made['model']['digest'][:12]})",
-            "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in made["methods"]})),
-            "targets": ", ".join("the top class" if one is None else one for one in made["targets"]),
-            "images": f"{there:,}" if there == planned else f"{there:,} of {planned:,} so far",
-            "rows": f"{len(self) if done else 0:,}" + (f" ({without:,} without a map)" if without else ""),
+            "model": f"{run_config['model']['source']} ({run_config['model']['digest'][:12]})",
+            "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in run_config["methods"]})),
+            "targets": ", ".join("the top class" if target is None else target for target in run_config["targets"]),
+            "images": f"{n_done:,}" if n_done == n_planned else f"{n_done:,} of {n_planned:,} so far",
+            "rows": f"{len(self) if chunks else 0:,}" + (f" ({n_failed:,} without a map)" if n_failed else ""),
         }
 
     def __repr__(self) -> str:
-        said = self.summary
-        return (
-            f"<Run {self.folder}: images {said['images']}, rows {said['rows']}, {said['methods']} of {said['model']}>"
-        )
+        texts = self.summary
+        return f"<BatchRun {self.folder}: images {texts['images']}, rows {texts['rows']}, {texts['methods']} of {texts['model']}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -285,27 +310,28 @@ class MapCollection:
 
 
 def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
-    """What a run.json has, by name: whether this one has it."""
-    made, root = run_info["made_with"], run_info.get("root")
-    if not isinstance(made, Mapping):
-        return {"made_with": False}
-    model, manifest, targets = made.get("model"), made.get("manifest"), made.get("targets")
+    """Check the entries of a run.json: name of the entry -> whether it is valid."""
+    run_config, root = run_info["run_config"], run_info.get("root")
+    if not isinstance(run_config, Mapping):
+        return {"run_config": False}
+    model, manifest, targets = run_config.get("model"), run_config.get("manifest"), run_config.get("targets")
     return {
         "model": isinstance(model, Mapping) and all(isinstance(model.get(key), str) for key in ("source", "digest")),
-        "methods": isinstance(made.get("methods"), Mapping) and all(map(_is_mapping, made["methods"].values())),
-        "targets": isinstance(targets, list) and all(isinstance(one, str | None) for one in targets),
+        "methods": isinstance(run_config.get("methods"), Mapping)
+        and all(map(_is_mapping, run_config["methods"].values())),
+        "targets": isinstance(targets, list) and all(isinstance(target, str | None) for target in targets),
         "manifest": isinstance(manifest, Mapping)
         and _is_count(manifest.get("rows"))
         and isinstance(manifest.get("dataset", 0), str | None),
-        "chunk": _is_count(made.get("chunk")) and made["chunk"] > 0,
-        "window": isinstance(made.get("window"), str | None),
+        "chunk_size": _is_count(run_config.get("chunk_size")) and run_config["chunk_size"] > 0,
+        "window": isinstance(run_config.get("window"), str | None),
         "root": isinstance(root, Mapping)
         and isinstance(root.get("folder"), str)
         and isinstance(root.get("confined"), bool),
         "versions": _is_mapping(run_info.get("versions"))
         and all(isinstance(run_info["versions"].get(name), str) for name in ("camscope", "torch")),
-        "categories": isinstance(run_info.get("categories"), list)
-        and all(isinstance(one, str) for one in run_info["categories"]),
+        "class_names": isinstance(run_info.get("class_names"), list)
+        and all(isinstance(name, str) for name in run_info["class_names"]),
     }
 
 
@@ -318,50 +344,50 @@ def _is_count(value: object) -> bool:
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:
-    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at, a grey scan through the run's window.
+    """Return the display pixels of an image: (H,W,3), or (D,H,W) for a volume. A gray scan is shown through `window`.
 
-    ImageError where text may be part of a scan's picture.
+    Raises an ImageError if text may be burned into a scan.
     """
     if not isinstance(source, Path) and not is_scan(source):
         return read_photo(source).pixels
     scan = read_scan(source)
     if not scan.is_safe_to_display:
-        raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
+        raise ImageError(f"{scan.name}: it is not shown, since text may be burned into it")
     return convert_scan_to_display_pixels(scan, window)
 
 
 def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
-    """ImageError unless what a row is of is to the byte what was explained."""
+    """Raise an ImageError unless the source of a row is bit-exact what was explained."""
     if hash_source(source) != row["sha256"]:
         raise ImageError(f"{row['path']}: it has changed since it was explained")
 
 
-OVERSAMPLING = 2  # a map is drawn on so many pixels for one of the thumbnail
+OVERSAMPLING = 2  # pixels that are drawn per pixel of a thumbnail, in each direction
 
 
 def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
-    """The picture (H,W,3) of a row, or why it cannot be seen: a store's own package may raise anything."""
+    """Return the image (H,W,3) of a row, or None and the reason why it cannot be shown."""
     try:
         return maps.read_image(row), None
-    except Exception as error:
+    except Exception as error:  # the package of a store may raise anything
         return None, strip_file_name(error, PurePath(row["path"]).name)
 
 
 def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
-    """(h,w,3): a map over its photograph, or on grey, in `height` rows. A large photograph is made smaller before."""
-    place = explanation.placement
-    if place is None or explanation.attribution.ndim != 2:
+    """Draw a map over its image, or on gray, at a height of `height` pixels. A large image is reduced first."""
+    placement = explanation.placement
+    if placement is None or explanation.attribution.ndim != 2:
         return explanation.overlay(height=height)
-    bound, whole = OVERSAMPLING * height, place.image_size
-    factor = min(1.0, bound / whole[0], 2 * bound / whole[1])
+    max_height, full_size = OVERSAMPLING * height, placement.image_size
+    factor = min(1.0, max_height / full_size[0], 2 * max_height / full_size[1])
     if image is not None and factor < 1:
-        image = render.resize_to_fit(image, bound, 2 * bound)
-    now = [max(1, round(pixels * factor)) for pixels in whole] if image is None else image.shape[:2]
-    return replace(explanation, image=image, placement=place.on_resized_image(now)).overlay("image", height=height)
+        image = render.resize_to_fit(image, max_height, 2 * max_height)
+    size = [max(1, round(length * factor)) for length in full_size] if image is None else image.shape[:2]
+    return replace(explanation, image=image, placement=placement.on_resized_image(size)).overlay("image", height=height)
 
 
 def strip_file_name(error: Exception, name: str) -> str:
-    """A reason without the file's name in front, which the row has: so that equal reasons are equal."""
-    said = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
-    head, colon, rest = said.partition(": ")
-    return rest if colon and (head == "the file" or head.endswith(name)) else said
+    """Return the message of an error without the leading file name, so that equal reasons can be counted together."""
+    message = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
+    head, colon, reason = message.partition(": ")
+    return reason if colon and (head == "the file" or head.endswith(name)) else message

@@ -1,4 +1,4 @@
-"""Memory: how much of it images may take at a time while they are decoded, wait for their maps, and are drawn on."""
+"""A limit for the memory of images that are decoded, that wait for their maps, and that are drawn on."""
 
 import ctypes
 import weakref
@@ -9,32 +9,34 @@ from threading import Condition
 
 from camscope.explanation import PixelArray
 
-BYTES_PER_THREAD, MIN_BUDGET_BYTES = 2**28, 2**29  # bytes for work in progress: for each thread, and at least
-MAX_BUDGET_BYTES = 700_000_000  # bytes, however many threads there are: with what waits and the libraries, a process stays below 1.5 GB
-MAX_WAITING_BYTES = 2**27  # bytes of decoded images that wait to be drawn on; others are read again
-DECODING_BYTES_PER_PIXEL = 11  # bytes for each pixel of a file: Pillow's two copies, and ours
-DRAWING_BYTES_PER_PIXEL = 26  # bytes for each pixel of an overlay: values, their copies, colors, and the result
-TRIM_THRESHOLD_BYTES = 2**28  # bytes of work after which free memory is given back to the system
+BYTES_PER_THREAD, MIN_BUDGET_BYTES = 2**28, 2**29  # work in progress: per thread, and at least
+MAX_BUDGET_BYTES = (
+    700_000_000  # for any number of threads: with waiting images and libraries, a process needs under 1.5 GB
+)
+MAX_WAITING_BYTES = 2**27  # decoded images that wait to be drawn on; further images are read again
+DECODING_BYTES_PER_PIXEL = 11  # per pixel of a file: two copies of Pillow, and ours
+DRAWING_BYTES_PER_PIXEL = 26  # per pixel of an overlay: values, their copies, colors, and the result
+TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the system
 
 TrimFunction = Callable[[int], int]
 
 
 @cache
 def _find_malloc_trim() -> TrimFunction | None:
-    """The C library's function that gives free memory back; None where it has none."""
+    """Return `malloc_trim` of the C library, which returns free memory to the system, or None if there is none."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None
 
 
 def trim_free_memory(n_bytes: int) -> None:
-    """Give free memory back after work of many bytes: glibc keeps Pillow's for each thread that once decoded a large image."""
+    """Return free memory to the system after work of many bytes; glibc keeps it for each thread that decoded a large image."""
     if n_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
         trim(0)
 
 
 class MemoryBudget:
-    """Bytes that threads share. What needs more than all of them gets them alone: it waits, and others wait for it."""
+    """A number of bytes that threads share. A request for more than all of them waits until it can have all of them."""
 
     def __init__(self, num_threads: int) -> None:
         self._free = self._total = min(MAX_BUDGET_BYTES, max(MIN_BUDGET_BYTES, BYTES_PER_THREAD * num_threads))
@@ -43,7 +45,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, n_bytes: int) -> Iterator[None]:
-        """So many bytes for as long as the `with` lasts; ask for none inside it."""
+        """Reserve bytes for a `with` block. Do not nest reservations: they would wait for each other."""
         n_bytes = min(n_bytes, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= n_bytes)
@@ -57,15 +59,15 @@ class MemoryBudget:
                 self._changed.notify_all()
 
     def try_keep_waiting(self, *images: PixelArray | None) -> bool:
-        """Whether images may wait in memory until they are drawn on; they count until they are freed."""
-        known = [one for one in images if one is not None]
-        size = sum(one.nbytes for one in known)
+        """Return whether images may wait in memory until they are drawn on. They count until they are freed."""
+        arrays = [image for image in images if image is not None]
+        n_bytes = sum(array.nbytes for array in arrays)
         with self._changed:
-            if size > self._waiting_free:
+            if n_bytes > self._waiting_free:
                 return False
-            for one in known:
-                self._waiting_free -= one.nbytes
-                weakref.finalize(one, self._release_waiting, one.nbytes).atexit = False
+            for array in arrays:
+                self._waiting_free -= array.nbytes
+                weakref.finalize(array, self._release_waiting, array.nbytes).atexit = False
         return True
 
     def _release_waiting(self, n_bytes: int) -> None:

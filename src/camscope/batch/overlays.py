@@ -1,4 +1,4 @@
-"""Pictures: overlays that a run writes beside its maps, drawn and encoded while the model goes on."""
+"""Overlays of a run, drawn and encoded by threads while the model runs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,28 +17,43 @@ from camscope.errors import InputError
 from camscope.explanation import Explanation, PixelArray
 from camscope.safe_files import build_output_path, write_bytes
 
-MAX_OVERLAY_PIXELS = 25_000_000  # pixels of an overlay: of a larger image it is drawn at so many
-IMAGES_PER_FOLDER = 1000  # images whose overlays lie in one folder: file systems and viewers are slow with more
+MAX_OVERLAY_PIXELS = 25_000_000  # a larger overlay is drawn at a reduced size
+IMAGES_PER_FOLDER = 1000  # more files per folder make file systems and viewers slow
 
 
 @dataclass(frozen=True)
 class Background:
-    """What a map is drawn on: the image, and what the model saw of it; read when it is drawn. `n_pixels`: of the image."""
+    """What a map is drawn on.
+
+    Attributes:
+        read_images: Returns the image and the image that the model saw. Called when the overlay is drawn.
+        n_pixels: The number of pixels of the image.
+        in_memory: Whether the images are already decoded.
+
+    """
 
     read_images: Callable[[], tuple[PixelArray | None, PixelArray | None]]
     n_pixels: int
-    in_memory: bool = True  # in memory
+    in_memory: bool = True
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that it takes to draw on it."""
+        """The memory in bytes that drawing needs."""
         drawing = DRAWING_BYTES_PER_PIXEL * min(self.n_pixels, MAX_OVERLAY_PIXELS)
         return drawing if self.in_memory else max(drawing, DECODING_BYTES_PER_PIXEL * self.n_pixels)
 
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """`image_format`: jpg, png or webp; `height`: rows of a picture, default the image's own; `output_names`: what tells maps apart."""
+    """Writes overlays into the folder of a run.
+
+    Attributes:
+        folder: The folder of the run.
+        image_format: "jpg", "png" or "webp".
+        output_names: Builds the names of the files.
+        height: Height of an overlay in pixels. None: the height of the image.
+
+    """
 
     folder: Path
     image_format: str
@@ -48,37 +63,37 @@ class OverlayWriter:
     def __post_init__(self) -> None:
         if f".{self.image_format}" not in render.IMAGE_FORMATS:
             raise InputError(
-                f"overlays={self.image_format!r}; expected {', '.join(one[1:] for one in render.IMAGE_FORMATS)}"
+                f"overlays={self.image_format!r}; expected {', '.join(suffix[1:] for suffix in render.IMAGE_FORMATS)}"
             )
         if self.height is not None:
             render.check_image_height("overlay_height", self.height)
 
     @contextmanager
     def open_queue(self, num_threads: int, memory: MemoryBudget) -> Iterator["OverlayQueue"]:
-        """Inside, overlays of rows are drawn by so many threads."""
+        """Open a queue of overlays that `num_threads` threads draw. The `with` block ends when all are drawn."""
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
     def write(self, path: Path, explanation: Explanation, background: Background, memory: MemoryBudget) -> None:
-        """The picture is not synced, as a part is: it can be drawn again from the map."""
+        """Draw and write an overlay. It is not synced to disk, since it can be drawn again from the map."""
         with memory.reserve(background.memory_bytes):
             data = self._render(path.suffix, explanation, background)
         write_bytes(path, data, sync=False)
 
     def _render(self, suffix: str, explanation: Explanation, background: Background) -> bytes:
-        image, seen = background.read_images()
+        image, model_input_image = background.read_images()
         if image is not None and explanation.attribution.ndim == 2:
             image = limit_pixels(image)
         if image is not None and explanation.placement is not None:
             size = image.shape[: len(explanation.placement.image_size)]
             explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
         return render.encode_image(
-            replace(explanation, image=image, model_input_image=seen).annotated_image(self.height), suffix
+            replace(explanation, image=image, model_input_image=model_input_image).annotated_image(self.height), suffix
         )
 
 
 def limit_pixels(image: PixelArray) -> PixelArray:
-    """(H,W,3): the same picture in at most `MAX_OVERLAY_PIXELS` pixels."""
+    """Return the image (H,W,3), reduced to at most `MAX_OVERLAY_PIXELS` pixels."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image
@@ -87,7 +102,7 @@ def limit_pixels(image: PixelArray) -> PixelArray:
 
 
 class OverlayQueue:
-    """Overlays that are being drawn, no more of them waiting than can soon be drawn."""
+    """Overlays that threads draw. A call waits if too many of them are pending."""
 
     def __init__(self, writer: OverlayWriter, pool: ThreadPoolExecutor, max_waiting: int, memory: MemoryBudget) -> None:
         self._memory = memory
@@ -95,7 +110,7 @@ class OverlayQueue:
         self._pending: dict[str, Future[None]] = {}
 
     def __call__(self, row: Mapping[str, Any], explanation: Explanation, background: Background) -> str:
-        """Draw a row's overlay, soon: its path inside the run's folder."""
+        """Queue the overlay of a row, and return its path inside the folder of the run."""
         names = (
             OVERLAYS_FOLDER,
             f"{row['row'] // IMAGES_PER_FOLDER:06d}",
@@ -103,16 +118,16 @@ class OverlayQueue:
         )
         name, path = "/".join(names), build_output_path(self._writer.folder, *names)
         self._free_slots.acquire()
-        drawn = self._pool.submit(self._writer.write, path, explanation, background, self._memory)
-        drawn.add_done_callback(lambda _: self._free_slots.release())
-        self._pending[name] = drawn
+        future = self._pool.submit(self._writer.write, path, explanation, background, self._memory)
+        future.add_done_callback(lambda _: self._free_slots.release())
+        self._pending[name] = future
         return name
 
     def wait_and_report(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait until all are there; of one that cannot be drawn the row says why. A disk that is full ends the run."""
-        why = {name: error for name, drawn in self._pending.items() if (error := drawn.exception()) is not None}
+        """Wait for all overlays. One that cannot be drawn becomes a note of its row; a full disk ends the run."""
+        errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
-            error = why.get(row.get("overlay", ""))
+            error = errors.get(row.get("overlay", ""))
             if isinstance(error, OSError):
                 raise error
             if error is not None:

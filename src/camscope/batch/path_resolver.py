@@ -1,4 +1,4 @@
-"""Locations: one rule for where the paths in a table may lead, and what may be opened there."""
+"""`PathResolver`: where the paths in a table may lead, and what may be opened there."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from camscope.images.files.source_files import MAX_FILE_BYTES, PHOTO_SUFFIXES, i
 from camscope.optional import require
 from camscope.safe_files import check_regular_file, open_regular_file
 
-# URL schemes that never read a file of this machine. Not among them: hdfs and sftp, which can be configured to do so.
+# URL schemes that never read a file of this machine. hdfs and sftp are missing, since they can be configured to do so.
 REMOTE_SCHEMES = frozenset(
     (
         "abfs", "abfss", "adl", "az", "box", "dbfs", "dropbox", "ftp", "gcs", "gdrive", "gist", "github", "gs", "hf", "http",
@@ -21,16 +21,19 @@ REMOTE_SCHEMES = frozenset(
 )  # fmt: skip
 WRAPPER_SCHEMES = frozenset(
     ("blockcache", "cached", "filecache", "simplecache", "tar", "zip")
-)  # of another: zip://a.png::s3://…
+)  # around another URL: zip://a.png::s3://…
 NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Resolve and read the paths in a table: images, masks, evidence.
+    """Resolve and read the paths in a table: images and masks.
 
-    `root`: the folder that relative paths begin in; None: the current one. `confined`: whether every path must stay in `root`,
-    behind all links, and every URL must be one of a remote store. `fetch`: whether other machines may be asked.
+    Attributes:
+        root: The folder where relative paths begin. None: the working folder.
+        confined: Whether every path must stay in `root`, after symlinks are resolved, and every URL must name a remote store.
+        fetch: Whether other machines may be contacted.
+
     """
 
     root: Path | None = None
@@ -38,44 +41,44 @@ class PathResolver:
     fetch: bool = True
     _real_folders: dict[str, str] = field(
         default_factory=dict, repr=False, compare=False
-    )  # thousands of files share one
+    )  # a cache: many files share a folder
 
     def resolve(self, path: str) -> str:
-        """The file, folder or URL that a path means; InputError where it leads out of `root`."""
+        """Return the file, folder or URL of a path; raise an InputError if it leads out of `root`."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
-                    f"{path}: only URLs of remote stores, such as https:// and s3://, may be named here, for others can lead out "
-                    f"of {self._base_folder}; name the path, or pass --anywhere"
+                    f"{path}: expected the URL of a remote store, such as https:// or s3://, since other URLs can lead out of "
+                    f"{self._base_folder}; use a path, or pass --anywhere"
                 )
             return path
-        where = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much as a small file
+        location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
         if self.confined:
-            file = str(split_selector(where)[0]) if "#" in path else where
-            for one in (file, *_list_linked_companions(file)):
-                if not self._is_inside(one):
+            file = str(split_selector(location)[0]) if "#" in path else location
+            for part in (file, *_list_linked_companions(file)):
+                if not self._is_inside(part):
                     raise InputError(f"{path}: it leads out of {self._base_folder}; move it there, or pass --anywhere")
-        return where
+        return location
 
     def read(self, path: str) -> bytes | Path:
-        """The bytes of a file; of a scan, which may be a part of a file or many files, its place.
+        """Return the bytes of a file, or the path of a scan, which may be several files or a part of one.
 
-        InputError where the path leads out of `root`; ImageError where it is not on this machine, and is not fetched; OSError
-        where there is no such file, or it is a pipe or a device.
+        Raises an InputError if the path leads out of `root`, and an ImageError if it would have to be fetched while `fetch`
+        is off. Raises an OSError if there is no such file, or if it is a pipe or a device.
         """
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(
-                f"{path}: it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"
+                f"{path}: it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"
             )
         return read_image_source(self.resolve(path))
 
     def resolve_or_fetch(self, path: str) -> str | bytes:
-        """Where a file is, or the bytes behind a URL; errors as of `read`."""
-        found = self.read(path) if is_url(path) else self.resolve(path)
-        return str(found) if isinstance(found, Path) else found
+        """Return the path of a file, or the bytes behind a URL; raise the same errors as `read`."""
+        source = self.read(path) if is_url(path) else self.resolve(path)
+        return str(source) if isinstance(source, Path) else source
 
     def is_remote_path(self, path: str) -> bool:
-        """Whether another machine has to be asked for a path; nothing is looked up."""
+        """Return whether a path leads to another machine, without contacting it."""
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118
 
     @property
@@ -90,7 +93,7 @@ class PathResolver:
             return False
 
     def _real_path(self, path: str) -> str:
-        """Behind all links; the folder of a file that is no link is looked up once."""
+        """Resolve symlinks. The folder of a file that is not a symlink is resolved only once."""
         folder, name = os.path.split(path)
         if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
             return os.path.realpath(path)
@@ -103,38 +106,41 @@ class PathResolver:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is handed to fsspec."""
+    """Return whether a path is a URL, which fsspec reads."""
     return "://" in path
 
 
 def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
-    """Whether Windows would log in to another machine for a path."""
+    """Return whether a path is a network share, for which Windows would contact another machine."""
     return windows and NETWORK_SHARE.match(path) is not None
 
 
 def is_remote_store_url(url: str) -> bool:
-    """Whether every link of a URL, as in `zip://a.png::s3://bucket/b.zip`, leads to a known remote store.
+    """Return whether every element of a URL chain such as `zip://a.png::s3://bucket/b.zip` uses a known remote scheme.
 
-    Known means listed: fsspec takes anything that it does not know, such as a word with a capital, for a local file.
+    Only listed schemes are known, since fsspec treats an unknown scheme, such as one in capitals, as a local file.
     """
-    *wrappers, last = (link.partition("://") for link in url.split("::"))
-    return all(scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and there) for scheme, there, _ in wrappers) and (
-        last[0] in REMOTE_SCHEMES and bool(last[1])
-    )
+    *wrappers, last = (element.partition("://") for element in url.split("::"))
+    return all(
+        scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and bool(separator)) for scheme, separator, _ in wrappers
+    ) and (last[0] in REMOTE_SCHEMES and bool(last[1]))
 
 
 def _list_linked_companions(file: str) -> Iterator[str]:
-    """Files that are read together with one: those in a folder of slices, and those beside an .mhd, which names one of them."""
+    """List symlinks that are read together with a file: those in a folder of slices, or in the folder of an .mhd file."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
     folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
     if folder is not None:
-        with suppress(OSError), os.scandir(folder or os.curdir) as entries:  # what cannot be listed cannot be read
+        with (
+            suppress(OSError),
+            os.scandir(folder or os.curdir) as entries,
+        ):  # a folder that cannot be listed cannot be read
             yield from (entry.path for entry in entries if entry.is_symlink())
 
 
 def read_image_source(location: str) -> bytes | Path:
-    """The bytes of a file or behind a URL; of a scan on this machine its place."""
+    """Return the bytes of a file or URL, or the path of a scan on this machine."""
     if is_url(location) or location.lower().endswith(PHOTO_SUFFIXES):
         return read_location_bytes(location)
     file = split_selector(location)[0]
@@ -147,11 +153,11 @@ def read_image_source(location: str) -> bytes | Path:
 
 
 def read_location_bytes(location: str) -> bytes:
-    """The bytes of a file, or those behind a URL, such as `s3://bucket/cat.jpg`: fsspec reads that, with the store's package."""
+    """Return the bytes of a file or URL. fsspec reads URLs such as `s3://bucket/cat.jpg` with the package of the store."""
     if not is_url(location):
-        with open_regular_file(location, MAX_FILE_BYTES) as plain:
-            return plain.read()
+        with open_regular_file(location, MAX_FILE_BYTES) as local_file:
+            return local_file.read()
     fsspec = require("fsspec", extra="batch")
     with fsspec.open(location, "rb") as file:
-        found: bytes = file.read()
-    return found
+        data: bytes = file.read()
+    return data

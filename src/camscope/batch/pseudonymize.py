@@ -1,23 +1,26 @@
-"""Private: a manifest of scans whose rows say nothing of a patient, for runs that others may see."""
+"""Pseudonymized manifests: rows that name no file and no patient, for runs that others may see."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from camscope.batch.image_loading import read_row_source
 from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, import_arrow
+from camscope.batch.options import PrivacyOptions
 from camscope.errors import InputError
+from camscope.explainers.core.inputs import accepts_scans
 from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.scans.scan_reader import is_scan
 
 
+@dataclass(frozen=True, eq=False)
 class ImageAccessor:
-    """The files of a manifest, or a dataset's images, by their rows, which the run itself does not name."""
+    """The images of a manifest by row number, for a pseudonymized manifest that does not name them."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    manifest: Manifest
 
     def __getitem__(self, index: int) -> Any:
         if self.manifest.images is not None:
@@ -25,52 +28,65 @@ class ImageAccessor:
         return read_row_source(self.manifest, self.manifest.table["path"][self.manifest.row_position(index)].as_py())
 
 
+def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
+    """Return the manifest as the privacy profile allows a run to write it.
+
+    Without a profile, a run is pseudonymized if any path is that of a scan, or if the preprocessing takes scans.
+    """
+    reads_scans = accepts_scans(preprocess) and manifest.images is None
+    if privacy.profile == "research" or (privacy.profile is None and (reads_scans or contains_scans(manifest))):
+        return pseudonymize_manifest(manifest, privacy.keep_columns)
+    if privacy.keep_columns:
+        raise InputError("keep_columns belongs to the profile 'research': every other run keeps all columns")
+    return manifest
+
+
 def contains_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image, by its name or its first bytes, or of a folder, which is a series."""
+    """Return whether any path is that of a scan, by its suffix or first bytes, or of a folder (a series)."""
     if manifest.images is not None:
         return False
     compute, paths = import_arrow("compute"), manifest.table["path"]
-    if compute.any(compute.match_substring_regex(paths, rf"(?i)({_suffix_pattern(SCAN_SUFFIXES)})(#\d+)?$")).as_py():
+    scan_pattern = rf"(?i)({_build_suffix_pattern(SCAN_SUFFIXES)})(#\d+)?$"
+    if compute.any(compute.match_substring_regex(paths, scan_pattern)).as_py():
         return True
-    unnamed = compute.invert(compute.match_substring_regex(paths, rf"(?i)({_suffix_pattern(PHOTO_SUFFIXES)})$|://"))
-    return any(_is_scan(manifest, one.as_py()) for one in paths.filter(unnamed))
+    photo_pattern = rf"(?i)({_build_suffix_pattern(PHOTO_SUFFIXES)})$|://"
+    other_paths = paths.filter(compute.invert(compute.match_substring_regex(paths, photo_pattern)))
+    return any(_is_scan_path(manifest, path.as_py()) for path in other_paths)
 
 
-def _is_scan(manifest: Manifest, path: str) -> bool:
-    """A folder, or a scan by its bytes; of what leads out of the root nothing is read."""
+def _is_scan_path(manifest: Manifest, path: str) -> bool:
+    """Return whether a path is a folder or holds a scan. A path outside the root is not read."""
     try:
-        place = manifest.resolve_path(path)
+        location = manifest.resolve_path(path)
     except InputError:
         return False
-    return split_selector(place)[0].is_dir() or is_scan(place)
+    return split_selector(location)[0].is_dir() or is_scan(location)
 
 
-def _suffix_pattern(suffixes: Sequence[str]) -> str:
+def _build_suffix_pattern(suffixes: Sequence[str]) -> str:
     return "|".join(map(re.escape, suffixes))
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """The same images with `scan-` and a keyed hash for their paths, and for ids that were not given.
+    """Replace each path, and each id that is a path, by `scan-` and a keyed hash.
 
-    Of the other columns `format_target` and those to `keep_columns` go along, by name: what is not allowed is not there.
+    Of the other columns, only `target` and `keep_columns` remain.
     """
     if unknown := [name for name in keep_columns if name not in manifest.extra_columns]:
-        raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.extra_columns) or 'none'}")
-    pa, table = import_arrow(), manifest.table
-    places = (_pseudonym_source(manifest, path) for path in table["path"].to_pylist())
-    names = pa.array([pseudonymize_source(place) for place in places], pa.string())
-    given = import_arrow("compute").not_equal(table["id"], table["path"])
-    columns = {
-        "row": table["row"],
-        "id": import_arrow("compute").if_else(given, table["id"], names),
-        "path": names,
-    }
+        raise InputError(
+            f"no column {unknown[0]!r} to keep; the columns are {', '.join(manifest.extra_columns) or 'none'}"
+        )
+    pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
+    identifiers = (_identify_source(manifest, path) for path in table["path"].to_pylist())
+    names = pa.array([pseudonymize_source(identifier) for identifier in identifiers], pa.string())
+    has_own_id = compute.not_equal(table["id"], table["path"])
+    columns = {"row": table["row"], "id": compute.if_else(has_own_id, table["id"], names), "path": names}
     columns |= {name: table[name] for name in table.column_names if name in ("target", *keep_columns)}
     return Manifest(pa.table(columns), None, ImageAccessor(manifest), PSEUDONYMIZED_DATASET)
 
 
-def _pseudonym_source(manifest: Manifest, path: str) -> str | bytes:
-    """What a reader would hash: an absolute path, a URL as it is; of a dataset, which has a name, the number in it."""
+def _identify_source(manifest: Manifest, path: str) -> str | bytes:
+    """Return what is hashed for a pseudonym: an absolute path, a URL, or the number of an image in a named dataset."""
     if manifest.images is not None:
         return f"{manifest.dataset}{path}".encode()
     return path if "://" in path else str((manifest.root or Path.cwd()) / path)

@@ -1,4 +1,4 @@
-"""Query: which rows of a run are meant, in SQL's words, which can read nothing but the run."""
+"""Query the rows of a run in SQL that can read nothing but the run."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,27 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 RowPositions = NDArray[np.int64]
-POSITION_COLUMN = '"camscope: place"'  # where a row stands in the run, under a name that no manifest gives a column
+POSITION_COLUMN = '"camscope: position"'  # the position of a row, under a name that no manifest uses
 SECURITY_SETTINGS = (
-    "SET python_enable_replacements = false",  # a name is a column, never a variable of the caller's
+    "SET python_enable_replacements = false",  # names mean columns, never Python variables
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
-ROWS_PER_FETCH = 4096  # rows of a stream that are Python's at a time
+ROWS_PER_FETCH = 4096  # rows that are converted to Python at a time
 
 
 @dataclass(frozen=True)
 class Query:
-    """`where`: a condition, as `label = 'nodule' and probability < 0.6`; `sort`: as `probability desc, id`; `limit`: how many.
+    """A selection of rows in DuckDB's SQL over the columns of a run.
 
-    Both are DuckDB's SQL over the run's columns. Rows that `sort` leaves equal stay in the run's order.
+    Attributes:
+        where: A condition, such as `label = 'nodule' and probability < 0.6`. None: all rows.
+        sort: What to sort by, such as `probability desc, id`. Equal rows stay in the order of the run.
+        limit: The maximum number of rows. None: no limit.
+
+    >>> Query("probability < 0.6", "id", 10).description
+    'where probability < 0.6, sorted by id, the first 10'
+
     """
 
     where: str | None = None
@@ -44,51 +51,50 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.limit is not None and not 1 <= self.limit < 2**63:
-            raise InputError(f"limit={self.limit}; expected 1 row or more, and less than 2**63")
-        for name, given in (("where", self.where), ("sort", self.sort)):
-            if given is not None and not given.strip():
-                raise InputError(f"{name} is empty; expected SQL, as label = 'nodule', or nothing at all")
+            raise InputError(f"limit={self.limit}; expected at least 1 row, and less than 2**63")
+        for name, sql in (("where", self.where), ("sort", self.sort)):
+            if sql is not None and not sql.strip():
+                raise InputError(f"{name} is empty; expected SQL, such as label = 'nodule', or None")
 
     @property
     def description(self) -> str:
-        """The query in a line."""
+        """The query in one line."""
         parts = {"where": self.where, "sorted by": self.sort, "the first": self.limit}
-        return ", ".join(f"{name} {given}" for name, given in parts.items() if given is not None)
+        return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def count_matching(self, dataset: "ds.Dataset") -> int:
-        """How many rows `where` holds for, whatever the limit is."""
+        """Count the rows for which `where` holds, without the limit."""
         if self.where is None:
             return int(dataset.count_rows())
-        with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as found:
-            return int(found.fetchone()[0])
+        with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as result:
+            return int(result.fetchone()[0])
 
     def find_positions(self, dataset: "ds.Dataset") -> RowPositions:
-        """The rows' numbers in the run, in the order of `sort`. Only columns that the query names are read."""
+        """Return the positions of the rows in the run, in the order of `sort`. Only columns of the query are read."""
         if self.where is None and self.sort is None:
             with translate_part_errors():
                 count = int(dataset.count_rows())
-                if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * sum(
-                    Path(file).stat().st_size for file in dataset.files
-                ):
+                n_bytes = sum(Path(file).stat().st_size for file in dataset.files)
+                if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * n_bytes:
                     raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: it is damaged")
             return np.arange(count if self.limit is None else min(count, self.limit))
-        with self._execute(dataset, POSITION_COLUMN) as found:
-            return np.asarray(found.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
+        with self._execute(dataset, POSITION_COLUMN) as result:
+            return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
 
     def iter_rows(self, dataset: "ds.Dataset", columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """The rows one by one. `columns`: what to read, each a column or an expression of SQL."""
-        with self._execute(dataset, ", ".join(columns)) as found:
-            while some := found.fetchmany(ROWS_PER_FETCH):
-                yield from some
+        """Iterate over the rows. `columns` are the columns or SQL expressions to read."""
+        with self._execute(dataset, ", ".join(columns)) as result:
+            while rows := result.fetchmany(ROWS_PER_FETCH):
+                yield from rows
 
     @contextlib.contextmanager
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
-        """DuckDB's answer, while it is open."""
+        """Execute the query, and yield the result of DuckDB while its connection is open."""
         duckdb = require("duckdb", extra="batch")
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", dataset)
-            for lock in SECURITY_SETTINGS:
-                connection.execute(lock)
+            for setting in SECURITY_SETTINGS:
+                connection.execute(setting)
             try:
                 self._check_statements(connection)
                 yield connection.execute(self._build_sql(columns, ignore_limit))
@@ -96,52 +102,54 @@ class Query:
                 raise InputError(self._format_error(error, dataset)) from error
 
     def _build_sql(self, columns: str, ignore_limit: bool) -> str:
-        made = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
-        made += "" if self.where is None else f" WHERE (\n{self.where}\n)"
+        sql = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
+        sql += "" if self.where is None else f" WHERE (\n{self.where}\n)"
         if not ignore_limit:
-            made += " ORDER BY " + ("" if self.sort is None else f"{self.sort}\n, ") + POSITION_COLUMN
-            made += "" if self.limit is None else f" LIMIT {self.limit}"
-        return made
+            sql += " ORDER BY " + ("" if self.sort is None else f"{self.sort}\n, ") + POSITION_COLUMN
+            sql += "" if self.limit is None else f" LIMIT {self.limit}"
+        return sql
 
     def _check_statements(self, connection: Any) -> None:
-        """What is given is one condition, alone and in brackets, so that it ends neither; and a list to sort by."""
-        forms = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
-        if self.sort is not None:  # what could follow an order, as a limit, fails where another column follows
-            forms.append(f"SELECT 1 ORDER BY {self.sort}")
-        for form in forms:
-            if len(connection.extract_statements(form)) != 1:
+        """Raise an InputError unless `where` is one condition and `sort` is one list, which cannot close their brackets."""
+        statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
+        if self.sort is not None:  # a clause such as LIMIT would fail before a further column
+            statements.append(f"SELECT 1 ORDER BY {self.sort}")
+        for sql in statements:
+            if len(connection.extract_statements(sql)) != 1:
                 raise InputError(f"the query ({self.description}) holds several statements; expected one condition")
 
     def _format_error(self, error: Exception, dataset: "ds.Dataset") -> str:
-        said = str(error).partition("\n")[0].partition(": ")[2] or str(error)
-        return f"the query ({self.description}): {said.rstrip('.!')}; the columns are {', '.join(dataset.schema.names)}"
+        message = str(error).partition("\n")[0].partition(": ")[2] or str(error)
+        columns = ", ".join(dataset.schema.names)
+        return f"the query ({self.description}): {message.rstrip('.!')}; the columns are {columns}"
 
 
 class RowReader:
-    """The rows of a run by their numbers: of the parts, and of these the groups, only those that hold any are read."""
+    """Read rows of a run by their positions. Only row groups with requested rows are read."""
 
     def __init__(self, dataset: "ds.Dataset") -> None:
         self._schema, self._checked_files = dataset.schema, set[str]()
         with translate_part_errors():
-            self._row_groups = [piece for part in dataset.get_fragments() for piece in part.split_by_row_group()]
-            sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._row_groups]
+            fragments = dataset.get_fragments()
+            self._row_groups = [group for fragment in fragments for group in fragment.split_by_row_group()]
+            sizes = [sum(part.num_rows for part in group.row_groups) for group in self._row_groups]
         self._group_starts = np.cumsum([0, *sizes])
 
     def take(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
-        """Rows in the order of their numbers in `positions`."""
+        """Return the rows at these positions, in this order."""
         order = np.argsort(positions, kind="stable")
-        found = list(self.iter_tables(positions[order], columns))
-        table = import_arrow().concat_tables(found) if found else self._schema.empty_table()
+        tables = list(self.iter_tables(positions[order], columns))
+        table = import_arrow().concat_tables(tables) if tables else self._schema.empty_table()
         if columns is not None:
             table = table.select(list(columns))
         return table.take(np.argsort(order, kind="stable"))
 
     def iter_tables(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
-        """Rows with rising numbers, a table for each piece of the run."""
-        which = np.searchsorted(self._group_starts, positions, side="right") - 1
-        for own in np.split(positions, np.flatnonzero(np.diff(which)) + 1):
-            if len(own):
-                number = int(np.searchsorted(self._group_starts, own[0], side="right")) - 1
+        """Iterate over the rows at ascending positions, with one table per row group."""
+        group_numbers = np.searchsorted(self._group_starts, positions, side="right") - 1
+        for group_positions in np.split(positions, np.flatnonzero(np.diff(group_numbers)) + 1):
+            if len(group_positions):
+                number = int(np.searchsorted(self._group_starts, group_positions[0], side="right")) - 1
                 names = None if columns is None else list(columns)
                 path = self._row_groups[number].path
                 with translate_part_errors(path):
@@ -149,12 +157,12 @@ class RowReader:
                         check_parquet([path])
                         self._checked_files.add(path)
                     table = require_key_columns(self._row_groups[number].to_table(schema=self._schema, columns=names))
-                    chosen = table.take(own - self._group_starts[number])
-                yield chosen
+                    rows = table.take(group_positions - self._group_starts[number])
+                yield rows
 
 
 def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.Dataset":
-    """Files of rows as one dataset, of which nothing is read yet; an InputError where one is no Parquet file."""
+    """Open part files as one dataset without reading rows; raise an InputError for a file that is not Parquet."""
     with translate_part_errors():
         rows = import_arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
         if schema is None:
@@ -163,34 +171,34 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
 
 
 def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
-    """The same of parts of a run of maps; an InputError where one of its columns is missing."""
+    """Open parts of a run of maps; raise an InputError if a column of such a run is missing."""
     rows = open_parts(parts)
     if missing := [name for name in column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
         raise InputError(
-            f"the parts of the run have no column {', '.join(missing)}: they are damaged, or another program's"
+            f"the parts of the run have no column {', '.join(missing)}: they are damaged or belong to another program"
         )
     return rows
 
 
 def _require_column_types(schema: "pa.Schema") -> None:
-    """InputError where a column of ours holds something else than ours do, or two have one name."""
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise InputError(f"several columns are named {', '.join(twice)}")
-    for name, kind in column_types().items():
-        if name in schema.names and not _is_same_type(schema.field(name).type, kind):
-            raise InputError(f"its column {name} holds {schema.field(name).type}; expected {kind}")
+    """Raise an InputError if a column of a run has another type, or if two columns have the same name."""
+    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if repeated:
+        raise InputError(f"several columns are named {', '.join(repeated)}")
+    for name, expected in column_types().items():
+        if name in schema.names and not _is_same_type(schema.field(name).type, expected):
+            raise InputError(f"its column {name} holds {schema.field(name).type}; expected {expected}")
 
 
 def _is_same_type(actual: "pa.DataType", expected: "pa.DataType") -> bool:
-    """Whether columns are of one type, whatever the values of a list are called."""
+    """Return whether two types are equal, apart from the names of list items."""
     if not import_arrow().types.is_list(expected):
         return bool(actual == expected)
     return bool(import_arrow().types.is_list(actual) and actual.value_type == expected.value_type)
 
 
 def require_key_columns(table: "pa.Table") -> "pa.Table":
-    """The same table; InputError where a row lacks what tells it from others."""
+    """Return the table; raise an InputError if a row has no value in a column that identifies it."""
     for name in REQUIRED_COLUMNS:
         if name in table.column_names and (count := table[name].null_count):
             raise InputError(f"{plural(count, 'row has', 'rows have')} no {name}")
@@ -198,7 +206,7 @@ def require_key_columns(table: "pa.Table") -> "pa.Table":
 
 
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
-    """All rows of a dataset, or those for which an expression of PyArrow holds, or some of their columns."""
+    """Read the rows of a dataset, optionally only some columns, or the rows that match a PyArrow expression."""
     with translate_part_errors():
         check_parquet(dataset.files)
         return require_key_columns(
@@ -207,32 +215,32 @@ def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filte
 
 
 def translate_part_errors(part_name: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
-    """Whatever Arrow raises of a part of a run that is damaged, as one error."""
+    """Translate all errors that Arrow raises for a damaged part into one InputError."""
     return read_errors_converted(
-        f"{part_name} cannot be read, and is made anew once it is removed",
+        f"{part_name} cannot be read; remove it, and it is computed again",
         quote_original=False,
         wrap_camscope_errors=True,
     )
 
 
 def iter_rows_by_image(dataset: "ds.Dataset", positions: RowPositions) -> Iterator[list[dict[str, Any]]]:
-    """The rows with rising numbers, those of one image together."""
+    """Iterate over the rows at ascending positions as lists of dictionaries, one list per image."""
     for table in RowReader(dataset).iter_tables(positions):
         yield from group_rows_by_image(table)
 
 
 def group_rows_by_image(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
-    """A table's rows, those of one image together."""
-    for _, own in groupby(table_to_dicts(table), lambda row: row["row"]):
-        yield list(own)
+    """Iterate over the rows of a table as lists of dictionaries, one list per image."""
+    for _, rows in groupby(table_to_dicts(table), lambda row: row["row"]):
+        yield list(rows)
 
 
 def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
-    """A table's rows; the maps stay arrays, for as Python's numbers they would be ten times as large."""
+    """Convert the rows of a table to dictionaries. Maps stay arrays, since Python numbers would be ten times as large."""
     with translate_part_errors():
-        heats = [one.values for one in table["attribution"]]
-        plain = table.drop_columns(["attribution"]).to_pylist()
+        attributions = [scalar.values for scalar in table["attribution"]]
+        other_values = table.drop_columns(["attribution"]).to_pylist()
     return [
-        {**row, "attribution": None if heat is None else heat.to_numpy(zero_copy_only=False)}
-        for row, heat in zip(plain, heats, strict=True)
+        {**row, "attribution": None if attribution is None else attribution.to_numpy(zero_copy_only=False)}
+        for row, attribution in zip(other_values, attributions, strict=True)
     ]

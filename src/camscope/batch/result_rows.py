@@ -1,6 +1,6 @@
-"""Rows: what a run says of an image, for each target and method, as Arrow's columns.
+"""Rows of a run (one per image, target and method) and the names of their files.
 
-Names: what the files of a row are called. Row number, short hash and slug: never an id, a path or a label as it comes.
+A file name consists of the row number, a short hash and slugs. It never contains an unchanged id, path or label.
 """
 
 import hashlib
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-OPTIONAL_COLUMNS = ("failure", "affine", "scan_steps", "overlay")  # columns that only some runs have
+OPTIONAL_COLUMNS = ("failure_kind", "affine", "scan_steps", "overlay")  # columns that only some runs have
 REQUIRED_COLUMNS = ("row", "id", "status", "method")  # columns in which every row has a value
 FAILED = "failed"
-TRANSIENT, PERMANENT = "transient", "permanent"  # failures: another try may succeed, or the file itself is the reason
+TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may succeed, or not
 
 
 def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
-    """The columns of a part: `attribution` is the raw map, row by row, of the layer's `compute_panel_grid`; `compute_placement`, row by row, is 2 x 3.
+    """Return the columns of a part: those of `column_types`, then the extra columns of the manifest.
 
-    Of a volume it is 3 x 4. `affine` (4 x 4) and `iter_graph_nodes` are those of a scan: see `Explanation`.
-
-    `failure`, of a failed row: "transient" or "permanent". `with_overlays`: with the path of each in the run's folder.
+    Arrays are stored flat, row by row: `attribution` has the shape `grid`, and `placement` is 2 x 3 (volumes: 3 x 4).
+    `affine` (4 x 4) and `scan_steps` belong to scans: see `Explanation`. `failure_kind` is "transient" or "permanent" in
+    failed rows. With `with_overlays`, `overlay` holds the path of the overlay inside the folder of the run.
     """
     pa = import_arrow()
-    own = {name: kind for name, kind in column_types().items() if with_overlays or name != "overlay"}
-    carried = {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
-    return pa.schema({**own, **carried})
+    own_types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
+    extra_types = {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
+    return pa.schema({**own_types, **extra_types})
 
 
 def column_types() -> dict[str, "pa.DataType"]:
-    """The columns of every part, beside those that come from a manifest."""
+    """Return the columns that every part has, apart from those of the manifest."""
     pa = import_arrow()
     return {
         "row": pa.int64(),
@@ -51,14 +51,14 @@ def column_types() -> dict[str, "pa.DataType"]:
         "sha256": pa.string(),
         "status": pa.string(),
         "error": pa.string(),
-        "failure": pa.string(),
+        "failure_kind": pa.string(),
         "target": pa.string(),
         "label": pa.string(),
         "score": pa.float64(),
         "probability": pa.float64(),
         "method": pa.string(),
         "layer": pa.string(),
-        "parameters": pa.string(),
+        "parameters_digest": pa.string(),
         "grid": pa.list_(pa.int32()),
         "attribution": pa.list_(pa.float32()),
         "input_size": pa.list_(pa.int32()),
@@ -73,14 +73,14 @@ def column_types() -> dict[str, "pa.DataType"]:
 
 
 def common_columns(row: Mapping[str, Any], extra_columns: Sequence[str], sha256: str | None) -> dict[str, Any]:
-    """What all rows of one image have in common."""
+    """Return the columns that all rows of one image share."""
     return {name: row[name] for name in ("row", "id", "path", *extra_columns)} | {"sha256": sha256}
 
 
 def map_row(
     image_columns: Mapping[str, Any], explanation: Explanation, target: str | None, seconds: float
 ) -> dict[str, Any]:
-    """The row of a map."""
+    """Build the row of a map."""
     return {
         **image_columns,
         "status": explanation.status,
@@ -90,7 +90,7 @@ def map_row(
         "probability": explanation.probability,
         "method": explanation.method,
         "layer": explanation.layer,
-        "parameters": hash_parameters(explanation.parameters),
+        "parameters_digest": hash_parameters(explanation.parameters),
         "grid": list(explanation.grid),
         "attribution": np.ascontiguousarray(explanation.attribution, dtype=np.float32).ravel(),
         "input_size": list(explanation.input_size),
@@ -106,32 +106,32 @@ def map_row(
 def failure_row(
     image_columns: Mapping[str, Any], error: str, target: str | None, method: str, *, transient: bool = False
 ) -> dict[str, Any]:
-    """The row of an image that has no map, with its reason; `transient`: another try may succeed."""
+    """Build the row of a missing map with its reason. `transient`: a retry may succeed."""
     kind = TRANSIENT if transient else PERMANENT
-    return {**image_columns, "status": FAILED, "error": error, "failure": kind, "target": target, "method": method}
+    return {**image_columns, "status": FAILED, "error": error, "failure_kind": kind, "target": target, "method": method}
 
 
 def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
-    """The rows of a part in which those of some images are replaced, in the order of the manifest."""
+    """Replace the rows of the images in `new`, and return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")
-    kept = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))
-    missing = {
-        field.name: pa.nulls(kept.num_rows, field.type) for field in new.schema if field.name not in kept.schema.names
-    }
-    columns = [missing.get(field.name) if field.name in missing else kept[field.name] for field in new.schema]
-    both = pa.concat_tables([pa.table(columns, schema=new.schema), new.replace_schema_metadata()])
-    return both.sort_by("row").replace_schema_metadata()
+    retained = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))
+    columns = [
+        retained[field.name] if field.name in retained.schema.names else pa.nulls(retained.num_rows, field.type)
+        for field in new.schema
+    ]
+    combined = pa.concat_tables([pa.table(columns, schema=new.schema), new.replace_schema_metadata()])
+    return combined.sort_by("row").replace_schema_metadata()
 
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa.Table":
-    """The rows of a part."""
+    """Convert rows to the table of a part."""
     pa = import_arrow()
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:
-    """8 hex digits that change with any setting; `score_function.json` has the settings themselves."""
+    """Return 8 hex digits that change with any setting. The settings themselves are in run.json."""
     return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -140,7 +140,13 @@ SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class OutputNames:
-    """What tells the rows of one image apart, and is therefore part of their names."""
+    """Build file names of rows. The fields say which parts are needed to tell the rows of one image apart.
+
+    >>> names = OutputNames.from_run({"methods": {"gradcam 531cbfe8": {}}, "targets": [None]})
+    >>> names.file_stem({"row": 3, "id": "cat", "path": "cat.png", "sha256": "1f0a92bc" + "0" * 56})
+    '00000003-1f0a92bc-cat'
+
+    """
 
     with_method: bool = False
     with_settings: bool = False
@@ -148,25 +154,25 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Of a run: its `score_function.json` says what it was made with."""
+        """Derive the parts of a name from the configuration of a run (`run_config` of run.json)."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)
 
     def file_stem(self, row: Mapping[str, Any]) -> str:
-        """`00000003-1f0a92bc-cat`, and where the image has several maps `-gradcam`, `-3f2a1b00` (settings), `-nodule`."""
-        mark = str(row["sha256"])
-        if not SHA256_PATTERN.fullmatch(mark):  # none, or not one that camscope wrote
-            mark = hashlib.sha256(str(row["path"]).encode()).hexdigest()
-        own = row["id"] if row["id"] != row["path"] else PurePath(row["path"]).stem
-        parts = [f"{row['row']:08d}", mark[:8], slug(own)]
+        """Return `00000003-1f0a92bc-cat`, followed by method, digest of settings and target where the run has several."""
+        digest = str(row["sha256"])
+        if not SHA256_PATTERN.fullmatch(digest):  # missing, or not written by camscope
+            digest = hashlib.sha256(str(row["path"]).encode()).hexdigest()
+        name = row["id"] if row["id"] != row["path"] else PurePath(row["path"]).stem
+        parts = [f"{row['row']:08d}", digest[:8], slug(name)]
         parts += [_unique_slug(row["method"])] if self.with_method else []
-        parts += [_unique_slug(row["parameters"] or "none")] if self.with_settings else []
+        parts += [_unique_slug(row["parameters_digest"] or "none")] if self.with_settings else []
         parts += [_unique_slug(row["target"] or "top")] if self.with_target else []
         return "-".join(parts)
 
 
 def _unique_slug(text: str) -> str:
-    """A slug that no other text has, not even where `A` and `a` name one file: of what it leaves out there is a digest."""
+    """Return a slug that no other text has, even if case is ignored: a changed text gets a digest appended."""
     short = slug(text).lower()
     return short if short == text else f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

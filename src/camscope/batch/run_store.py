@@ -1,4 +1,7 @@
-"""Store: the folder of a run. The parts that are there are the ledger: a part is there whole, or not at all."""
+"""The folder of a run: run.json and the part files.
+
+A part file is complete or missing, so the parts that exist are the record of what is done.
+"""
 
 import hashlib
 import json
@@ -31,47 +34,49 @@ from camscope.safe_files import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SECONDS_PER_DAY = 86_400.0  # seconds
+SCHEMA_VERSION = "camscope/run/2"  # of run.json and of the columns of maps
+SECONDS_PER_DAY = 86_400.0
 RUN_FILE, PARTS_FOLDER, OVERLAYS_FOLDER = "run.json", "parts", "overlays"
 PART_PATTERN = re.compile(r"part-(\d{8})\.parquet")
-TEMPORARY_FILE_PATTERN = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
+TEMPORARY_FILE_PATTERN = re.compile(r"\.[0-9a-f]{16}\.part")  # left by a process that was killed while it wrote
 OVERLAY_PATTERN = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
 OVERLAY_FOLDER_PATTERN = re.compile(r"\d{6,}")
-IDENTITY_KEY = b"camscope.run"  # in the metadata of a part: the digest of what its run is made with
-SOURCE_DIGEST_KEY = (
-    b"camscope.source"  # in the metadata of a part that was computed from another: the digest of that one
-)
+IDENTITY_KEY = b"camscope.run"  # metadata of a part: the digest of the configuration of its run
+SOURCE_DIGEST_KEY = b"camscope.source"  # metadata of a part: the digest of the part that it was computed from
 CONTENT_BY_CONFIG_KEY = {
     "agreement": "the agreement of methods",
     "metrics": "metric values",
     "methods": "maps",
-}  # by a key of made_with
+}  # by a key of `run_config`
 
 
 class RunStore:
-    """`score_function.json`, which says what the run is made with, and `parts/part-00000012.parquet`, the rows of chunk 12.
+    """The folder of a run: `run.json` (configuration) and files such as `parts/part-00000012.parquet` (rows of chunk 12).
 
-    Processes that work on one run at a time (shards, a second start of the same command) share its folder; one that
-    replaces a run (`overwrite`) needs the folder alone. Each part carries the identity of its run, and a process whose
-    run was replaced meanwhile ends with a RunError instead of writing rows under another run's `score_function.json`.
+    Several processes may write one run at the same time. A process that replaces a run (`overwrite`) needs the folder for
+    itself. Each part holds the identity of its run. If another process replaces the run meanwhile, the next write raises a
+    RunError instead of mixing the rows of two runs.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.parts_folder = self.folder / PARTS_FOLDER
-        self.identity: str | None = None  # of the run that this process has begun
+        self.identity: str | None = None  # of the run that this process began
         self._lock: FolderLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """As another process gets it: the lock stays with the one that began the run."""
+        """Return the state for another process: the lock stays with the process that began the run."""
         return {**self.__dict__, "_lock": None}
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """What `score_function.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
+        """The contents of run.json, or None before a run has begun.
+
+        Raises an OutputError if the file is damaged, has another schema, or belongs to another program.
+        """
         path = self.folder / RUN_FILE
         try:
-            found = json.loads(read_bytes(path, MAX_JSON_BYTES))
+            run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -79,31 +84,34 @@ class RunStore:
         except (ValueError, RecursionError, MemoryError) as error:
             reason = str(error)[:MAX_ERROR_CHARACTERS] or type(error).__name__
             raise OutputError(
-                f"{path}: it is damaged, or another program's ({reason}); remove it, or choose another folder"
+                f"{path}: it is damaged or belongs to another program ({reason}); remove it, or choose another folder"
             ) from None
-        if not isinstance(found, dict) or not isinstance(found.get("made_with"), dict):
-            raise OutputError(f"{path}: it is another program's; choose another folder")
-        return found
+        if isinstance(run_info, dict):
+            _require_current_schema(run_info, path)
+        if not isinstance(run_info, dict) or not isinstance(run_info.get("run_config"), dict):
+            raise OutputError(f"{path}: it belongs to another program; choose another folder")
+        return run_info
 
     def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Make the folder that of a run, and say whether it is new; OutputError naming what differs from another's.
+        """Begin a run in the folder, or resume it, and return whether it is new.
 
-        Until `release` or the end of the process, no other process can replace the run.
+        Raises an OutputError if the folder holds another run; the message names the difference. Until `release`, or the
+        end of this process, no other process can replace the run.
         """
-        said = json.dumps(run_info, indent=1, sort_keys=True).encode()
+        data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
         for name in (PARTS_FOLDER, OVERLAYS_FOLDER):
             check_inside_folder(self.folder / name, self.folder)
         try:
             self._lock = FolderLock(self.folder)
-            new = self._replace_run(said) if overwrite else False
+            is_new = self._replace_run(data) if overwrite else False
             if not self._lock.acquire_shared():
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
                 self._require_no_parts()
-                with suppress(FileExistsError):  # another process was quicker, and what it says counts
-                    new = self._write_run_info(said)
-            self.identity = hash_run_config(self._require_same_run(json.loads(said)))
+                with suppress(FileExistsError):  # another process was faster, and its file counts
+                    is_new = self._write_run_info(data)
+            self.identity = hash_run_config(self._require_same_run(json.loads(data)))
             make_folder(self.parts_folder)
             self._remove_stale_files()
         except OSError as error:
@@ -111,25 +119,25 @@ class RunStore:
             if isinstance(error, OutputError):
                 raise
             raise make_write_error(self.folder, error) from error
-        return new
+        return is_new
 
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
-        """The same for as long as the `with` lasts."""
-        new = self.begin(run_info, overwrite=overwrite)
+        """Begin a run, and release it at the end of the `with` block."""
+        is_new = self.begin(run_info, overwrite=overwrite)
         try:
-            yield new
+            yield is_new
         finally:
             self.release()
 
     def release(self) -> None:
-        """Let other processes replace the run."""
+        """Allow other processes to replace the run."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _write_run_info(self, data: bytes) -> bool:
-        """Write `score_function.json` where there is none; FileExistsError where another process did."""
+        """Write run.json; raise a FileExistsError if another process has written it."""
         try:
             write_bytes(self.folder / RUN_FILE, data, overwrite=False)
         except OutputError:
@@ -139,14 +147,16 @@ class RunStore:
         return True
 
     def _replace_run(self, data: bytes) -> bool:
-        """Replace what the folder holds by the beginning of another run of its kind."""
+        """Remove the run that the folder holds and write the run.json of another run with the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
-        known = self.run_info
-        if known is None:
+        existing = self.run_info
+        if existing is None:
             self._require_no_parts()
-        elif (there := describe_content(known)) != (here := describe_content(json.loads(data))):
-            raise OutputError(f"{self.folder} holds {there}, which are not replaced by {here}; choose another folder")
+        elif (old_content := describe_content(existing)) != (new_content := describe_content(json.loads(data))):
+            raise OutputError(
+                f"{self.folder} holds {old_content}, which are not replaced by {new_content}; choose another folder"
+            )
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
@@ -155,46 +165,46 @@ class RunStore:
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
             raise OutputError(
-                f"{self.folder} holds parts without a {RUN_FILE} that says whose they are; remove them, or choose another folder"
+                f"{self.folder} holds parts without a {RUN_FILE}, so their run is unknown; remove them, or choose another folder"
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What `score_function.json` holds, where that is a run made with the same; else an OutputError that names the difference."""
-        known = self.run_info or {}
-        changed = diff_run_configs(known, run_info)
-        if changed:
-            what = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
+        """Return the contents of run.json; raise an OutputError that names the difference if it is another run."""
+        existing = self.run_info or {}
+        differences = diff_run_configs(existing, run_info)
+        if differences:
+            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences.items())
             raise OutputError(
-                f"{self.folder} holds another run ({what})",
+                f"{self.folder} holds another run ({details})",
                 fix="pass overwrite, or another folder",
                 remedy=Remedy.ALLOW_OVERWRITE,
             )
-        return known
+        return existing
 
     def discard_empty_run(self) -> None:
-        """Undo the beginning of a run that failed before its first part: what comes instead need not be the same."""
+        """Remove the run.json of a run that failed before its first part, so that another run can begin in the folder."""
         if not self.finished_chunks() and (self._lock is None or self._lock.acquire_exclusive()):
             (self.folder / RUN_FILE).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the run, and its folder where nothing else is in it; OutputError where it is none of ours."""
+        """Remove the run, and its folder if nothing else is in it; raise an OutputError if it is not a run of camscope."""
         if self.run_info is not None:
             self._remove_outputs()
             (self.folder / RUN_FILE).unlink()
-        with suppress(OSError):  # it is not empty, or not there
+        with suppress(OSError):  # not empty, or missing
             self.folder.rmdir()
 
     def _remove_stale_files(self) -> None:
-        """Remove what processes that were killed left half-written, a day ago or more."""
+        """Remove files that killed processes left incomplete a day ago or earlier."""
         for path in _iter_matching_files(self.parts_folder, TEMPORARY_FILE_PATTERN):
             with suppress(OSError):  # another process does the same
                 if time.time() - path.stat().st_mtime > SECONDS_PER_DAY:
                     path.unlink()
 
     def _remove_outputs(self) -> None:
-        """Remove the parts and overlays that are there, by their names: all else in these folders is somebody's own.
+        """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user.
 
-        OutputError where one of the folders is a link: what is behind it may be another run's.
+        Raises an OutputError if one of the folders is a symlink, since its target may belong to another run.
         """
         overlays = [
             self.folder / OVERLAYS_FOLDER,
@@ -202,19 +212,19 @@ class RunStore:
         ]
         for folder in (self.parts_folder, *overlays):
             if folder.is_symlink():
-                raise OutputError(f"{folder}: it is a link, and nothing behind it is removed; choose another folder")
+                raise OutputError(f"{folder}: it is a symlink, and its target is not removed; choose another folder")
         for path in _iter_matching_files(self.parts_folder, PART_PATTERN, TEMPORARY_FILE_PATTERN):
             path.unlink(missing_ok=True)
         for folder in overlays[1:]:
             check_inside_folder(folder, self.folder)
             for path in _iter_matching_files(folder, OVERLAY_PATTERN, TEMPORARY_FILE_PATTERN):
                 path.unlink(missing_ok=True)
-        for left in (*overlays[1:], overlays[0], self.parts_folder):
-            with suppress(OSError):  # it is not empty, or not there
-                left.rmdir()
+        for folder in (*overlays[1:], overlays[0], self.parts_folder):
+            with suppress(OSError):  # not empty, or missing
+                folder.rmdir()
 
     def finished_chunks(self) -> set[int]:
-        """The numbers of the chunks whose parts are there."""
+        """Return the numbers of the chunks whose parts exist."""
         if not self.parts_folder.is_dir():
             return set()
         with os.scandir(self.parts_folder) as entries:
@@ -223,44 +233,45 @@ class RunStore:
             }
 
     def count_failures(self, chunks: Iterable[int]) -> Counter[tuple[str, str | None]]:
-        """Why images of parts that are there have no map, of which kind the failure is, and of how many each holds."""
+        """Count the images without a map in the parts of some chunks, by reason and by kind of failure."""
         pa, parts = import_arrow(), [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
-        columns = {"row": pa.int64(), "status": pa.string(), "error": pa.string(), "failure": pa.string()}
-        bad = import_arrow("compute").field("status") == FAILED
+        columns = {"row": pa.int64(), "status": pa.string(), "error": pa.string(), "failure_kind": pa.string()}
+        is_failed = import_arrow("compute").field("status") == FAILED
         with read_errors_converted(
-            "a part cannot be read, and is made anew once it is removed", OutputError, wrap_camscope_errors=True
+            "a part cannot be read; remove it, and it is computed again", OutputError, wrap_camscope_errors=True
         ):
-            rows = read_rows(open_parts(parts, pa.schema(columns)), list(columns), bad)
-        each: dict[int, tuple[str, str | None]] = {}  # one an image, whatever it was asked
-        for row, reason, kind in zip(*(rows[name].to_pylist() for name in ("row", "error", "failure")), strict=True):
-            each[row] = min(each.get(row, (reason, kind)), (reason, kind), key=lambda one: one[0] or "")
-        return Counter(each.values())
+            rows = read_rows(open_parts(parts, pa.schema(columns)), list(columns), is_failed)
+        failures: dict[int, tuple[str, str | None]] = {}  # one per image, however many targets it has
+        values = (rows[name].to_pylist() for name in ("row", "error", "failure_kind"))
+        for row, reason, kind in zip(*values, strict=True):
+            failures[row] = min(failures.get(row, (reason, kind)), (reason, kind), key=lambda pair: pair[0] or "")
+        return Counter(failures.values())
 
     def list_failed_rows(self, chunk: int) -> list[int]:
-        """The numbers of a part's images of which at least one map is missing."""
-        bad = import_arrow("compute").field("status") == FAILED
-        rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"], bad)
+        """Return the row numbers of the images of a part of which at least one map is missing."""
+        is_failed = import_arrow("compute").field("status") == FAILED
+        rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"], is_failed)
         return sorted(set(rows["row"].to_pylist()))
 
     def read_part(self, chunk: int) -> "pa.Table":
-        """The rows of a part."""
+        """Return the rows of a part."""
         return read_rows(open_parts([str(self.part_path(chunk))]))
 
     def part_path(self, chunk: int) -> Path:
-        """The file of a chunk's part."""
+        """Return the file of the part of a chunk."""
         return build_output_path(self.parts_folder, f"part-{chunk:08d}.parquet")
 
     def write_part(self, chunk: int, rows: "pa.Table", source_digest: str | None = None) -> None:
-        """A part: written beside its place, synced, renamed. Of two processes that write the same one, one wins.
+        """Write a part to a temporary file, sync it, and rename it. If two processes write the same part, the last one stays.
 
-        `source_digest`: the digest of what the rows were computed from, see `read_source_digest`. RunError where the run was replaced or
-        removed since it was begun.
+        `source_digest` is the digest of the part that the rows were computed from: see `read_source_digest`. Raises a
+        RunError if the run was replaced or removed since it was begun.
         """
-        facts = {IDENTITY_KEY: self.identity, SOURCE_DIGEST_KEY: source_digest}
-        known = {name: value.encode() for name, value in facts.items() if value is not None}
-        rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **known} or None)
+        metadata = {IDENTITY_KEY: self.identity, SOURCE_DIGEST_KEY: source_digest}
+        encoded = {name: value.encode() for name, value in metadata.items() if value is not None}
+        rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **encoded} or None)
         with open_atomic(self.part_path(chunk)) as file:
             import_arrow("parquet").write_table(rows, file, compression="zstd")
             file.flush()
@@ -268,71 +279,83 @@ class RunStore:
         _sync_folder(self.parts_folder)
 
     def require_current_run(self) -> None:
-        """RunError unless the folder still is that of the run that was begun."""
+        """Raise a RunError unless the folder still holds the run that was begun."""
         if self.identity is None:
             return
-        facts = self.run_info
-        if facts is None or hash_run_config(facts) != self.identity:
-            what = "was removed" if facts is None else "was replaced by another run"
+        run_info = self.run_info
+        if run_info is None or hash_run_config(run_info) != self.identity:
+            event = "was removed" if run_info is None else "was replaced by another run"
             raise RunError(
-                f"{self.folder}: the run {what} while this process worked on it; start again in another folder"
+                f"{self.folder}: the run {event} while this process worked on it; start again in another folder"
             )
 
     def select_own_parts(self, chunks: Collection[int]) -> list[int]:
-        """Those of the parts that are there which carry this run's identity, or none, as older versions wrote them."""
+        """Return the chunks whose part holds the identity of this run, or no identity."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:
-        """16 hex digits that change where rows of a part are replaced because another try succeeded, or failed."""
+        """Return 16 hex digits that change when images of a part are retried with another result."""
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"])
-        return hashlib.sha256(json.dumps([rows[name].to_pylist() for name in ("row", "status")]).encode()).hexdigest()[
-            :16
-        ]
+        values = json.dumps([rows[name].to_pylist() for name in ("row", "status")])
+        return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """The digest of the part that a part was computed from; None where it does not say."""
+        """Return the digest of the part that a part was computed from, or None if it holds none."""
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:
         try:
             metadata = import_arrow("parquet").read_schema(self.part_path(chunk)).metadata or {}
-        except (OSError, import_arrow().ArrowInvalid):  # `reasons` says what is wrong with it
+        except (OSError, import_arrow().ArrowInvalid):  # `count_failures` reports what is wrong with it
             return None
-        found = metadata.get(key)
-        return None if found is None else found.decode(errors="replace")
+        value = metadata.get(key)
+        return None if value is None else value.decode(errors="replace")
+
+
+def _require_current_schema(run_info: Mapping[str, Any], path: Path) -> None:
+    """Raise an OutputError for the run.json of another version of camscope."""
+    schema = run_info.get("schema", "camscope/run/1" if "made_with" in run_info else None)
+    if schema != SCHEMA_VERSION and str(schema).startswith("camscope/run/"):
+        raise OutputError(
+            f"{path}: the run has the schema {schema}, and this version of camscope reads {SCHEMA_VERSION}; compute the run "
+            "again in another folder, or use the version that wrote it"
+        )
 
 
 def hash_run_config(run_info: Mapping[str, Any]) -> str:
-    """16 hex digits that change with anything a run is made with."""
-    return hashlib.sha256(json.dumps(run_info["made_with"], sort_keys=True).encode()).hexdigest()[:16]
+    """Return 16 hex digits that change with anything that a run is made with."""
+    return hashlib.sha256(json.dumps(run_info["run_config"], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def describe_content(run_info: Mapping[str, Any]) -> str:
-    """What a run holds, as text."""
-    return next((text for key, text in CONTENT_BY_CONFIG_KEY.items() if key in run_info["made_with"]), "rows")
+    """Name the content of a run, such as "maps"."""
+    return next((text for key, text in CONTENT_BY_CONFIG_KEY.items() if key in run_info["run_config"]), "rows")
 
 
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What two runs were not made alike with, by the path of its name: of the rest of a run.json nothing counts."""
-    made = [new.get("made_with", {}) for new in (existing, new)]
-    methods = [_list_method_names(one) for one in made]
-    if None not in methods and methods[0] != methods[1]:  # then nobody needs their settings to tell them apart
-        made = [{**one, "methods": own} for one, own in zip(made, methods, strict=True)]
-    one, other = (dict(_flatten("", new)) for new in made)
-    names = [*one, *(name for name in other if name not in one)]
-    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+    """Return the values in which two run configurations differ, by the path of their key."""
+    configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
+    methods = [_list_method_names(config) for config in configs]
+    if None not in methods and methods[0] != methods[1]:  # the names tell the difference, so settings are not listed
+        configs = [{**config, "methods": names} for config, names in zip(configs, methods, strict=True)]
+    old_values, new_values = (dict(_flatten("", config)) for config in configs)
+    return {
+        key: (old_values.get(key), new_values.get(key))
+        for key in dict.fromkeys((*old_values, *new_values))
+        if old_values.get(key) != new_values.get(key)
+    }
 
 
 def _list_method_names(run_config: Any) -> str | None:
-    """The names of a run's methods, each once, without the digests of their settings; None of what is no run of maps."""
-    known = run_config.get("methods") if isinstance(run_config, Mapping) else None
-    return ", ".join(sorted({key.rpartition(" ")[0] for key in known})) if isinstance(known, Mapping) else None
+    """Return the names of the methods of a run, each once and without digests; None if it is not a run of maps."""
+    methods = run_config.get("methods") if isinstance(run_config, Mapping) else None
+    return ", ".join(sorted({key.rpartition(" ")[0] for key in methods})) if isinstance(methods, Mapping) else None
 
 
 def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[Path]:
-    """What a folder, if there is one, holds under names of these forms."""
-    names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - of a million names none becomes a Path
-    return (folder / name for name in names if any(form.fullmatch(name) for form in patterns))
+    """Iterate over the entries of a folder whose names match a pattern; a missing folder has none."""
+    names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - a million names without a Path for each
+    return (folder / name for name in names if any(pattern.fullmatch(name) for pattern in patterns))
 
 
 def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -342,7 +365,7 @@ def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the new name outlasts a loss of power, where the system can."""
+    """Sync a folder, so that new names survive a loss of power, if the system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,12 +1,16 @@
-"""What a run may be given: files, a table of them, a dataset, or a dataset's name.
+"""Sources of a run: build a manifest from files, a table of files, or a dataset.
 
-Datasets of torchvision, of Hugging Face, or of anybody who wrote `__len__` and `__getitem__`, as the images of a run.
+Datasets are those of torchvision and Hugging Face, and any object with `__len__` and `__getitem__`.
 """
 
+import glob
+import os
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,90 +18,178 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.batch.manifest import Manifest, add_row_columns, build_manifest_from_files, import_arrow
+from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
+from camscope.data_readers import read_errors_converted, read_parquet
 from camscope.errors import InputError
 from camscope.explainers.core.maps import format_without_address
+from camscope.images.files.redaction import pseudonymize_source
+from camscope.images.files.source_files import is_scan_name, list_image_paths
+from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
-from camscope.safe_files import read_bytes
+from camscope.safe_files import describe_file_problem, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
+TABLE_SUFFIXES = (".csv", ".parquet")
+PATHS_PER_CHUNK = 65_536  # paths converted to Arrow at once
 DATASET_PREFIXES = ("hf:", "torchvision:")
+IMAGE_KEYS = ("image", "img", "pixel_values")  # keys under which an item of a dataset holds its image
+LABEL_COLUMN = "class"  # the column for the labels of a dataset
+# the parts of PyArrow's messages that quote no cell, since a cell may name a patient
+SAFE_ARROW_MESSAGES = re.compile(
+    r"In CSV column #\d+|Row #\d+: Expected \d+ columns, got \d+|invalid UTF-?8|Empty CSV file|Parquet magic bytes"
+)
 
 
 def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
-    """The manifest that a folder, a pattern, a list of files, a .csv or .parquet file, or a dataset means.
+    """Build the manifest of a source of images.
 
-    A table needs a column `path`; `id` (default: the path) and `format_target` are known, all others go along. Relative paths are
-    those of the manifest's own folder, or of `root`, and may not leave it; root="" lets them. A dataset is given as such
-    (see `build_manifest_from_dataset`), or by its name (see `load_dataset_by_name`). Not `strict`: a table that no run would take, for whoever
-    says what is wrong with it.
+    Args:
+        source: A folder, a glob pattern, a list of files, a .csv or .parquet table, a dataset, or the name of a dataset
+            (see `load_dataset_by_name`). A table needs a column `path`. Its columns `id` (default: the path) and `target`
+            have a meaning, and all others are copied.
+        root: The folder where the relative paths of a table begin and that no path may leave. None: the folder of the
+            table. "": paths may lead anywhere.
+        strict: Whether a table that no run would accept is an error.
+
+    Returns:
+        The manifest, one row per image.
+
+    Raises:
+        InputError: The source does not exist, holds no image, or is not a valid table.
+
+    >>> import numpy as np
+    >>> len(build_manifest([np.zeros((8, 8, 3), np.uint8)] * 2))
+    2
+
     """
     if isinstance(source, Manifest):
         return source
     if isinstance(source, str) and source.startswith(DATASET_PREFIXES):
-        return build_manifest_from_dataset(load_dataset_by_name(source, root), source)
+        return _build_manifest_from_dataset(load_dataset_by_name(source, root), source)
     if isinstance(source, str | Path) or (isinstance(source, list | tuple) and _are_paths(source)):
-        return build_manifest_from_files(source, root, strict=strict)
-    return build_manifest_from_dataset(source)
+        return _build_manifest_from_files(source, root, strict=strict)
+    return _build_manifest_from_dataset(source)
 
 
-def _are_paths(sources: Sequence[Any]) -> bool:
-    return all(isinstance(one, str | Path) for one in sources)
+def _are_paths(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, str | Path) for item in items)
+
+
+def _build_manifest_from_files(
+    source: str | Path | Sequence[str | Path], root: str | Path | None, *, strict: bool
+) -> Manifest:
+    path = Path(source) if isinstance(source, str | Path) else None
+    default_root: Path | None = None
+    if path is not None and path.suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(path)):
+        table, default_root = _read_table_file(path), path.parent
+    else:
+        table = _list_files_as_table(source)
+    base = default_root if root is None else Path(root) if str(root) else None
+    return Manifest(add_row_columns(table, "the manifest", strict=strict), base)
+
+
+def _read_table_file(path: Path) -> "pa.Table":
+    import_arrow("csv")
+    if not path.is_file():
+        problem = describe_file_problem(path) if path.exists() else f"the {path.suffix} file does not exist"
+        raise InputError(f"there is no such manifest: {problem}")
+    with read_errors_converted(f"the manifest: this is not a {path.suffix[1:].upper()} table", quote_original=False):
+        return _parse_table_file(path)
+
+
+def _parse_table_file(path: Path) -> "pa.Table":
+    csv = import_arrow("csv")
+    try:
+        if path.suffix.lower() == ".parquet":
+            return read_parquet(path)
+        # these are text even if all values look like numbers
+        text_columns = dict.fromkeys(("path", "id", "target"), import_arrow().string())
+        options = csv.ConvertOptions(column_types=text_columns, strings_can_be_null=True)
+        return csv.read_csv(path, convert_options=options)
+    except import_arrow().ArrowInvalid as error:
+        safe_parts = "; ".join(match[0] for match in SAFE_ARROW_MESSAGES.finditer(str(error)))
+        reason = safe_parts or "it is damaged or has another format"
+        raise InputError(f"the manifest: this is not a {path.suffix[1:].upper()} table: {reason}") from None
+
+
+def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table":
+    """List the named files, the images under a folder, or the files that match a pattern, each once, as column `path`."""
+    pa, paths = import_arrow(), _iter_image_paths([source] if isinstance(source, str | Path) else source)
+    try:
+        chunks = [pa.array(chunk, pa.string()) for chunk in iter(lambda: list(islice(paths, PATHS_PER_CHUNK)), [])]
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{_redact_path(error.object)!r}: the file name is not valid UTF-8; rename the file, or leave it out"
+        ) from None
+    return pa.table({"path": pa.chunked_array(chunks, pa.string()).unique()})
+
+
+def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
+    for source in map(str, sources):
+        is_plain_path = "://" not in source and not glob.has_magic(source)
+        if len(sources) == 1 and is_plain_path and not os.path.lexists(source):
+            raise InputError(f"{_redact_path(source)}: there is no such file or folder")
+        paths = sorted(list_image_paths(source, recursive=True))
+        if not paths:
+            raise InputError(f"{_redact_path(source)}: there is no image")
+        yield from paths
+
+
+def _redact_path(path: str) -> str:
+    """Return the path, or the keyed hash of one that leads to a scan."""
+    return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 
 
 def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
-    """`hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER` (as `save_to_disk` wrote it), `torchvision:NAME`, `torchvision:NAME:SPLIT`.
+    """Load the dataset that a name of one of these forms means.
 
-    `root`: the folder where torchvision keeps its files; default "data". What is not there is downloaded.
+    `hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER` (written by `save_to_disk`), `torchvision:NAME`, `torchvision:NAME:SPLIT`.
+    Files that are missing are downloaded. `root` is the folder of torchvision's files, "data" by default.
     """
-    library, _, rest = spec.partition(":")
-    name, _, split = rest.partition(":")
+    library, _, name_and_split = spec.partition(":")
+    name, _, split = name_and_split.partition(":")
     return _load_hugging_face_dataset(name, split) if library == "hf" else _build_torchvision_dataset(name, split, root)
 
 
 def _load_hugging_face_dataset(name: str, split: str) -> Any:
     datasets = require("datasets", extra="hub")
     try:
-        found = (
-            datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name, split=split or None)
-        )
+        on_disk = Path(name).is_dir()
+        dataset = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, split=split or None)
     except Exception as error:
         raise InputError(f"hf:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Mapping):
-        return found
-    if split not in found:
-        raise InputError(f"hf:{name} has the splits {', '.join(found)}; name one, as hf:{name}:{next(iter(found))}")
-    return found[split]
+    if not isinstance(dataset, Mapping):
+        return dataset
+    if split not in dataset:
+        raise InputError(
+            f"hf:{name} has the splits {', '.join(dataset)}; choose one, such as hf:{name}:{next(iter(dataset))}"
+        )
+    return dataset[split]
 
 
 def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -> Any:
-    kinds = import_module("torchvision.datasets")
-    if name not in kinds.__all__:
-        raise InputError(f"torchvision has no dataset {name!r}; there are {', '.join(kinds.__all__)}")
-    kind = getattr(kinds, name)
-    settings = signature(kind).parameters
-    chosen: dict[str, Any] = {"root": str(root or "data")} if "root" in settings else {}
-    if "download" in settings:
-        chosen["download"] = True
-    if split and "train" in settings:
-        chosen["train"] = split == "train"
+    module = import_module("torchvision.datasets")
+    if name not in module.__all__:
+        raise InputError(f"torchvision has no dataset {name!r}; its datasets are {', '.join(module.__all__)}")
+    dataset_cls = getattr(module, name)
+    parameters = signature(dataset_cls).parameters
+    arguments: dict[str, Any] = {"root": str(root or "data")} if "root" in parameters else {}
+    if "download" in parameters:
+        arguments["download"] = True
+    if split and "train" in parameters:
+        arguments["train"] = split == "train"
     elif split:
-        chosen["split"] = split
+        arguments["split"] = split
     try:
-        return kind(**chosen)
+        return dataset_cls(**arguments)
     except Exception as error:
-        raise InputError(f"torchvision:{name}: it cannot be made: {type(error).__name__}: {error}") from error
-
-
-IMAGE_KEYS = ("image", "img", "pixel_values")  # where an item of a dataset has its image
-LABEL_COLUMN = "class"  # the column of the dataset's own label
+        raise InputError(f"torchvision:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 class DatasetImages:
-    """The images of a dataset by their numbers, as files' bytes or decoded. One is fetched at a time: few datasets allow more."""
+    """The images of a dataset by number. A lock fetches one at a time, since few datasets are thread-safe."""
 
     def __init__(self, dataset: Any, image_key: str | int | None) -> None:
         self.dataset, self.image_key = dataset, image_key
@@ -107,10 +199,7 @@ class DatasetImages:
         with self._lock:
             item = self.dataset[index]
         image = _extract_image(item) if self.image_key is None else item[self.image_key]
-        if isinstance(image, Mapping) and image.keys() >= {
-            "bytes",
-            "path",
-        }:  # as Hugging Face holds what is not decoded
+        if isinstance(image, Mapping) and image.keys() >= {"bytes", "path"}:  # an undecoded image of Hugging Face
             return read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
         return image
 
@@ -118,65 +207,70 @@ class DatasetImages:
         return DatasetImages, (self.dataset, self.image_key)
 
 
-def build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
-    """One row an image, `path` its number as `#12`; its label goes along as the column `class`, all else of a table as it is.
+def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
+    """Build a manifest whose paths are numbers such as `#12`. Labels become the column `class`; other columns are copied.
 
-    `dataset`: of Hugging Face with a column of images, of torchvision, or anything with `__len__` and `__getitem__` whose
-    items are images, begin with one, or hold one as "image". `name`: words by which `load_dataset_by_name` finds it again.
+    `dataset` is a Hugging Face dataset with a column of images, a torchvision dataset, or an object with `__len__` and
+    `__getitem__`. Its items are images, begin with an image, or hold one as "image". `name` loads the dataset again.
     """
-    if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):  # ImageFolder and its kin
-        return _image_folder_manifest(dataset)
+    if isinstance(getattr(dataset, "samples", None), list) and hasattr(
+        dataset, "classes"
+    ):  # ImageFolder and subclasses
+        return _build_image_folder_manifest(dataset)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
         table, images = _split_hugging_face_dataset(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        table, images = _label_table(dataset), DatasetImages(dataset, None)
+        table, images = _build_label_table(dataset), DatasetImages(dataset, None)
     else:
         raise InputError(
-            f"a {type(dataset).__name__} has no length, or no items by number; pass one that has, or files"
+            f"a {type(dataset).__name__} has no __len__ or no __getitem__; pass a dataset that has both, or files"
         )
     identity = name or getattr(dataset, "_fingerprint", None) or dataset
     return Manifest(add_row_columns(table, type(dataset).__name__), None, images, format_without_address(identity))
 
 
-def _image_folder_manifest(dataset: Any) -> Manifest:
-    """The files that such a dataset lists: they are read as files, and can be found again."""
-    pa = import_arrow()
-    paths, classes = zip(*dataset.samples, strict=True)
+def _build_image_folder_manifest(dataset: Any) -> Manifest:
+    """Build the manifest of the files that a dataset lists. They are read as files, so they can be found again."""
+    paths, labels = zip(*dataset.samples, strict=True)
     columns = {
-        "path": pa.array(paths, pa.string()),
-        LABEL_COLUMN: _map_labels_to_names(np.array(classes), dataset.classes),
+        "path": import_arrow().array(paths, import_arrow().string()),
+        LABEL_COLUMN: _map_labels_to_names(np.array(labels), dataset.classes),
     }
-    return Manifest(add_row_columns(pa.table(columns), type(dataset).__name__), None)
+    return Manifest(add_row_columns(import_arrow().table(columns), type(dataset).__name__), None)
 
 
 def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
-    """Its table without the pictures, whose files' bytes are taken undecoded."""
-    kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
-    pictures = [name for name, kind in kinds.items() if kind == "Image"]
-    if not pictures:
-        raise InputError(f"the dataset has no column of images; its columns are {', '.join(kinds)}")
-    undecoded = dataset.cast_column(pictures[0], import_module("datasets").Image(decode=False))
-    table = dataset.remove_columns(pictures).with_format("arrow")[:] if len(kinds) > len(pictures) else None
-    columns = {} if table is None else {name: table[name] for name in table.column_names if name not in ("path", "row")}
-    for name in (name for name, kind in kinds.items() if kind == "ClassLabel" and name in columns):
-        columns[name] = _map_labels_to_names(columns[name].to_numpy(), dataset.features[name].names)
-    free = LABEL_COLUMN not in columns
-    renamed = {LABEL_COLUMN if name == "label" and free else name: column for name, column in columns.items()}
-    return import_arrow().table({"path": _number_paths(len(dataset)), **renamed}), DatasetImages(undecoded, pictures[0])
+    """Return the columns of a dataset without its images, and its images as undecoded files."""
+    feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
+    image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]
+    if not image_columns:
+        raise InputError(f"the dataset has no column of images; its columns are {', '.join(feature_types)}")
+    undecoded = dataset.cast_column(image_columns[0], import_module("datasets").Image(decode=False))
+    columns: dict[str, Any] = {}
+    if len(feature_types) > len(image_columns):
+        table = dataset.remove_columns(image_columns).with_format("arrow")[:]
+        columns = {name: table[name] for name in table.column_names if name not in ("path", "row")}
+    for name, feature_type in feature_types.items():
+        if feature_type == "ClassLabel" and name in columns:
+            columns[name] = _map_labels_to_names(columns[name].to_numpy(), dataset.features[name].names)
+    if "label" in columns and LABEL_COLUMN not in columns:
+        columns = {LABEL_COLUMN if name == "label" else name: column for name, column in columns.items()}
+    return import_arrow().table({"path": _number_paths(len(dataset)), **columns}), DatasetImages(
+        undecoded, image_columns[0]
+    )
 
 
-def _label_table(dataset: Any) -> "pa.Table":
-    """The labels of a dataset of torchvision's kind, which has them beside its images; else its numbers alone."""
-    pa, targets, classes = import_arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
+def _build_label_table(dataset: Any) -> "pa.Table":
+    """Return the paths of a dataset, with the labels that torchvision keeps as `targets` if it has them."""
+    targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _number_paths(len(dataset))}
-    values = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
-    if len(values) == len(dataset) and values.ndim == 1 and values.dtype.kind in "iuU":
-        columns[LABEL_COLUMN] = (
-            _map_labels_to_names(values, classes)
-            if classes and values.dtype.kind in "iu"
-            else pa.array(values.astype(str))
-        )
-    return pa.table(columns)
+    labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
+    if len(labels) == len(dataset) and labels.ndim == 1 and labels.dtype.kind in "iuU":
+        if class_names and labels.dtype.kind in "iu":
+            columns[LABEL_COLUMN] = _map_labels_to_names(labels, class_names)
+        else:
+            columns[LABEL_COLUMN] = import_arrow().array(labels.astype(str))
+    return import_arrow().table(columns)
 
 
 def _number_paths(n_images: int) -> "pa.Array":
@@ -185,15 +279,15 @@ def _number_paths(n_images: int) -> "pa.Array":
 
 
 def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
-    """Names for numbers; none for what is no class, as -1."""
+    """Return the class name of each label; null for a label that is not a class, such as -1."""
     pa = import_arrow()
-    known = (labels >= 0) & (labels < len(class_names))
-    places = pa.array(np.where(known, np.nan_to_num(labels), 0).astype(np.int64), mask=~known)
-    return pa.array([str(name) for name in class_names], pa.string()).take(places)
+    is_class = (labels >= 0) & (labels < len(class_names))
+    indices = pa.array(np.where(is_class, np.nan_to_num(labels), 0).astype(np.int64), mask=~is_class)
+    return pa.array([str(name) for name in class_names], pa.string()).take(indices)
 
 
 def _extract_image(item: Any) -> Any:
-    """Of what a dataset gives for a number: itself, what it begins with, or what it holds under a usual name."""
+    """Return the image of an item: the item itself, its first element, or the value of one of `IMAGE_KEYS`."""
     if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
         return item
     if isinstance(item, Mapping):
@@ -203,5 +297,5 @@ def _extract_image(item: Any) -> Any:
     elif isinstance(item, list | tuple) and item:
         return item[0]
     raise InputError(
-        f"an item is {type(item).__name__}; expected an image, a tuple that begins with one, or one as 'image'"
+        f"an item is a {type(item).__name__}; expected an image, a tuple that begins with one, or a mapping with 'image'"
     )

@@ -15,49 +15,43 @@ from camscope.cli import (
     explain,
     export,
     features,
+    info,
     inspect_images,
     layers,
     methods,
     show,
 )
-from camscope.cli.base import CommandGroup, stdout_console
+from camscope.cli.base import Command, CommandGroup, stdout_console
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     cls=CommandGroup,
     name="camscope",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: camscope demo",
 )
-COMMANDS = {
-    "demo": demo,
-    "explain": explain,
-    "compare": compare,
-    "inspect-images": inspect_images,
-    "batch": batch,
-    "show": show,
-    "export": export,
-    "measure": evaluate,
-    "choose": choose,
-    "benchmark": benchmark,
-    "layers": layers,
-    "features": features,
-    "methods": methods,
+COMMAND_GROUPS = {
+    "Start": {"demo": demo, "info": info},
+    "Explain images": {"explain": explain, "compare": compare, "features": features},
+    "Whole data sets": {"inspect-images": inspect_images, "batch": batch, "show": show, "export": export},
+    "Evidence": {"evaluate": evaluate, "choose": choose, "benchmark": benchmark},
+    "Look up": {"methods": methods, "layers": layers},
 }
-for name, module in COMMANDS.items():
-    app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
-app.add_typer(audit.app, name="audit")
+for group, commands in COMMAND_GROUPS.items():
+    for name, module in commands.items():
+        example = f"Example: {module.EXAMPLE}"
+        app.command(name, cls=Command, epilog=example, rich_help_panel=group)(module.run)
+app.add_typer(audit.app, name="audit", rich_help_panel="Evidence")
 
 
 @app.callback()
 def show_help_or_version(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Where a vision model looked. Start with: camscope demo"""

@@ -21,31 +21,40 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Audit a model: what it answers, what it looks at, and what it relies on. Start with: camscope demo --audit",
+    help="Audit a model: its performance, where it looks, and what it relies on. Try it: camscope demo --audit",
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
-DIRECTION_STYLES = {"for": "green", "against": "bold red", "neither": ""}
+DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # which speaks against no model
 
 
 @app.command(
-    epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml"
+    cls=base.Command,
+    epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml",
 )
 def init(
     manifest: Annotated[
         str,
-        typer.Argument(metavar="MANIFEST", help="A table: a column of labels, or of 0 and 1 for each finding."),
+        typer.Argument(
+            metavar="MANIFEST",
+            help="A .csv or .parquet table with a column of labels, or a column of 0 and 1 for each finding.",
+        ),
     ],
     model: base.ModelOption,
     weights: base.WeightsOption = None,
-    root: Annotated[str | None, typer.Option("--root", metavar="FOLDER", help="Where relative paths begin.")] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            "--root", metavar="FOLDER", help="Folder in which relative paths begin; default: that of the manifest."
+        ),
+    ] = None,
     finding_names: Annotated[
         str | None,
         typer.Option(
             "--finding",
             metavar="A,B",
-            help="Classes to ask about, or columns of 0 and 1; default: those of the labels.",
+            help="Findings to audit: class names, or columns of 0 and 1; default: every label.",
         ),
     ] = None,
     modality: Annotated[
@@ -53,10 +62,10 @@ def init(
         typer.Option(
             "--modality",
             metavar="NAME",
-            help="xray, ct, mri, dermoscopy, retina, pathology, any: whose usual regions are looked for.",
+            help="Modality, which sets the regions to test: xray, ct, mri, dermoscopy, retina, pathology or any.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the config goes.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Config file to write.")] = Path(
         "audit.toml"
     ),
     overwrite: base.OverwriteOption = False,
@@ -77,12 +86,14 @@ def init(
     )
 
 
-@app.command(epilog="Example: camscope audit run audit.toml -o audit")
+@app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="As camscope audit init writes it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the audit goes.")] = Path(
-        "camscope-audit"
-    ),
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="The config file, as camscope audit init writes it.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write the audit to.")
+    ] = Path("camscope-audit"),
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Run all stages, and write summary.json, the tables and report.html. Start it again, and it goes on.
@@ -101,13 +112,19 @@ def run(
         raise typer.Exit(base.EXIT_FAILED)
 
 
-@app.command(epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
+@app.command(cls=base.Command, epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
 def compare(
-    first_run: Annotated[Path, typer.Argument(metavar="RUN_A", help="An audit.")],
+    first_run: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of an audit.")],
     second_run: Annotated[
-        Path, typer.Argument(metavar="RUN_B", help="An audit of the same images, of another checkpoint.")
+        Path,
+        typer.Argument(
+            metavar="RUN_B", help="The folder of a second audit, of the same images and another checkpoint."
+        ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also as JSON.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the comparison to this .json file."),
+    ] = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Paired tests between two audits of the same images: answers, maps, reliance; and which verdicts changed."""
@@ -144,19 +161,21 @@ def compare(
         base.print_note(text)
 
 
-@app.command(epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
+@app.command(cls=base.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
 def verify(
-    audit_folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
+    audit_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an audit.")],
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="CONFIG", help="Its config: then data, weights and some rows are checked too."
+            "--config",
+            metavar="CONFIG",
+            help="The config of the audit, to check the data, the weights and some rows as well.",
         ),
     ] = None,
     n_rows: Annotated[
-        int, typer.Option("--rows", min=0, help="So many rows, drawn at random, are computed again.")
+        int, typer.Option("--rows", min=0, help="Number of rows, drawn at random, to compute again.")
     ] = 8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other rows.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random choice of rows.")] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
     from camscope.audit.core.config import Config
@@ -267,7 +286,7 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "why")
     for one in audit.verdicts:
-        of_maps = one.direction == "against" and one.question in VERDICT_TOPICS["maps"].questions
+        of_maps = one.direction == "contradicts" and one.question in VERDICT_TOPICS["maps"].questions
         style = MAPS_CONTRADICT_STYLE if of_maps else DIRECTION_STYLES[one.direction]
         word = Text(f"{VERDICT_SYMBOLS[one.conclusion]} {one.conclusion}", style)
         table.add_row(

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from camscope.cli import completion
 from camscope.cli.ascii_fallback import install_ascii_fallback
+from camscope.cli.help_panels import find_panel
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -23,6 +24,7 @@ from camscope.errors import (
     InputError,
     NonFiniteError,
     OutputError,
+    Remedy,
     RunError,
     describe_out_of_memory,
     is_out_of_memory,
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, RunError)
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
-OPTION_WORDING = {  # what errors tell a Python program to do: what to do on the command line
-    r"pass preprocess=weights\.transforms\(\), .*": "pass --preprocess imagenet, or say it in the model's file: PREPROCESSING",
-    r"pass preprocess=ScanPreprocess\(\.\.\.\)": "say ScanPreprocess(...) in the model's file: PREPROCESSING",
-    r"pass class_names= or an index": "say them in the model's file: CATEGORIES; or pass an index",
-    r"pass the index, or the right categories=": "pass the index, or say the right ones in the model's file: CATEGORIES",
-    r"pass overwrite, or": "pass --overwrite, or",
+REMEDY_WORDING = {  # the fix of an error in options; the errors word it for a Python program
+    Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
+    Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
+    Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
+    Remedy.SET_SCAN_PREPROCESS: "define PREPROCESSING as a ScanPreprocess in the model's file",
 }
 
 ModelOption = Annotated[
@@ -53,65 +55,109 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, FILE.py:FUNCTION (is executed).",
+        help="Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, or FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option("--weights", metavar="FILE", help="A checkpoint: safetensors, or tensors saved by torch.save."),
+    typer.Option("--weights", metavar="FILE", help="Checkpoint file: safetensors, or tensors saved by torch.save."),
 ]
 LayersOption = Annotated[
     str | None,
-    typer.Option("--layer", "-l", metavar="NAME", help="The layer; to see them: camscope layers MODEL."),
+    typer.Option(
+        "--layers",
+        "-l",
+        metavar="NAME",
+        help="Layer; to list them: camscope layers MODEL. Default: the last layer with a grid.",
+    ),
 ]
 MethodsOption = Annotated[
     str,
-    typer.Option("--method", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."),
+    typer.Option(
+        "--methods", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."
+    ),
 ]
 ChoiceOption = Annotated[
     str | None,
-    typer.Option("--choice", metavar="FILE", help="Method and layer as camscope choose --save wrote them."),
+    typer.Option("--choice", metavar="FILE", help="Method and layer from a file that camscope choose --save wrote."),
 ]
 PreprocessOption = Annotated[
     str | None,
-    typer.Option("--preprocess", metavar="NAME", help="How images enter the model, if it does not say: imagenet."),
+    typer.Option("--preprocess", metavar="NAME", help="Preprocessing preset, if the model defines none: imagenet."),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps …")]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device: cpu, cuda, cuda:1, mps ...")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting, lists as A,B; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Setting of a method, such as n_samples=50; lists as A,B. Repeat for several.",
+    ),
 ]
 ColormapOption = Annotated[
     str,
     typer.Option(
-        "--colormap", metavar="NAME", help="auto, inferno, magma, plasma, viridis, cividis, diverging, turbo, jet."
+        "--colormap",
+        metavar="NAME",
+        help="Color map: auto, inferno, magma, plasma, viridis, cividis, diverging, turbo or jet.",
+        autocompletion=completion.complete_colormap,
     ),
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value.")]
+AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value, 0 to 1.")]
 SharedScaleOption = Annotated[
-    bool, typer.Option("--shared-scale", help="One scale for all classes of a method, so that they can be compared.")
+    bool, typer.Option("--shared-scale", help="Use one color scale for all classes of a method, to compare them.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder that camscope batch wrote.")]
 WhereOption = Annotated[
     str | None,
     typer.Option(
-        "--where", metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."
+        "--where",
+        metavar="SQL",
+        help="SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
     ),
 ]
 SortOption = Annotated[
     str | None,
-    typer.Option("--sort", metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.'),
+    typer.Option(
+        "--sort", metavar="SQL", help='SQL order of the rows, such as "probability desc, id"; default: as in the run.'
+    ),
 ]
 FetchOption = Annotated[
     bool,
     typer.Option(
-        "--fetch", help="Fetch images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
+        "--fetch", help="Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
     ),
 ]
 AllowOutsideRootOption = Annotated[
-    bool, typer.Option("--anywhere", help="Let paths of images and masks in a manifest or a COCO file leave the root.")
+    bool, typer.Option("--anywhere", help="Allow paths of images and masks outside the root folder.")
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
+
+
+class Command(TyperCommand):
+    """A command whose options stand in panels, and may be spelled in the singular or the plural."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption):
+                parameter.rich_help_panel = find_panel(parameter.opts[0])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments up to `--` after each unknown option took the number, `--method` or `--methods`, that exists."""
+        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*(_find_option(arg, names) for arg in args[:end]), *args[end:]])
+
+
+def _find_option(argument: str, names: set[str]) -> str:
+    """The argument, with the other number of its option's name where only that is an option."""
+    name, equals, value = argument.partition("=")
+    if name.startswith("--") and name not in names:
+        for other in (f"{name}s", name.removesuffix("s")):
+            if other in names:
+                return f"{other}{equals}{value}"
+    return argument
 
 
 class CommandGroup(TyperGroup):
@@ -207,17 +253,18 @@ def display_text(value: object) -> str:
 def format_error(error: Exception) -> str:
     """An error in one line: what camscope says itself, in options, or the type and message of anything else."""
     if isinstance(error, CamscopeError):
-        return reword_for_options(display_text(error))[:MAX_ERROR_LENGTH]
+        return display_text(word_remedy(error, str(error)))[:MAX_ERROR_LENGTH]
     if is_out_of_memory(error):
         return f"{describe_out_of_memory(error)}; take smaller images, a smaller picture, or a smaller --batch-size"
     return f"{type(error).__name__}: {display_text(error)[:MAX_ERROR_LENGTH]}"
 
 
-def reword_for_options(text: str) -> str:
-    """What an error says, with options and a model's file for the arguments of a function."""
-    for words, options in OPTION_WORDING.items():
-        text = re.sub(words, options, text)
-    return text
+def word_remedy(error: CamscopeError, text: str) -> str:
+    """A message of the error with its fix in terms of options, where the command line has its own words for it."""
+    wording = REMEDY_WORDING.get(error.remedy) if error.remedy else None
+    if wording is None or not error.fix or not text.endswith(error.fix):
+        return text
+    return text.removesuffix(error.fix) + wording
 
 
 def print_error(message: str) -> None:
@@ -271,11 +318,11 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     quick = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     wanted = quick if names == "all" else split_list(names)
     if not wanted:
-        raise typer.BadParameter(f"no method is named; there are: {', '.join(METHODS)}", param_hint="'--method'")
+        raise typer.BadParameter(f"no method is named; there are: {', '.join(METHODS)}", param_hint="'--methods'")
     try:
         found = [METHODS.find(name) for name in wanted]
     except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="'--method'") from error
+        raise typer.BadParameter(str(error), param_hint="'--methods'") from error
     return {method.name: method for method in found}
 
 

@@ -11,7 +11,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
 
-EXAMPLE = "camscope batch camscope-demo/images --method gradcam,layercam -o heatmaps"
+EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o heatmaps"
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
         ),
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FOLDER", help="The run's folder.")
+        str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the run.")
     ] = "camscope-batch",
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
@@ -34,74 +34,95 @@ def run(
     targets: Annotated[
         str | None,
         typer.Option(
-            "--target", "-t", metavar="CLASS", help="Of images without one of their own; default: the top class."
+            "--target",
+            "-t",
+            metavar="CLASS",
+            help="Class for images without a target of their own; default: the top class.",
         ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="Several, from one forward pass.")
+        str | None, typer.Option("--targets", metavar="A,B", help="Several classes, computed from one forward pass.")
     ] = None,
     preprocess: base.PreprocessOption = None,
     root: Annotated[
         str | None,
-        typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
+        typer.Option(
+            "--root",
+            metavar="FOLDER",
+            help="Folder in which relative paths of a manifest begin; default: that of the manifest.",
+        ),
     ] = None,
     allow_outside_root: base.AllowOutsideRootOption = False,
     overlays: Annotated[
         str | None,
-        typer.Option("--overlays", metavar="KIND", help="Draw each map on its image, too: jpg (quick), png or webp."),
+        typer.Option("--overlays", metavar="KIND", help="Also draw each map on its image: jpg (fast), png or webp."),
     ] = None,
     overlay_height: Annotated[
-        int | None, typer.Option("--height", min=16, help="Rows of an overlay; default: the image's own.")
+        int | None, typer.Option("--height", min=16, help="Height of an overlay in pixels; default: that of the image.")
     ] = None,
     reduced_decoding: Annotated[
         bool,
-        typer.Option("--reduced", help="Decode large JPEGs smaller: about five times as fast, maps nearly the same."),
+        typer.Option(
+            "--reduced",
+            help="Decode large JPEG files at a smaller size: about five times as fast, nearly the same maps.",
+        ),
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", min=1, help="Images in one pass; default: 16, of small images up to 64."),
+        typer.Option("--batch-size", min=1, help="Images per forward pass; default: 16, up to 64 for small images."),
     ] = None,
     num_threads: Annotated[
         int | None,
         typer.Option(
-            "--threads", min=1, help="That read images, in each process; default: one a core, one alone of small files."
+            "--threads",
+            min=1,
+            help="Threads that read images, per process; default: one per core, or one for small files.",
         ),
     ] = None,
-    chunk_size: Annotated[int, typer.Option("--chunk", min=1, help="Images in a part file.")] = 256,
+    chunk_size: Annotated[
+        int,
+        typer.Option("--chunk", min=1, help="Images per part file: at most this many are computed again after a kill."),
+    ] = 256,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="The I-th of N processes that share the work, from 0.")
+        str, typer.Option("--shard", metavar="I/N", help="Process I of N that share the work, counted from 0.")
     ] = "0/1",
     max_failures: Annotated[
-        int | None, typer.Option("--max-failures", min=0, help="End when more images have failed.")
+        int | None, typer.Option("--max-failures", min=0, help="Stop when more images than this have failed.")
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="What does the work: this process, or Ray.")
+        Literal["local", "ray"], typer.Option("--engine", help="Run in this process (local) or on Ray.")
     ] = "local",
     address: Annotated[
         str | None,
         typer.Option(
-            "--address", metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."
+            "--address", metavar="HOST:PORT", help="Address of a Ray cluster; default: a local Ray, started if needed."
         ),
     ] = None,
     num_workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Ray workers, each with its own model; default: one per GPU, or one per CPU."
+        ),
     ] = None,
     window: scan_options.WindowOption = None,
     profile: scan_options.ProfileOption = None,
     keep_columns: Annotated[
         str | None,
-        typer.Option("--keep", metavar="A,B", help="Columns that a run of scans writes, beside id and target."),
+        typer.Option(
+            "--keep", metavar="A,B", help="Columns of the manifest to write in runs of scans, besides id and target."
+        ),
     ] = None,
     allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try the images again that have no map, as after a disk was away.")
+        bool,
+        typer.Option("--retry-failed", help="Try the failed images again, for example after a disk was unavailable."),
     ] = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
     setting_pairs: base.SetOption = None,
 ) -> None:
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
-    from camscope.batch import build_manifest, run_batch
+    from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
     asked = options.resolve_method_choice(context, choice, method_names, layer_names)
     questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)
@@ -120,24 +141,27 @@ def run(
             manifest,
             output,
             questions,
+            overlays=None if overlays is None else OverlayOptions(overlays, overlay_height),
+            options=BatchOptions(
+                chunk_size=chunk_size,
+                shard=_parse_shard(shard),
+                max_failures=max_failures,
+                reduced_decoding=reduced_decoding,
+                window=window,
+                engine=engine,
+                address=address,
+                num_workers=num_workers,
+            ),
+            privacy=PrivacyOptions(
+                profile=scan_options.parse_profile(profile),
+                keep_columns=base.split_list(keep_columns or ""),
+                allow_burned_in_text=allow_burned_in_text,
+            ),
             batch_size=batch_size,
             num_threads=num_threads,
-            chunk_size=chunk_size,
-            shard=_parse_shard(shard),
-            max_failures=max_failures,
-            reduced_decoding=reduced_decoding,
-            profile=scan_options.parse_profile(profile),
-            keep_columns=base.split_list(keep_columns or ""),
-            window=window,
-            allow_burned_in_text=allow_burned_in_text,
-            overlay_format=overlays,
-            overlay_height=overlay_height,
             overwrite=overwrite,
             retry_failed=retry_failed,
             on_progress=told,
-            engine=engine,
-            address=address,
-            num_workers=num_workers,
         )
     _print_outcome(outcome, output)
 

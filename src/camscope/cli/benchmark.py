@@ -13,32 +13,38 @@ from camscope.cli.options import parse_settings
 if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
-EXAMPLE = "camscope benchmark phantom --method gradcam,layercam,scorecam --count 20"
+EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
 BENCHMARKS = ("phantom",)
 
 
 def run(
     benchmark: Annotated[
-        str, typer.Argument(metavar="WHAT", help="phantom: drawn radiographs whose evidence is known to the pixel.")
+        str,
+        typer.Argument(metavar="WHAT", help="phantom: synthetic radiographs whose ground truth is known to the pixel."),
     ],
     method_names: base.MethodsOption = "all",
-    n_images: Annotated[int, typer.Option("--count", min=2, help="Images.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image.")] = 1000,
+    n_images: Annotated[int, typer.Option("--count", min=2, help="Number of images.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the first image.")] = 1000,
     include_slow: Annotated[
-        bool, typer.Option("--slow", help="With all, the methods of hundreds of passes, too.")
+        bool, typer.Option("--slow", help="Include the methods that need hundreds of forward passes.")
     ] = False,
     figure: Annotated[
-        str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+        str | None, typer.Option("--figure", metavar="FILE", help="Figure of the tables: .png, .svg or .pdf.")
     ] = None,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Images, maps and values; started again, it goes on."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for images, maps and values; an interrupted benchmark resumes.",
+        ),
     ] = "camscope-benchmark",
     overwrite: base.OverwriteOption = False,
     setting_pairs: base.SetOption = None,
 ) -> None:
     """Draw images, explain them by every method, and rank the methods by where the evidence is, with intervals."""
-    from camscope.batch import run_batch
+    from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers import METHODS
 
@@ -56,7 +62,13 @@ def run(
         chosen = _select_supported(tools, folder / "images" / f"{seed:06d}.png") if method_names == "all" else tools
         with progress.outcome_progress() as told:
             run_batch(
-                chosen, manifest, folder / "maps", batch_size=8, chunk_size=8, overwrite=overwrite, on_progress=told
+                chosen,
+                manifest,
+                folder / "maps",
+                options=BatchOptions(chunk_size=8),
+                batch_size=8,
+                overwrite=overwrite,
+                on_progress=told,
             )
     with evaluation_request.resume_hint(folder), progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
         found = evaluate(

@@ -14,31 +14,39 @@ if TYPE_CHECKING:
 
     from camscope.evaluation.selection.select import MethodSelection
 
-EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
+EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
 
 
 def run(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Images, as for camscope batch: a folder, a manifest …")
+        str, typer.Argument(metavar="SOURCE", help="Images, as for camscope batch: a folder, a manifest ...")
     ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layer_names: Annotated[
-        str | None, typer.Option("--layer", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
+        str | None,
+        typer.Option(
+            "--layers",
+            "-l",
+            metavar="A,B",
+            help="Layers to compare; default: the last layer of each of the last three stages.",
+        ),
     ] = None,
     method_names: Annotated[
-        str | None, typer.Option("--method", metavar="A,B", help="Default: ten that take one pass.")
+        str | None,
+        typer.Option("--methods", metavar="A,B", help="Methods to compare; default: ten that need one forward pass."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
+        str | None,
+        typer.Option("--target", "-t", metavar="CLASS", help="Class for images without a target of their own."),
     ] = None,
     masks: Annotated[
         str | None,
         typer.Option(
             "--masks",
             metavar="WHERE",
-            help="The evidence: a COCO file, a folder of masks, or a column of the manifest.",
+            help="Ground truth: a COCO file, a folder of masks, or a column of the manifest.",
         ),
     ] = None,
     categories: Annotated[
@@ -46,21 +54,29 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
         ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: their images are one witness.")
+        str | None,
+        typer.Option(
+            "--group", metavar="COLUMN", help="Column of patients or scenes, whose images are not independent."
+        ),
     ] = None,
-    n_images: Annotated[int, typer.Option("--images", min=8, help="At most so many, drawn by --seed.")] = 64,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Let every candidate see every image.")] = False,
+    n_images: Annotated[
+        int, typer.Option("--images", min=8, help="Largest number of images, sampled with --seed.")
+    ] = 64,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling.")] = 0,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Evaluate every candidate on every image.")] = False,
     save: Annotated[
-        str | None, typer.Option("--save", metavar="FILE", help="A .toml for --choice of explain and batch.")
+        str | None,
+        typer.Option(
+            "--save", metavar="FILE", help="Write the choice to a .toml file for --choice of explain and batch."
+        ),
     ] = None,
     preprocess: base.PreprocessOption = None,
     root: Annotated[
-        str | None, typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin.")
+        str | None, typer.Option("--root", metavar="FOLDER", help="Folder in which relative paths of a manifest begin.")
     ] = None,
     allow_outside_root: base.AllowOutsideRootOption = False,
     overwrite: base.OverwriteOption = False,

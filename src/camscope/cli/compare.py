@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, compare_images, evaluation_request, options, progress
+from camscope.cli import base, compare_images, completion, evaluation_request, options, progress
 from camscope.cli.options import parse_settings
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
@@ -31,41 +31,46 @@ def run(
         str,
         typer.Argument(
             metavar="IMAGE|SOURCE",
-            help="One image file; or many, as for camscope batch: a folder, a manifest, or a run.",
+            help="One image file, or a data set as for camscope batch: a folder, a manifest, or a run.",
         ),
     ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layer_names: Annotated[
         str | None,
-        typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
+        typer.Option("--layers", "-l", metavar="A,B", help="Layers; to list them: camscope layers MODEL."),
     ] = None,
     method_names: Annotated[
         str | None,
         typer.Option(
-            "--methods", "--method", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."
+            "--methods",
+            metavar="A,B",
+            autocompletion=completion.complete_method,
+            help="Methods, or all; default: five that need one forward and one backward pass.",
         ),
     ] = None,
     targets: Annotated[
         str | None,
-        typer.Option("--classes", "--target", "-t", metavar="A,B", help="Indices or names; default: the top class."),
+        typer.Option("--targets", "-t", metavar="A,B", help="Classes, by index or name; default: the top class."),
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Of many a folder. Default: one in camscope-compare."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Figure file; for a data set a folder. Default: in camscope-compare."
+        ),
     ] = None,
     overwrite: base.OverwriteOption = False,
     colormap: base.ColormapOption = "auto",
     alpha: base.AlphaOption = DEFAULT_ALPHA,
     shared_scale: base.SharedScaleOption = False,
     columns: Annotated[
-        int | None, typer.Option("--columns", min=1, help="Pictures side by side; default: as many as fit.")
+        int | None, typer.Option("--columns", min=1, help="Images per row; default: as many as fit.")
     ] = None,
     masks: Annotated[
         str | None,
         typer.Option(
-            "--masks", metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."
+            "--masks", metavar="WHERE", help="Data sets: ground truth, as a COCO file, a folder of masks, or a column."
         ),
     ] = None,
     categories: Annotated[
@@ -73,27 +78,42 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metric", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
+        typer.Option(
+            "--metrics",
+            metavar="A,B",
+            autocompletion=completion.complete_metric,
+            help="Data sets: metrics to compute, including those that run the model, such as deletion.",
+        ),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", metavar="COLUMN", help="Of many: patients or scenes: intervals draw them whole."),
+        typer.Option(
+            "--group",
+            metavar="COLUMN",
+            help="Data sets: column of patients or scenes, resampled as a whole for intervals.",
+        ),
     ] = None,
     n_images: Annotated[
-        int | None, typer.Option("--images", min=1, help="Of many: at most so many, drawn by --seed.")
+        int | None, typer.Option("--images", min=1, help="Data sets: largest number of images, sampled with --seed.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of many: what is drawn; default 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Data sets: seed of the sampling; default: 0.")
+    ] = None,
     root: Annotated[
-        str | None, typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin.")
+        str | None, typer.Option("--root", metavar="FOLDER", help="Folder in which relative paths of a manifest begin.")
     ] = None,
     figure: Annotated[
         str | None,
-        typer.Option("--figure", metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder."),
+        typer.Option(
+            "--figure",
+            metavar="FILE",
+            help="Data sets: figure file, .png, .svg or .pdf; default: one in the output folder.",
+        ),
     ] = None,
     fetch: base.FetchOption = False,
     allow_outside_root: base.AllowOutsideRootOption = False,
@@ -130,7 +150,7 @@ def run(
             replace(wanted, model=None) if a_run and not wanted.needs_model else wanted, output, figure
         )
         return
-    of_many = {"--masks": masks, "--category": categories, "--metric": metrics, "--group": group, "--images": n_images,
+    of_many = {"--masks": masks, "--category": categories, "--metrics": metrics, "--group": group, "--images": n_images,
                "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": allow_outside_root}  # fmt: skip
     evaluation_request.check_options_unset(of_many, f"it is for many images, and {source} is one file")
     kinds = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
@@ -205,8 +225,8 @@ def _build_map_table(comparison: "Comparison") -> "Table":
             Text(base.format_class(row["target"], row["label"])),
             f"{row['score']:.4g}",
             Text(status.replace("_", " "), "green" if status == STATUS_OK else "yellow"),
-            row["forwards"],
-            row["backwards"],
+            row["forward_passes"],
+            row["backward_passes"],
             f"{row['seconds']:.2g}",
             "–" if math.isnan(row["correlation"]) else f"{row['correlation']:.3f}",
             end_section=entry.column == max(e.column for e in comparison.entries if e.row == entry.row),

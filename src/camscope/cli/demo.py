@@ -48,19 +48,19 @@ class _DemoCase:
 
 
 def run(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the pictures go.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Output folder.")] = Path(
         "camscope-demo"
     ),
     n_images: Annotated[
-        int, typer.Option("--count", min=4, max=64, help="How many radiographs; each finding at least once.")
+        int, typer.Option("--count", min=4, max=64, help="Number of radiographs; each finding occurs at least once.")
     ] = 4,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other radiographs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the drawn radiographs.")] = 0,
     method_names: base.MethodsOption = DEMO_METHODS,
     audit: Annotated[
         bool,
         typer.Option(
             "--audit",
-            help="Instead: train two nets, of which one looks at a token in the corner, and audit both. About two minutes.",
+            help="Train two models instead, one of which relies on a marker in the corner, and audit both (about two minutes).",
         ),
     ] = False,
     overwrite: base.OverwriteOption = False,
@@ -97,7 +97,7 @@ LEGEND = """\
 hit     the map's hottest pixel lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a map without any idea
-centre  a control, which knows nothing of the image; --method all shows all that have an answer here, but the slow\
+centre  a control, which knows nothing of the image; --methods all shows all that have an answer here, but the slow\
 """
 
 

@@ -1,4 +1,4 @@
-"""`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
+"""`camscope evaluate`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
 from math import isnan
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, metric_tables, options, progress, scan_options
+from camscope.cli import base, completion, evaluation_request, metric_tables, options, progress, scan_options
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from camscope.evaluation import EvaluationResult
     from camscope.evaluation.summary import MethodSummary
 
-EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
+EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
 PRINTED_METRICS = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
 LEGEND = "over the best control: paired; intervals and p corrected for all methods in all metrics (Bonferroni)"
 PRINTED_MODEL_METRICS = (
@@ -35,13 +35,13 @@ def run(
         str,
         typer.Argument(
             metavar="RUN|SOURCE",
-            help="The folder of a run, or images as for camscope batch, whose maps are made first.",
+            help="Folder of a run, or images as for camscope batch, which are explained first.",
         ),
     ],
     masks: Annotated[
         str | None,
         typer.Option(
-            "--masks", metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."
+            "--masks", metavar="WHERE", help="Ground truth: a COCO file, a folder of masks, or a column of the run."
         ),
     ] = None,
     categories: Annotated[
@@ -49,11 +49,17 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option("--metric", metavar="A,B", help="Only these; default: all that are quick.")
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="A,B",
+            autocompletion=completion.complete_metric,
+            help="Metrics to compute; default: all fast ones.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -61,47 +67,63 @@ def run(
             "--model",
             "-m",
             metavar="MODEL",
-            help="The run's, to ask what it answers where what a map shows is removed: 39 passes of the image for each map, "
-            "and for each of four maps that know nothing. Of images the one that is explained, default phantom, which is asked "
-            "only by name, as with --metric deletion.",
+            help="Model of the run, for metrics that remove what the map shows: 39 forward passes per map, and as many for each of four control maps. For images: the model to explain, default phantom.",
         ),
     ] = None,
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
     method_names: Annotated[
-        str | None, typer.Option("--methods", "--method", metavar="A,B", help="Of images: default gradcam; or all.")
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B",
+            autocompletion=completion.complete_method,
+            help="Images only: methods, default gradcam; or all.",
+        ),
     ] = None,
     layer_names: Annotated[
-        str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")
+        str | None, typer.Option("--layers", "-l", metavar="A,B", help="Images only: layers.")
     ] = None,
     targets: Annotated[
-        str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
+        str | None,
+        typer.Option(
+            "--target", "-t", metavar="CLASS", help="Images only: class for images without a target of their own."
+        ),
     ] = None,
     root: Annotated[
-        str | None, typer.Option("--root", metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
+        str | None,
+        typer.Option(
+            "--root", metavar="FOLDER", help="Images only: folder in which relative paths of a manifest begin."
+        ),
     ] = None,
     imputation: Annotated[
         str,
         typer.Option(
-            "--fill",
+            "--imputations",
             metavar="A,B",
-            help="What is seen where something is removed: mean, blur, noise, zero, inpainting.",
+            help="What replaces removed pixels: mean, blur, noise, zero, inpainting.",
         ),
     ] = "mean,blur",
-    n_steps: Annotated[int, typer.Option("--steps", min=1, help="Of removal, each with two passes a fill.")] = 10,
+    n_steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Steps of a removal curve, each of two forward passes per imputation.")
+    ] = 10,
     group: Annotated[
-        str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
+        str | None,
+        typer.Option(
+            "--group", metavar="COLUMN", help="Column of patients or scenes, resampled as a whole for intervals."
+        ),
     ] = None,
     where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Only these rows in the tables, as in camscope show.")
+        str | None,
+        typer.Option("--where", metavar="SQL", help="SQL condition: rows to show in the tables, as in camscope show."),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+        str | None, typer.Option("--figure", metavar="FILE", help="Figure of the tables: .png, .svg or .pdf.")
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
-    ] = "camscope-measure",
-    num_threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: one a core.")] = None,
+        str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the values.")
+    ] = "camscope-evaluate",
+    num_threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads; default: one per core.")] = None,
     image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
     allow_outside_root: base.AllowOutsideRootOption = False,

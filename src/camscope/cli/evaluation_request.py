@@ -1,4 +1,4 @@
-"""Maps first: what `camscope measure` and `camscope compare` do with images that have no maps yet."""
+"""Maps first: what `camscope evaluate` and `camscope compare` do with images that have no maps yet."""
 
 import contextlib
 import glob
@@ -149,7 +149,7 @@ def is_run(source: str) -> bool:
 
 def is_image_source(source: str) -> bool:
     """Whether images are meant, of which there may be many: a folder, a pattern, a manifest, or a dataset's name."""
-    from camscope.batch.manifest import TABLE_SUFFIXES
+    from camscope.batch.sources import TABLE_SUFFIXES
     from camscope.batch.sources import DATASET_PREFIXES
 
     path = Path(source)

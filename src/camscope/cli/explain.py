@@ -23,13 +23,13 @@ from camscope.errors import (
 )
 from camscope.plurals import plural
 
-EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
+EXAMPLE = "camscope explain camscope-demo/images --methods gradcam,layercam"
 TARGET_AND_MODEL_ERRORS = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
 
 
 def run(
     context: typer.Context,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or patterns in quotes.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Image files, folders, or patterns in quotes.")],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layer_names: base.LayersOption = None,
@@ -37,21 +37,23 @@ def run(
     choice: base.ChoiceOption = None,
     targets: Annotated[
         str | None,
-        typer.Option("--target", "-t", metavar="CLASS", help="Index or name; default: each image's top class."),
+        typer.Option(
+            "--target", "-t", metavar="CLASS", help="Class by index or name; default: the top class of each image."
+        ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="Several classes, from one forward pass.")
+        str | None, typer.Option("--targets", metavar="A,B", help="Several classes, computed from one forward pass.")
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="PATH", help="A folder, or one file: .png, .jpg, .npz, .json …")
+        str, typer.Option("--output", "-o", metavar="PATH", help="Folder, or one file: .png, .jpg, .npz, .json ...")
     ] = "camscope-explain",
     formats: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="A,B",
-            help="png (default), jpg, webp (figures), gif (through a volume), npz, json (maps).",
+            help="Output formats: png (default), jpg, webp (figures), gif (through a volume), npz, json (maps).",
         ),
     ] = None,
     overwrite: base.OverwriteOption = False,
@@ -59,18 +61,23 @@ def run(
     alpha: base.AlphaOption = 0.85,
     shared_scale: base.SharedScaleOption = False,
     contour: Annotated[
-        str | None, typer.Option("--contour", metavar="A,B", help="Outlines at these levels (0..1) instead of colour.")
+        str | None,
+        typer.Option("--contour", metavar="A,B", help="Draw outlines at these levels (0 to 1) instead of colors."),
     ] = None,
     boxes: Annotated[
         float | None,
-        typer.Option("--boxes", min=0, max=1, help="Boxes round what reaches this level instead of colour."),
+        typer.Option("--boxes", min=0, max=1, help="Draw boxes around values that reach this level instead of colors."),
     ] = None,
-    series: Annotated[bool, typer.Option("--series", help="A folder is one DICOM series: a volume.")] = False,
+    series: Annotated[bool, typer.Option("--series", help="Read a folder as one DICOM series: a volume.")] = False,
     window: scan_options.WindowOption = None,
     slice_axis: Annotated[
         int | None,
         typer.Option(
-            "--slices", min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."
+            "--slices",
+            min=0,
+            max=2,
+            metavar="AXIS",
+            help="Explain a volume slice by slice along this axis, for a model of images.",
         ),
     ] = None,
     masks: Annotated[
@@ -78,20 +85,22 @@ def run(
         typer.Option(
             "--mask",
             metavar="NAME=FILE[:LABEL]",
-            help="Outlines of a mask over the map; repeatable. LABEL: of a mask with several, as 2; all: together.",
+            help="Draw the outline of a mask over the map; repeat for several. LABEL: one label of the mask, such as 2; all: every label.",
         ),
     ] = None,
     export_formats: Annotated[
         str | None,
         typer.Option(
-            "--export", metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."
+            "--export",
+            metavar="A,B",
+            help="Also export for viewers of scans: nifti, pmap (DICOM parametric map), sc (DICOM secondary capture).",
         ),
     ] = None,
     profile: scan_options.ProfileOption = None,
     allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
     device: base.DeviceOption = "cpu",
     setting_pairs: base.SetOption = None,
-    n_top_classes: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
+    n_top_classes: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="Number of top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
     asked = options.resolve_method_choice(context, choice, method_names, layer_names)

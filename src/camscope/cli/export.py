@@ -23,19 +23,19 @@ def run(
         typer.Option(
             "--format",
             metavar="A,B",
-            help="png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes and outlines).",
+            help="Formats: png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes and outlines).",
         ),
     ] = "png",
     where: base.WhereOption = None,
     sort: base.SortOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many rows at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Largest number of rows.")] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="PATH", help="A folder, or for csv and coco alone a file.")
+        str, typer.Option("--output", "-o", metavar="PATH", help="Folder; a file for csv or coco alone.")
     ] = "camscope-export",
     threshold: Annotated[
         float,
         typer.Option(
-            "--threshold", min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round."
+            "--threshold", min=0.01, max=1, help="coco: share of the maximum of a map from which pixels lie in a box."
         ),
     ] = 0.5,
     image_source: scan_options.ImageSourceOption = None,

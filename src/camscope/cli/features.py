@@ -20,15 +20,17 @@ EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
 
 def run(
     context: typer.Context,
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="One image file.")],
-    layer: Annotated[str, typer.Option("--layer", "-l", metavar="NAME", help="To see them: camscope layers MODEL.")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
+    layer: Annotated[
+        str, typer.Option("--layer", "-l", metavar="NAME", help="Layer; to list them: camscope layers MODEL.")
+    ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-features.")
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default: in camscope-features.")
     ] = None,
-    max_channels: Annotated[int, typer.Option("--limit", min=1, help="How many channels to draw.")] = 64,
+    max_channels: Annotated[int, typer.Option("--limit", min=1, help="Number of channels to draw.")] = 64,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 MAX_ROW_IDS, MAX_REASONS, MAX_VALUES_PRINTED, MAX_TARGETS, MAX_GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
 MAX_INLINE_REASON_LENGTH = 50  # letters of a reason that has a line of its own
-GROUP_SEPARATORS = {"duplicates": " = ", "duplicate-targets": " = ", "pixels-in-splits": " = "}
+GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " = ", "pixels-in-several-splits": " = "}
 
 
 def run(
@@ -32,56 +32,64 @@ def run(
         ),
     ],
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="The findings, a .json file.")
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the findings to a .json file.")
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="FILE", help="One row an image: .parquet, or .csv for spreadsheets."),
+        typer.Option("--table", metavar="FILE", help="Write one row per image: .parquet, or .csv for spreadsheets."),
     ] = None,
     group_by: Annotated[
         str | None,
         typer.Option(
-            "--by", metavar="A,B", help="Count targets by these columns, or by modality, format, photometric …"
+            "--by", metavar="A,B", help="Count targets by these columns, or by modality, format, photometric ..."
         ),
     ] = None,
     patient_column: Annotated[
-        str | None, typer.Option("--patient", metavar="COLUMN", help="Default: patient or patient_id, if there is one.")
+        str | None,
+        typer.Option("--patient", metavar="COLUMN", help="Column of patients; default: patient or patient_id."),
     ] = None,
     split_column: Annotated[
-        str | None, typer.Option("--split", metavar="COLUMN", help="Default: split, if there is one.")
+        str | None, typer.Option("--split", metavar="COLUMN", help="Column of splits; default: split.")
     ] = None,
     target_column: Annotated[
-        str | None, typer.Option("--target", metavar="COLUMN", help="Default: target, if there is one.")
+        str | None, typer.Option("--target", metavar="COLUMN", help="Column of targets; default: target.")
     ] = None,
     mask_column: Annotated[
-        str | None, typer.Option("--mask", metavar="COLUMN", help="Default: mask or mask_path, if there is one.")
+        str | None, typer.Option("--mask", metavar="COLUMN", help="Column of masks; default: mask or mask_path.")
     ] = None,
     class_names: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="All targets that there may be.")
+        str | None, typer.Option("--class-names", metavar="A,B", help="All targets that may occur.")
     ] = None,
     root: Annotated[
         str | None,
-        typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
+        typer.Option(
+            "--root",
+            metavar="FOLDER",
+            help="Folder in which relative paths of a manifest begin; default: that of the manifest.",
+        ),
     ] = None,
     allow_outside_root: base.AllowOutsideRootOption = False,
     profile: Annotated[
         Literal["research", "clinical"] | None,
         typer.Option(
             "--profile",
-            help="research (default where there are medical images): no file is named, and no column shown unasked.",
+            help="research (default for medical images): shows no file names, and only the columns you ask for.",
         ),
     ] = None,
     keep_columns: Annotated[
         str | None,
-        typer.Option("--keep", metavar="A,B", help="More columns for the table, under the profile research."),
+        typer.Option("--keep", metavar="A,B", help="More columns for the table under the research profile."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Return exit code 1 for warnings, too.")] = False,
     num_threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="That read images; default: one a core.")
+        int | None, typer.Option("--threads", min=1, help="Threads that read images; default: one per core.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON, as --output writes them.")
+    ] = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Look through a set of images before a model sees it. It ends with 1 where something cannot be used as it is."""
+    """Check a set of images before a model sees it. The exit code is 1 where images cannot be used."""
     files = [(Path(file), kinds) for file, kinds in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, kinds in files:
         option = "--table" if ".csv" in kinds else "--output"
@@ -107,11 +115,13 @@ def run(
         )
     for file, _ in files:
         found.save(file, overwrite=overwrite)
-    _print_inspection(found)
-    for file, _ in files:
-        base.stdout_console().print(
-            base.styled_text(("written ", "bold"), (base.display_text(file), "")), soft_wrap=True
-        )
+    if as_json:
+        typer.echo(found.to_json(), nl=False)
+    else:
+        _print_inspection(found)
+        for file, _ in files:
+            line = base.styled_text(("written ", "bold"), (base.display_text(file), ""))
+            base.stdout_console().print(line, soft_wrap=True)
     if found.severity_counts["error"] or (strict and found.severity_counts["warning"]):
         raise typer.Exit(base.EXIT_FAILED)
 

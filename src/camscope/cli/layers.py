@@ -1,8 +1,9 @@
 """`camscope layers`: the layers of a model, and which of them have a grid to explain."""
 
+import json
 import re
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,15 +24,18 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for explain --model.")] = "phantom",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as in explain --model.")] = "phantom",
     weights: base.WeightsOption = None,
     size: Annotated[
         str | None,
-        typer.Option("--size", metavar="N|HxW", help="Input size; default: as the model is known to take, or 224."),
+        typer.Option(
+            "--size", metavar="N|HxW", help="Input size; default: the size the model is known to take, or 224."
+        ),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--all", help="The layers inside the layers too.")] = False,
+    list_all: Annotated[bool, typer.Option("--all", help="List the layers inside other layers, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
 ) -> None:
-    """List a model's layers, with those marked that have a grid of cells to explain."""
+    """List a model's layers, and mark those with a grid of cells to explain."""
     from camscope.hooks import inspect_layers
 
     net = base.load_model_on_device(model, weights)
@@ -39,6 +43,9 @@ def run(
         x = _example_input(net, size)
         seen = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
+    if as_json:
+        typer.echo(json.dumps(_describe_layers(seen, candidates, default), indent=2))
+        return
     kept = {row.name for row in seen if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default}
     console = base.stdout_console()
     console.print(_build_layer_table(seen, kept, candidates, default))
@@ -47,6 +54,23 @@ def run(
         console.print(f"{len(seen) - len(kept)} more inside these: --all", style="dim")
     for text in remarks:
         base.print_note(text)
+
+
+def _describe_layers(inspection: "LayerTable", candidates: set[str], default: str | None) -> list[dict[str, Any]]:
+    """The facts of each layer as JSON takes them."""
+    return [
+        {
+            "name": row.name,
+            "type": row.type,
+            "output_shape": None if row.output_shape is None else list(row.output_shape),
+            "stride": None if row.stride is None else list(row.stride),
+            "n_parameters": row.n_parameters,
+            "n_calls": row.n_calls,
+            "has_grid": row.name in candidates,
+            "is_default": row.name == default,
+        }
+        for row in inspection
+    ]
 
 
 def _example_input(model: "nn.Module", size: str | None) -> "Tensor":

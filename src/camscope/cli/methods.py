@@ -1,10 +1,14 @@
-"""`camscope methods`: what there is to explain with."""
+"""`camscope methods`: the table of methods, and the page of one."""
 
 import inspect
+import json
+import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from camscope.cli import base
+import typer
+
+from camscope.cli import base, completion
 from camscope.cli.options import list_settings
 
 if TYPE_CHECKING:
@@ -12,19 +16,89 @@ if TYPE_CHECKING:
 
     from camscope.explainers import Explainer
 
-EXAMPLE = "camscope methods"
+EXAMPLE = "camscope methods Grad-CAM"
 MAX_COLUMN_WIDTHS = (None, None, 11, 11, 13)  # letters of a line, so that words get the room and not costs
 MIN_DESCRIPTION_WIDTH = 35  # letters of the longest id of a paper, which is never broken
-FAMILY_TITLES = {
-    "gradients": "of the gradient at the input",
-    "paths": "along a path that ends at the input",
-    "perturbations": "by hiding parts of the input",
+FAMILY_TITLES = {  # by folder
+    "gradient": "gradient at the input",
+    "path": "along a path of inputs",
+    "perturbation": "perturbed inputs",
     "adapters": "by other libraries",
 }
+COST_LEGEND = "K: channels of the layer; L: attention blocks; a partial forward: the model behind the layer"
 
 
-def run() -> None:
-    """List the methods: what each computes, its paper, and what it costs."""
+def run(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[METHOD]",
+            help="Show the page of one method: Grad-CAM, gradcam++ ...",
+            autocompletion=completion.complete_method,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> None:
+    """List the methods, or show the page of one: what it computes, its paper, settings and cost."""
+    from camscope.explainers import METHODS
+
+    if name is not None:
+        (method,) = base.parse_methods(name).values()
+        _print_json(describe_method(method)) if as_json else _print_method_page(method)
+    elif as_json:
+        _print_json([describe_method(method) for method in base.order_methods_by_cost(METHODS.values())])
+    else:
+        _print_method_table()
+
+
+def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
+    """The facts of a method as JSON takes them; a setting without a default has none."""
+    return {
+        "name": explainer_cls.name,
+        "title": explainer_cls.title,
+        "paper": explainer_cls.paper,
+        "description": _first_sentence(explainer_cls),
+        "forward_passes": explainer_cls.forward_passes,
+        "backward_passes": explainer_cls.backward_passes,
+        "class_specific": explainer_cls.class_specific,
+        "control": explainer_cls.control,
+        "slow": explainer_cls.slow,
+        "settings": _find_defaults(explainer_cls),
+    }
+
+
+def _print_json(facts: object) -> None:
+    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+def _find_defaults(explainer_cls: type) -> dict[str, Any]:
+    """Setting -> default, for the settings that `--set` takes; text for a default that JSON has no form of."""
+    parameters = inspect.signature(explainer_cls).parameters
+    defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
+    return {
+        name: value if isinstance(value, bool | int | float | str | None) else str(value)
+        for name, value in defaults.items()
+    }
+
+
+def _print_method_page(explainer_cls: "type[Explainer]") -> None:
+    """Print title, paper, description, cost, settings with their defaults, and a command to start with."""
+    console = base.stdout_console()
+    facts = describe_method(explainer_cls)
+    console.print(base.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim")))
+    console.print()
+    console.print(inspect.getdoc(explainer_cls) or "", soft_wrap=False)
+    table = base.new_table("setting", "default")
+    for name, value in facts["settings"].items():
+        table.add_row(name, json.dumps(value, ensure_ascii=False))
+    console.print(table)
+    cost = f"forward passes: {facts['forward_passes']}; backward passes: {facts['backward_passes']}"
+    console.print(cost + (f" ({COST_LEGEND})" if re.search(r"\b[KL]\b|partial", cost) else ""), style="dim")
+    console.print(f"Example: camscope explain photo.jpg --methods {facts['name']}", style="dim")
+
+
+def _print_method_table() -> None:
+    """Print the methods by family, each with its description, paper, cost and own settings."""
     from camscope.explainers import METHODS, BaseCAM, Explainer, LayerExplainer
     from camscope.explainers.attention.base import TokenAttentionExplainer
     from camscope.explainers.comparison.grid_layout import accepts_several_layers
@@ -33,34 +107,31 @@ def run() -> None:
     foreign = [m for m in METHODS.values() if m.__module__.partition(".")[0] != "camscope"]
     ours = [method for method in METHODS.values() if method not in foreign]
     controls = [method for method in ours if method.control]
-    looking = [m for m in ours if issubclass(m, LayerExplainer) or accepts_several_layers(m)]
-    layered = [m for m in looking if m not in controls]
+    layered = [m for m in ours if (issubclass(m, LayerExplainer) or accepts_several_layers(m)) and m not in controls]
     attention = [m for m in ours if issubclass(m, TokenAttentionExplainer)]
-    by_room = {
-        words: [m for m in ours if _family_folder(m) == room and m not in layered]
-        for room, words in FAMILY_TITLES.items()
+    by_folder = {
+        title: [m for m in ours if _family_folder(m) == folder and m not in layered]
+        for folder, title in FAMILY_TITLES.items()
     }
-    roomed = [m for methods in by_room.values() for m in methods]
-    whole = [m for m in ours if m not in (*controls, *layered, *attention, *roomed)]
+    in_folders = [m for methods in by_folder.values() for m in methods]
+    others = [m for m in ours if m not in (*controls, *layered, *attention, *in_folders)]
     shared = {*list_settings(Explainer), *list_settings(BaseCAM), *list_settings(PixelExplainer)}
-    table = base.new_table("method", "in words", "forwards>", "backwards>", "settings")
+    table = base.new_table("method", "description", "forward>", "backward>", "settings")
     for column, widest in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
         column.max_width = widest
     table.columns[1].min_width = MIN_DESCRIPTION_WIDTH
-    _add_family(table, "of a layer, or several", layered, shared)
-    _add_family(table, "of a transformer's attention", attention, shared)
-    _add_family(table, "of the whole network", whole, shared)
-    for words, methods in by_room.items():
-        _add_family(table, words, methods, shared)
-    _add_family(table, "controls: what any method must beat", controls, shared)
+    _add_family(table, "class activation maps: of one layer, or several", layered, shared)
+    _add_family(table, "attention of transformers", attention, shared)
+    _add_family(table, "whole network", others, shared)
+    for title, methods in by_folder.items():
+        _add_family(table, title, methods, shared)
+    _add_family(table, "controls: maps without the model, which every method must beat", controls, shared)
     _add_family(table, "registered by your own code", foreign, shared)
     console = base.stdout_console()
     console.print(table)
-    legend = (
-        "K: the layer's channels; L: the attention blocks; a rest: the part of the model after the layer, or the blocks"
-    )
-    console.print(legend, style="dim")
-    console.print(f"settings of all, by --set name=value: {', '.join(sorted(shared))}", style="dim")
+    console.print(COST_LEGEND, style="dim")
+    console.print(f"settings of every method, by --set name=value: {', '.join(sorted(shared))}", style="dim")
+    console.print("one method: camscope methods NAME", style="dim")
 
 
 def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]) -> None:
@@ -69,9 +140,11 @@ def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]"
     if rows:
         table.add_row("", base.styled_text((title, "bold")))
     for method in rows:
-        own = [setting for setting in list_settings(method) if setting not in shared_settings]
-        words = base.styled_text((f"{_first_sentence(method)} ", ""), (method.paper, "dim"))
-        table.add_row(method.name, words, method.forward_passes, method.backward_passes, ", ".join(own) or "–")
+        settings = [setting for setting in list_settings(method) if setting not in shared_settings]
+        description = base.styled_text((f"{_first_sentence(method)} ", ""), (method.paper, "dim"))
+        table.add_row(
+            method.name, description, method.forward_passes, method.backward_passes, ", ".join(settings) or "–"
+        )
     if rows:
         table.add_section()
 

@@ -39,7 +39,7 @@ def format_undefined_reasons(rows: Any, summary_line: "MethodSummary") -> "list[
     """Why rows of a metric have no value, the most frequent reasons first. `rows`: of a table of measures."""
     from camscope.evaluation.comparison_statements import join_names
 
-    every = zip(*(rows[name].to_pylist() for name in ("metric", "fill", "reason", "method")), strict=True)
+    every = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
     counts = Counter(
         own[2:] for own in every if own[:2] == (summary_line.metric, summary_line.imputation) and own[2] is not None
     )

@@ -72,11 +72,11 @@ def parse_targets(targets: str | None, classes: str | None) -> list[int | str | 
     """Indices and names, each once; None for each image's top class."""
     if targets is not None and classes is not None:
         raise typer.BadParameter(
-            "one class with --target or several with --classes, not both", param_hint="'--classes'"
+            "one class with --target or several with --targets, not both", param_hint="'--targets'"
         )
     words = base.split_list(classes) if classes is not None else [targets]
     if not words:
-        raise typer.BadParameter("no class is named", param_hint="'--classes'")
+        raise typer.BadParameter("no class is named", param_hint="'--targets'")
     return [_parse_class(word) for word in dict.fromkeys(words)]
 
 
@@ -111,7 +111,7 @@ def resolve_method_choice(context: typer.Context, choice: str | None, methods: s
         return MethodChoice(methods, layers)
     if any(base.is_option_set(context, name) for name in ("method", "layer")):
         raise typer.BadParameter(
-            "it names method and layer already: leave --method and --layer out", param_hint="'--choice'"
+            "it names method and layer already: leave --methods and --layers out", param_hint="'--choice'"
         )
     from camscope.evaluation.selection.select import read_selection
 
@@ -129,7 +129,7 @@ def check_layers_usable(explainer_classes: "dict[str, type[Explainer]]", layers:
         raise typer.BadParameter("no layer is named", param_hint="'--layers'")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         who = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise typer.BadParameter(f"{who} no layer to choose", param_hint="'--layer'")
+        raise typer.BadParameter(f"{who} no layer to choose", param_hint="'--layers'")
 
 
 def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
@@ -144,7 +144,7 @@ def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: 
     if layers is not None and len(layers) > 1 and each:
         raise typer.BadParameter(
             f"{each[0]} looks at one layer, and {len(layers)} are named; camscope compare draws several",
-            param_hint="'--layer'",
+            param_hint="'--layers'",
         )
 
 
@@ -171,7 +171,13 @@ def build_explainers(
     ]
 
 
-EXCLUDED_PARAMETERS = ("self", "model", "layer", "preprocess", "class_names")  # what other options say, or no option can
+EXCLUDED_PARAMETERS = (
+    "self",
+    "model",
+    "layer",
+    "preprocess",
+    "class_names",
+)  # what other options say, or no option can
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 OPTION_HINT = "'--set'"

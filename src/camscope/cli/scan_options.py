@@ -13,7 +13,7 @@ from camscope.errors import CamscopeError, CategoryError, ImageError
 from camscope.images.files.source_files import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.runner import PrivacyProfile
+    from camscope.batch.options import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 
@@ -22,15 +22,21 @@ DEFAULT_MASK_NAME = "mask"
 
 WindowOption = Annotated[
     str | None,
-    typer.Option("--window", metavar="CENTRE,WIDTH", help="Of scans, what is black and white: 40,400 (soft tissue)."),
+    typer.Option(
+        "--window",
+        metavar="CENTRE,WIDTH",
+        help="Scans: center and width of the display window, such as 40,400 (soft tissue).",
+    ),
 ]
 AllowBurnedInTextOption = Annotated[
-    bool, typer.Option("--allow-pixels", help="Draw on scans although text, as a name, may be part of their picture.")
+    bool, typer.Option("--allow-pixels", help="Draw on scans although text in the image may identify a patient.")
 ]
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        "--profile", metavar="NAME", help="research (default for scans): no name of a file or a patient; or clinical."
+        "--profile",
+        metavar="NAME",
+        help="research (default for scans): output holds no file or patient names; clinical: it may.",
     ),
 ]
 ImageSourceOption = Annotated[
@@ -38,7 +44,7 @@ ImageSourceOption = Annotated[
     typer.Option(
         "--scans",
         metavar="SOURCE",
-        help="What the run was made of: its images are read from there. Runs of scans do not say so.",
+        help="Source of the images of a run of scans: the files or manifest it was made from.",
     ),
 ]
 
@@ -162,7 +168,8 @@ class ScanOptions:
         words = re.sub(
             rf"(?<!\w){re.escape(path.name)}(?!\w)", called, redact_error_message(error).replace(str(path), called)
         )
-        return kind + base.reword_for_options(base.display_text(words))[: base.MAX_ERROR_LENGTH]
+        words = base.word_remedy(error, words) if isinstance(error, CamscopeError) else words
+        return kind + base.display_text(words)[: base.MAX_ERROR_LENGTH]
 
     def list_export_paths(self, stem: Path, suffixes: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""

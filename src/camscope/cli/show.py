@@ -17,11 +17,9 @@ def run(
     folder: base.RunArgument,
     where: base.WhereOption = None,
     sort: base.SortOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many rows at most.")] = 60,
-    image_height: Annotated[int, typer.Option("--size", min=32, max=2048, help="Pixels a picture is high.")] = 224,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
-    ] = "page.html",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 60,
+    image_height: Annotated[int, typer.Option("--size", min=32, max=2048, help="Height of an image in pixels.")] = 224,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "page.html",
     image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,

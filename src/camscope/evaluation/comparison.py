@@ -229,6 +229,6 @@ def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
     seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:
-            by_row = seconds_by_method.setdefault((row["method"], row["layer"], row["parameters"]), {})
+            by_row = seconds_by_method.setdefault((row["method"], row["layer"], row["parameters_digest"]), {})
             by_row[row["row"]] = by_row.get(row["row"], 0.0) + row["seconds"]
     return {key: float(np.median(list(by_row.values()))) for key, by_row in seconds_by_method.items()}

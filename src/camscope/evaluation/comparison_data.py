@@ -54,7 +54,7 @@ class MethodComparisonData:
     def title(self) -> str:
         """The model, the layer if there is only one, and the number of images."""
         layers = {key[1] for key in self.agreement.keys} - {None}
-        model, layer = self.run.run_info["made_with"]["model"]["source"], layers.pop() if len(layers) == 1 else None
+        model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
@@ -102,7 +102,7 @@ def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> st
 
 
 def _read_method_settings(run: BatchRun, key: MethodKey) -> Mapping[str, object]:
-    settings: Mapping[str, object] = run.run_info["made_with"]["methods"].get(f"{key[0]} {key[2]}", {})
+    settings: Mapping[str, object] = run.run_info["run_config"]["methods"].get(f"{key[0]} {key[2]}", {})
     return settings
 
 

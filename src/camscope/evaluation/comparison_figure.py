@@ -70,7 +70,7 @@ def _read_rows_of_image(comparison: MethodComparisonData, row_number: int) -> li
 
 
 def _get_method_key(row: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    return row["method"], row["layer"], row["parameters"]
+    return row["method"], row["layer"], row["parameters_digest"]
 
 
 def _build_example(comparison: MethodComparisonData, rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:

@@ -386,14 +386,39 @@ def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of COCO run lengths, which alternate between outside and inside, column by column."""
+    """Return the mask (H,W) of COCO run lengths, plain or compressed, which alternate between outside and inside, by columns."""
     counts = run_lengths["counts"]
+    if isinstance(counts, str):
+        counts = _decompress_run_lengths(counts)
     if not isinstance(counts, list) or list(run_lengths["size"]) != list(size) or sum(counts) != size[0] * size[1]:
         raise InputError(
             "the run lengths are compressed or do not fill the image; expected counts as a list of numbers"
         )
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.asarray(inside.reshape(size[1], size[0]).T)
+
+
+def _decompress_run_lengths(text: str) -> list[int]:
+    """Decode the compressed counts of a COCO mask.
+
+    Each character holds 5 bits and a continuation bit; from the fourth number on, differences to the number before the
+    previous one are stored. pycocotools is not used: its decoder writes past its buffer when the counts are malformed.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for character in text:
+        code = ord(character) - 48
+        if not 0 <= code < 64 or shift > 30:
+            raise InputError("an outline of compressed run lengths holds a character or number that COCO never writes")
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:
+            value -= (1 << shift) if code & 16 else 0
+            counts.append(value + counts[-2] if len(counts) > 2 else value)
+            value = shift = 0
+    if shift or any(count < 0 for count in counts):
+        raise InputError("an outline of compressed run lengths is cut off or holds a negative length")
+    return counts
 
 
 def mask_from_polygons(polygons: Sequence[Sequence[float]], size: ImageSize) -> Mask:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MethodKey = tuple[str, str | None, str | None]  # method, layer, and the digest of its settings
-METHOD_KEY_COLUMNS = ("method", "layer", "parameters")
+METHOD_KEY_COLUMNS = ("method", "layer", "parameters_digest")
 DISPLAY_LEVELS = 255  # levels above zero
 OTHER_METHOD_KEY_COLUMNS = tuple(f"other_{name}" for name in METHOD_KEY_COLUMNS)
 AGREEMENT_COLUMNS = {
@@ -84,7 +84,7 @@ def compute_agreement(
     require_valid_num_threads(num_threads)
     store, parts = RunStore(output), RunStore(run.folder)
     facts = {
-        "made_with": {"run": run.run_info["made_with"], "agreement": "spearman"},
+        "run_config": {"run": run.run_info["run_config"], "agreement": "spearman"},
         "versions": run.run_info["versions"],
     }
     with store.open_run(facts, overwrite=overwrite):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.batch import BatchOutcome, Manifest, build_manifest, run_batch
+from camscope.batch import BatchOptions, BatchOutcome, Manifest, build_manifest, run_batch
 from camscope.batch.image_loading import read_row_source
 from camscope.batch.local_engine import OutcomeCallback
 from camscope.batch.pseudonymize import contains_scans
@@ -74,7 +74,7 @@ def generate_maps(
         manifest,
         output,
         targets,
-        chunk_size=MAPS_CHUNK_SIZE,
+        options=BatchOptions(chunk_size=MAPS_CHUNK_SIZE),
         num_threads=num_threads,
         overwrite=overwrite,
         retry_failed=True,

@@ -83,8 +83,8 @@ def read_image_tensor(source: Any) -> Tensor:
 
 
 Row = dict[str, Any]
-RUN_COLUMNS = ("row", "id", "method", "layer", "parameters", "target", "label")
-VALUE_COLUMNS = {"control": "bool_", "metric": "string", "fill": "string", "value": "float64", "reason": "string"}
+RUN_COLUMNS = ("row", "id", "method", "layer", "parameters_digest", "target", "label")
+VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string", "value": "float64", "reason": "string"}
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
@@ -110,13 +110,13 @@ def build_value_row(
     imputation: str | None = None,
 ) -> Row:
     """Return the row of a value of a metric, for a map of the run or for a control map."""
-    values = {"control": is_control, "metric": metric, "fill": imputation, "value": number, "reason": reason}
+    values = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
     return {**row, **values}
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
     """Return the row of a control map of the same image and target."""
-    return {**row, "method": control_name, "layer": None, "parameters": None}
+    return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class EvaluationResult:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         facts = RunStore(folder).run_info
-        settings = {} if facts is None else facts["made_with"]
+        settings = {} if facts is None else facts["run_config"]
         if (
             facts is None
             or not isinstance(settings, Mapping)
@@ -153,7 +153,7 @@ class EvaluationResult:
     @property
     def title(self) -> str:
         """The model and the number of images."""
-        run = self.facts["made_with"]["run"]
+        run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
@@ -213,7 +213,7 @@ def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -
 
     `max_images` is the number of images of a part for slow metrics that need the model; None: the whole chunk.
     """
-    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["made_with"]["chunk"])
+    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [
         *np.flatnonzero(np.diff(images, prepend=-1)).tolist(),
@@ -239,7 +239,7 @@ def _iter_metric_values(
 
 
 def _count_images(run: BatchRun, chunk: int) -> int:
-    manifest, size = run.run_info["made_with"]["manifest"], run.run_info["made_with"]["chunk"]
+    manifest, size = run.run_info["run_config"]["manifest"], run.run_info["run_config"]["chunk_size"]
     return int(min(size, manifest["rows"] - chunk * size))
 
 
@@ -295,7 +295,7 @@ def _describe_evaluation(
     has_name = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
     source = str(masks) if has_name else type(map_evaluator.ground_truth).__name__
     settings = {
-        "run": map_evaluator.run.run_info["made_with"],
+        "run": map_evaluator.run.run_info["run_config"],
         "metrics": [metric.name for metric in metrics],
         "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
         "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
@@ -309,4 +309,4 @@ def _describe_evaluation(
         }
         settings["parts"] = "by batch"  # older versions numbered parts as the run does
     annotations = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
-    return {"made_with": settings, "versions": map_evaluator.run.run_info["versions"], **annotations}
+    return {"run_config": settings, "versions": map_evaluator.run.run_info["versions"], **annotations}

@@ -36,7 +36,7 @@ class RunReplay:
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
         """Check that model and preprocessing are those of the run; InputError or PreprocessError otherwise."""
-        settings, inner = run.run_info["made_with"], unwrap(model)
+        settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
             card = get_card(inner)
@@ -45,13 +45,13 @@ class RunReplay:
                 f"{digest} ({card.source if card else type(inner).__name__}): pass the same model with the same weights"
             )
         for text in settings["targets"]:
-            if text is not None and not _is_class_target(text, run.run_info["categories"]):
+            if text is not None and not _is_class_target(text, run.run_info["class_names"]):
                 raise InputError(
                     f"the target {text!r} of the run is not a class and cannot be restored: "
                     "use camscope.metrics.PerturbationTest in Python"
                 )
         run.require_images()
-        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["categories"] or None)
+        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
         if (text := format_without_address(reader.preprocess)) != settings["preprocess"]:
             raise PreprocessError(
                 f"the run was made with preprocess {settings['preprocess']}; here it is {text}: pass the same preprocess"
@@ -68,8 +68,8 @@ class RunReplay:
         except ImageError as error:
             raise UndefinedError(str(error)) from error
         require_unchanged(row, source)
-        settings = self.run.run_info["made_with"]
-        options = InputOptions(reduced_decoding=settings["reduced"], window=settings.get("window"))
+        settings = self.run.run_info["run_config"]
+        options = InputOptions(reduced_decoding=settings["reduced_decoding"], window=settings.get("window"))
         item = prepare_input(source, self.input_explainer, options)
         size, placement = tuple(item.x.shape[1:]), item.placement
         recorded = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
@@ -111,7 +111,7 @@ class RunReplay:
             if unwrap(explainer.model) is not unwrap(self.model):
                 raise InputError(f"{explainer!r} has another model than the one passed as model")
         return {
-            key: given.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["made_with"]["methods"]
+            key: given.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["run_config"]["methods"]
         }
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
@@ -134,13 +134,13 @@ class RunReplay:
         return explainer
 
     def _get_method_settings(self, method_key: str) -> Mapping[str, Any]:
-        settings: Mapping[str, Any] = self.run.run_info["made_with"]["methods"].get(method_key, {})
+        settings: Mapping[str, Any] = self.run.run_info["run_config"]["methods"].get(method_key, {})
         return settings
 
 
 def format_method_key(row: Row) -> str:
     """Return a row's method and the digest of its settings, as the run's settings name them."""
-    return f"{row['method']} {row['parameters']}"
+    return f"{row['method']} {row['parameters_digest']}"
 
 
 def _is_class_target(text: str, class_names: Sequence[str]) -> bool:

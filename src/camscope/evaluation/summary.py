@@ -130,15 +130,18 @@ def summarize_values(
 
     """
     check_column(table, group_column)
-    if "fill" not in table.column_names:  # written before metrics that need the model existed
-        table = table.append_column("fill", import_arrow().nulls(table.num_rows, import_arrow().string()))
+    if "imputation" not in table.column_names:  # written before metrics that need the model existed
+        table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
-    value_table = table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
+    value_table = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
     summaries: dict[str, list[MethodSummary]] = {}
     for pair in (
-        table.select(["metric", "fill"]).group_by(["metric", "fill"], use_threads=False).aggregate([]).to_pylist()
+        table.select(["metric", "imputation"])
+        .group_by(["metric", "imputation"], use_threads=False)
+        .aggregate([])
+        .to_pylist()
     ):
-        name, fill = pair["metric"], pair["fill"]  # one pair at a time, to limit the rows held as dicts
+        name, fill = pair["metric"], pair["imputation"]  # one pair at a time, to limit the rows held as dicts
         if metrics is not None and name not in metrics:
             continue
         rows = value_table.filter(_select_metric_rows(table, name, fill)).to_pylist()
@@ -213,7 +216,8 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    has_imputation = compute.is_null(table["fill"]) if imputation is None else compute.equal(table["fill"], imputation)
+    column = table["imputation"]
+    has_imputation = compute.is_null(column) if imputation is None else compute.equal(column, imputation)
     return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(has_imputation, False))
 
 
@@ -227,7 +231,7 @@ def _summarize_metric(
 ) -> list[MethodSummary]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
-        key = (row["method"], row["layer"], row["parameters"], row["control"])
+        key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _assign_failed_images(values)
     lines = {

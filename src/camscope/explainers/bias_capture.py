@@ -103,8 +103,8 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
-        known = nn.LayerNorm(shape[-1], elementwise_affine=False)  # channels come last
-        layout = infer_layout(shape, x.shape, known, None, layout_hints)
+        layer_norm = nn.LayerNorm(shape[-1], elementwise_affine=False)  # channels come last
+        layout = infer_layout(shape, x.shape, layer_norm, None, layout_hints)
     except LayerError:
         return None
     return layout if math.prod(layout.grid) > 1 else None
@@ -178,15 +178,15 @@ class BiasCapture(BaseFunctionMode):
     ) -> Bias | None:
         of_attention = func is F.multi_head_attention_forward
         if func in BATCH_STATISTICS_ARGUMENT:
-            found, values = _compute_norm_bias(args, kwargs, *BATCH_STATISTICS_ARGUMENT[func])
+            biases, values = _compute_norm_bias(args, kwargs, *BATCH_STATISTICS_ARGUMENT[func])
         else:
             place, name = (12, "out_proj_bias") if of_attention else (BIAS_ARGUMENT_INDEX[func], "bias")
-            found = [values := _get_argument(args, kwargs, place, name)]
+            biases = [values := _get_argument(args, kwargs, place, name)]
         last = self._channels_last_by_shape[output.shape] = func in CHANNELS_LAST_FUNCTIONS
         if values is None:
             return None
         layer = next(
-            (self._layer_names[id(tensor)] for tensor in found if id(tensor) in self._layer_names), func.__name__
+            (self._layer_names[id(tensor)] for tensor in biases if id(tensor) in self._layer_names), func.__name__
         )
         spread = values.detach() if last else values.detach().view(-1, *[1] * (output.ndim - 2))
         # attention that is handed (N,T,C) works on (T,N,C) inside, and its function returns that

@@ -142,11 +142,11 @@ def _decompose_in_one_pass(
     leaf = x.detach().requires_grad_()
     watch = BiasCapture(scores[0].model, arrived, include_clipping=explainer.includes_clipping)
     with staying, ExitStack() as scope:
-        seen = record_layout_hints(scores[0].model, scope)
+        layout_hints = record_layout_hints(scores[0].model, scope)
         scope.enter_context(watch)
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())
-    layouts = OutputLayouts(scores[0], leaf.detach(), seen, watch.sample_axis_by_shape)
+    layouts = OutputLayouts(scores[0], leaf.detach(), layout_hints, watch.sample_axis_by_shape)
     torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
     every = [score.read_score(output, len(x)) for score in scores]  # all questions are checked before any backward
     check_finite("the score", torch.cat(every), explainer.on_nonfinite)
@@ -159,10 +159,12 @@ def _decompose_in_one_pass(
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)
-        found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaf, retain_graph=more, allow_unused=True)
-        if found[0] is None:
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            values.sum(), leaf, retain_graph=more, allow_unused=True
+        )
+        if gradients[0] is None:
             return None
-        now[-1].add_input_gradient(found[0])
+        now[-1].add_input_gradient(gradients[0])
     return now
 
 
@@ -270,10 +272,10 @@ def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Comp
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
     """
-    tool, known = FullGrad(model), inspect_model(model)
-    check_differentiable(known)
-    if has_interacting_samples(known, tool, x):
+    explainer, model_info = FullGrad(model), inspect_model(model)
+    check_differentiable(model_info)
+    if has_interacting_samples(model_info, explainer, x):
         each = [completeness(model, x[i : i + 1], select_sample_target(target, i, len(x))) for i in range(len(x))]
-        return Completeness(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each), strict=True)))
-    with evaluation_context(known, tool, x) as asked:
-        return decompose_scores(asked.x, [asked.create_score(target)], tool)[0].to_completeness()
+        return Completeness(*(torch.cat(parts) for parts in zip(*(vars(part).values() for part in each), strict=True)))
+    with evaluation_context(model_info, explainer, x) as context:
+        return decompose_scores(context.x, [context.create_score(target)], explainer)[0].to_completeness()

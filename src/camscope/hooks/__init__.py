@@ -1,4 +1,4 @@
-"""The four PyTorch hooks (tensor, forward, forward-pre, full-backward) and what people do with them."""
+"""Hooks for layers: record, edit and clip what flows through a model, and tap gradients at a layer."""
 
 from camscope.hooks.base import find_layer, find_layers, unwrap
 from camscope.hooks.edit import clip_gradients, edit_layers

@@ -1,7 +1,7 @@
-"""Attentions: every self-attention of one forward pass, in whatever layer and by whatever kernel it is computed.
+"""Self-attentions of a forward pass, in whatever layer and by whatever kernel they are computed.
 
-What a watched forward pass does instead of attention: the same, by way of the probabilities.
-Blocks: the modules around each self-attention, and passes in which none of them runs.
+- `AttentionRecorder` records probabilities and values. It replaces fused kernels by the same computation in steps.
+- `AttentionBlockFinder` finds the module around each self-attention, and `blocks_skipped` runs a model without them.
 """
 
 import math
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 class AttentionRecorder(Hooks):
-    """The self-attentions of a forward pass, in the order in which they are computed, without touching the model.
+    """Records the self-attentions of a forward pass, in the order in which they are computed, without changing the model.
 
-        with Attentions() as seen:
-            scores = seen.run(lambda: model(x))
-            torch.autograd.grad(scores.sum(), [one.probabilities for one in seen.all])
+        with AttentionRecorder() as recorder:
+            scores = recorder.run(lambda: model(x))
+            torch.autograd.grad(scores.sum(), [attention.probabilities for attention in recorder.attentions])
 
-    Fused kernels are computed anew from their queries and keys; elsewhere a softmax over the last axis of (…,T,T) is an
-    attention. The graph starts at the first one: what comes before runs without gradients. Cross-attention is left out.
-    Only the thread that entered the `with` is watched.
+    Fused kernels are recomputed from their queries and keys. Elsewhere, a softmax over the last axis of (…,T,T) counts as an
+    attention. The graph starts at the first attention, and everything before it runs without gradients. Cross-attention is
+    ignored. Only the thread that entered the `with` is recorded.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class AttentionRecorder(Hooks):
         return self
 
     def run(self, forward: Callable[[], T]) -> T:
-        """The result of a forward pass; done again with gradients on everywhere where the model turned them off."""
+        """Return the result of a forward pass; run it again with gradients forced on where the model turned them off."""
         result = self._capture.record_during(forward)
         if self.attentions and (self._capture.gradients_interrupted or not torch.is_grad_enabled()):
             self.attentions.clear()
@@ -98,9 +98,9 @@ MATMUL_LEFT_ARGUMENT = {"matmul": 0, "bmm": 0, "baddbmm": 1}  # and which argume
 
 @dataclass
 class Attention:
-    """One self-attention: probabilities (N,heads,T,T), at least float32, and what is known of (N,heads,T,d) each.
+    """One self-attention: probabilities (N,heads,T,T), at least float32, and query, key and value (N,heads,T,d) where known.
 
-    All are parts of the graph, which begins at the first attention's probabilities.
+    All are parts of the graph, which starts at the probabilities of the first attention.
     """
 
     probabilities: Tensor
@@ -111,7 +111,7 @@ class Attention:
 
 
 class AttentionCapture(BaseFunctionMode):
-    """Sees every function that the model calls; keeps what is an attention."""
+    """A function mode that records which calls of the model are an attention."""
 
     def __init__(self, attentions: list[Attention]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class AttentionCapture(BaseFunctionMode):
         )
 
     def record_during(self, forward: Callable[[], T]) -> T:
-        """Attentions are noted while this runs."""
+        """Run a forward pass and record its attentions."""
         self._is_recording = True
         try:
             return forward()
@@ -131,14 +131,14 @@ class AttentionCapture(BaseFunctionMode):
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of every function that the model calls: its own, or the same by way of the probabilities."""
+        """Return the function's result, computed through the probabilities where it is an attention."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
             return self._call_body(func, args, kwargs)
         if name == "scaled_dot_product_attention":
             return self._replace_fused_attention(func, *args, **kwargs)
-        if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input for nobody
-            args = tuple(one.detach() if isinstance(one, nn.Parameter) else one for one in args)
+        if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input without need
+            args = tuple(arg.detach() if isinstance(arg, nn.Parameter) else arg for arg in args)
         result = func(*args, **kwargs)
         if name == "softmax":
             return self._replace_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
@@ -154,7 +154,7 @@ class AttentionCapture(BaseFunctionMode):
         return result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The body of a function of PyTorch, watched."""
+        """Run the body of a PyTorch function with interception."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -181,32 +181,39 @@ class AttentionCapture(BaseFunctionMode):
         if torch.is_autocast_enabled(kind) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            q, k, v = (_widen_to_float32(one.to(dtype)) for one in (query, key, value))
+            q, k, v = (_widen_to_float32(tensor.to(dtype)) for tensor in (query, key, value))
             if kwargs.get("enable_gqa"):
-                k, v = (one.repeat_interleave(q.shape[-3] // one.shape[-3], -3) for one in (k, v))
-            kept = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
-            given = F.dropout(kept.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2])
-            output = given @ v
-            kept.query, kept.key, kept.value, kept.output = map(self._add_head_axis, (q, k, v, output))
-            return _copy_for_model(kept.output, output.shape, dtype)
+                k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
+            attention = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
+            dropped = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2])
+            output = dropped @ v
+            attention.query, attention.key, attention.value, attention.output = map(
+                self._add_head_axis, (q, k, v, output)
+            )
+            return _copy_for_model(attention.output, output.shape, dtype)
 
     def _replace_softmax(self, result: Tensor, dim: int | None) -> Tensor:
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
-        kept = self._record_attention(_widen_to_float32(result))
-        given = _copy_for_model(kept.probabilities, result.shape, result.dtype)
+        attention = self._record_attention(_widen_to_float32(result))
+        probabilities = _copy_for_model(attention.probabilities, result.shape, result.dtype)
         if self._last_product is not None and self._last_product[0].shape == result.shape:
-            kept.query, kept.key = (self._add_head_axis(_widen_to_float32(one)) for one in self._last_product[1:])
-        self._last_probabilities, self._last_product = (given, kept), None
-        return given
+            attention.query, attention.key = (
+                self._add_head_axis(_widen_to_float32(factor)) for factor in self._last_product[1:]
+            )
+        self._last_probabilities, self._last_product = (probabilities, attention), None
+        return probabilities
 
     def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """A product before a softmax is of queries and keys, one after it of probabilities and values."""
+        """Record a product: before a softmax of queries and keys, after it of probabilities and values."""
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
-            kept, self._last_probabilities = self._last_probabilities[1], None
-            kept.value, kept.output = self._add_head_axis(_widen_to_float32(right)), self._add_head_axis(result)
-            return _copy_for_model(kept.output, result.shape, result.dtype)
+            attention, self._last_probabilities = self._last_probabilities[1], None
+            attention.value, attention.output = (
+                self._add_head_axis(_widen_to_float32(right)),
+                self._add_head_axis(result),
+            )
+            return _copy_for_model(attention.output, result.shape, result.dtype)
         if result.ndim >= 3 and _is_square(result.shape[-2:]):
             self._last_product = result, left, right.transpose(-2, -1)
         return result
@@ -219,20 +226,20 @@ class AttentionCapture(BaseFunctionMode):
         if not (torch.is_grad_enabled() and by_heads.requires_grad and self._attentions):
             by_heads = by_heads.detach().requires_grad_()
         torch.set_grad_enabled(True)
-        kept = Attention(by_heads)
+        attention = Attention(by_heads)
         if self._is_recording and not is_recomputing():
-            self._attentions.append(kept)
-        return kept
+            self._attentions.append(attention)
+        return attention
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
-        """(N,heads,…): with the axis of heads that three axes do not show."""
+        """Add the axis of heads (N,heads,…) to a tensor of three axes that holds them in its batch."""
         if values.ndim != 3:
             return values
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
 def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """(…,T,T): a row that may look nowhere is zero, as the kernels have it."""
+    """Compute attention probabilities (…,T,T); a row that is masked everywhere is zero, as in the fused kernels."""
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -244,7 +251,7 @@ def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal:
 
 
 def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A copy, which the model may change in place, and which the kept tensor lies before in the graph."""
+    """Return a copy behind the recorded tensor in the graph, which the model may change in place."""
     return values.view(shape).to(dtype, copy=True)
 
 
@@ -258,7 +265,7 @@ def _is_square(shape: Sequence[int]) -> bool:
 
 @dataclass
 class AttentionBlock:
-    """A module that held one self-attention of a pass; its output (N,T,K), a part of the graph, in what it returned."""
+    """A module that holds one self-attention of a forward pass; `output` (N,T,K) is part of the graph."""
 
     name: str
     module: nn.Module
@@ -268,10 +275,10 @@ class AttentionBlock:
 
 
 class AttentionBlockFinder(Hooks):
-    """Inside the `with`: which module was around each attention of a list that forward passes fill.
+    """Finds the module around each attention of a list that forward passes inside the `with` fill.
 
-    A block is found by what it does: it is the outermost module that holds this attention and no other, and returns one
-    tensor of as many tokens.
+    A block is recognized by its behavior. It is the outermost module that holds one attention and no other, and that returns
+    one tensor with the same number of tokens.
     """
 
     def __init__(self, model: nn.Module, attentions: list[Attention]) -> None:
@@ -289,8 +296,10 @@ class AttentionBlockFinder(Hooks):
         return self
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """The block of each of the attentions; a LayerError where they have none, or blocks of several kinds."""
-        numbers = [next(i for i, one in enumerate(self._attentions) if one is wanted) for wanted in attentions]
+        """Return the block of each attention; LayerError where there is none, or where they differ in kind."""
+        numbers = [
+            next(i for i, recorded in enumerate(self._attentions) if recorded is attention) for attention in attentions
+        ]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
         kinds = {(type(block.module), block.output.shape) for block in blocks}
         if len(blocks) < len(numbers) or len({id(block.module) for block in blocks}) < len(blocks) or len(kinds) > 1:
@@ -307,7 +316,7 @@ class AttentionBlockFinder(Hooks):
         self._open_modules.append((module, len(self._attentions)))
 
     def _leave_module(self, name: str, module: nn.Module, args: object, layer_output: Any) -> Any:
-        before = next((count for one, count in reversed(self._open_modules) if one is module), -1)
+        before = next((count for item, count in reversed(self._open_modules) if item is module), -1)
         while self._open_modules and self._open_modules.pop()[0] is not module:
             pass
         if is_recomputing() or before < 0 or len(self._attentions) != before + 1:
@@ -315,7 +324,9 @@ class AttentionBlockFinder(Hooks):
         samples, _, _, tokens = self._attentions[before].probabilities.shape[:4]
         shapes = (samples, tokens), (tokens, samples)
         outputs = [
-            (path, one) for path, one in iter_leaves(layer_output) if one.ndim == 3 and tuple(one.shape[:2]) in shapes
+            (path, item)
+            for path, item in iter_leaves(layer_output)
+            if item.ndim == 3 and tuple(item.shape[:2]) in shapes
         ]
         if len(outputs) != 1:
             return None
@@ -326,10 +337,12 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Passes of this thread in which no block runs: each returns what it did, the last one this output in its place."""
+    """Replace each block, in this thread, by its own recorded output; the last one returns `output` instead."""
     for block in blocks:
         if has_instance_forward(block.module):
-            raise LayerError(f"block {block.name!r} has a forward of its own on the instance: it cannot be left out")
+            raise LayerError(
+                f"block {block.name!r} has a forward on the instance and cannot be skipped: remove that patch"
+            )
     last = blocks[-1]
     stands: dict[nn.Module, ForwardReplacement] = {
         block.module: partial(_return_stored_output, block.output_structure) for block in blocks

@@ -1,6 +1,6 @@
-"""What every hook here needs: layers found by name, hooks that act in one thread and are gone after the `with`.
+"""The base of all hooks: layers found by name, and hooks that act in one thread and end with a `with`.
 
-Activation checkpointing and hooks: a layer that autograd runs a second time is not a second call of the layer.
+A layer that autograd runs again for activation checkpointing does not count as a second call.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from camscope.errors import LayerError, ModelError
 from camscope.hooks.hook_free_copies import ExcludedFromCopies, exclude_flags_from_copies, hooks_excluded_from_copies
 
 GLOB_CHARACTERS = set("*?[")
-WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
+WRAPPER_ATTRIBUTES = {  # attributes in which a wrapper stores its model; they are part of the wrapper's layer names
     "module",  # DataParallel, DistributedDataParallel, AveragedModel
     "_orig_mod",  # torch.compile
     "_fsdp_wrapped_module",
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class Removable(Protocol):
-    """A handle of any PyTorch hook."""
+    """The handle of any PyTorch hook."""
 
     def remove(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
 
 
 class Hooks(ExitStack):
-    """Handles that are removed when the `with` ends, however it ends."""
+    """Handles of hooks that are removed when the `with` ends, also by an error."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -56,29 +56,29 @@ class Hooks(ExitStack):
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Hook a tensor: what the hook returns takes the place of the gradient, None leaves it."""
+    """Hook a tensor's gradient: the hook's result replaces it, None leaves it unchanged."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
 
 class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
-    """A hook that is silent in every thread but the one that made it, and that copies of the model do not have."""
+    """A hook that acts only in the thread that created it, and that copies of the model do not get."""
 
     def __init__(self, hook: Callable[P, T]) -> None:
         self._hook, self._thread_id = hook, threading.get_ident()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What the hook returns; None in another thread."""
+        """Return what the hook returns; None in another thread."""
         return self._hook(*args, **kwargs) if threading.get_ident() == self._thread_id else None
 
 
 def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """The hook, silent in every thread but the one that made it: others share the model, not the question."""
+    """Return a hook that acts only in this thread: other threads share the model, but not the call."""
     return ThreadLocalHook(hook)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module in DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`: there hooks fire in Python."""
+    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`, where hooks fire."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     while True:
@@ -91,67 +91,67 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_initialized(model: nn.Module) -> None:
-    """A ModelError for lazy layers, which have no weights until they see an input."""
+    """Raise a ModelError for lazy layers, which have no weights before their first input."""
     for path, module in model.named_modules():
         for value in (*module._parameters.values(), *module._buffers.values()):
             if is_lazy(value):
                 raise ModelError(
-                    f"layer {path!r} ({type(module).__name__}) has no weights yet: run the model once, model(x), and load "
-                    f"its weights, before it is explained"
+                    f"layer {path!r} ({type(module).__name__}) has no weights yet: run the model once by model(x), and load "
+                    f"its weights, before explaining it"
                 )
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Name and module of one layer, given by either; an unknown name is answered with the nearest ones.
+    """Return name and module of one layer, given by either; the error for an unknown name lists the nearest ones.
 
-    A name may have or lack a wrapper's prefix: `layer4`, `module.layer4` and `_orig_mod.layer4` are one layer.
+    The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
     >>> find_layer(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "1")
     ('1', ReLU())
     """
     inner = unwrap(model)
     if not isinstance(layer, str | nn.Module):
-        raise LayerError(
-            f"the layer is {layer!r:.60}; expected one name or module (for several, explain each and fuse the results)"
-        )
+        raise LayerError(f"the layer is {layer!r:.60}; expected one name or module (to explain several, use fuse())")
     if isinstance(layer, nn.Module):
-        wanted = unwrap(layer)
+        target = unwrap(layer)
         for name, module in inner.named_modules():
-            if unwrap(module) is wanted:
+            if unwrap(module) is target:
                 return name, module
-        raise LayerError(f"the layer {type(layer).__name__} given is not a part of this {type(model).__name__}")
+        raise LayerError(f"the layer {type(layer).__name__} is not a part of this {type(model).__name__}")
     try:
         return layer, inner.get_submodule(layer)
     except AttributeError:
-        plain = strip_wrapper_names(layer)
+        bare_name = strip_wrapper_names(layer)
         for name, module in inner.named_modules():
-            if plain and strip_wrapper_names(name) == plain:
+            if bare_name and strip_wrapper_names(name) == bare_name:
                 return name, module
-        near = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
-    raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
+        nearest = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
+    raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(nearest) or 'none'}")
 
 
 def strip_wrapper_names(name: str) -> str:
-    """The name of a layer, or a pattern of names, without the attributes of wrappers.
+    """Remove the attributes of wrappers from a layer's name or a pattern of names.
 
-    >>> without_wrappers("module.encoder._orig_mod.layer4")
+    >>> strip_wrapper_names("module.encoder._orig_mod.layer4")
     'encoder.layer4'
     """
     return ".".join(part for part in name.split(".") if part not in WRAPPER_ATTRIBUTES)
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
-    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
-    if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB_CHARACTERS & set(wanted[0])):
-        return dict([find_layer(model, wanted[0])])
+    """Return layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
+    requested = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
+    if len(requested) == 1 and not (isinstance(requested[0], str) and GLOB_CHARACTERS & set(requested[0])):
+        return dict([find_layer(model, requested[0])])
     modules = dict(unwrap(model).named_modules())
     names: set[str] = set()
-    plain = {strip_wrapper_names(name): name for name in reversed(modules)}
-    for layer in wanted:
+    name_by_bare_name = {strip_wrapper_names(name): name for name in reversed(modules)}
+    for layer in requested:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
         if isinstance(layer, str) and not matches:
-            matches = [plain[name] for name in fnmatch.filter(plain, strip_wrapper_names(layer))]
+            matches = [
+                name_by_bare_name[name] for name in fnmatch.filter(name_by_bare_name, strip_wrapper_names(layer))
+            ]
         names.update(matches or [find_layer(model, layer)[0]])
     return {
         name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_layer_order_key(modules))
@@ -159,13 +159,13 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
 
 
 def _layer_order_key(modules: dict[str, nn.Module]) -> Callable[[str], int]:
-    places = {name: place for place, name in enumerate(modules)}
-    return lambda name: places.get(name, len(places))
+    positions = {name: position for position, name in enumerate(modules)}
+    return lambda name: positions.get(name, len(positions))
 
 
 @contextmanager
 def autocast_uncached() -> Iterator[None]:
-    """No cache of autocast weights for a while: casts made without gradients would spoil a training step that follows."""
+    """Disable autocast's cache of weights: casts made without gradients would break a training step that follows."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -185,57 +185,64 @@ _original_flags: dict[
 
 
 class _ThreadTrainingFlag:
-    """`nn.Module.training` while something is explained: a thread inside `evaluation_mode` sees and sets flags of its own."""
+    """`nn.Module.training` during an explanation: a thread inside `evaluation_mode` reads and sets its own flags."""
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
-        for view in _flags_of_this_thread():
-            if id(module) in view:
-                return view[id(module)]
+        for flags in _flags_of_this_thread():
+            if id(module) in flags:
+                return flags[id(module)]
         try:
             return bool(vars(module)["training"])
         except (KeyError, TypeError):  # TorchScript has its flag elsewhere, the class has none
             raise AttributeError(f"{type(module).__name__!r} object has no attribute 'training'") from None
 
     def __set__(self, module: nn.Module, training: bool) -> None:
-        for view in _flags_of_this_thread():
-            if id(module) in view:
-                view[id(module)] = training
+        for flags in _flags_of_this_thread():
+            if id(module) in flags:
+                flags[id(module)] = training
                 return
         vars(module)["training"] = training
 
     def __delete__(self, module: nn.Module) -> None:
-        """As TorchScript does with the flag of a module that it has just made."""
+        """Delete the flag of a module, as TorchScript does for one that it has just created."""
         if vars(module).pop("training", None) is None:
             raise AttributeError("training")
 
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """The flags that this thread sees; autograd's own threads, where a checkpointed layer runs again, see those of all."""
-    view = _flags_by_thread.get(threading.get_ident())
-    if view is not None:
-        return (view,)
+    """Return the flags that this thread sees; autograd's own threads, which repeat checkpointed layers, see all."""
+    flags = _flags_by_thread.get(threading.get_ident())
+    if flags is not None:
+        return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every submodule in eval mode, for this thread only: `train_phantom_model()` and `eval()` elsewhere neither disturb it nor get lost.
+    """Put every submodule in eval mode, for this thread only. `train()` and `eval()` in other threads have their usual effect.
 
-    The flags of the modules stay as they are. Where a module keeps its flag in a way of its own (TorchScript, a property),
-    or is run by other threads (DataParallel), the flag itself is set, and put back when the last thread leaves.
+    The flags of the modules stay unchanged. Where a module stores its flag in another way (TorchScript, a property), or is run
+    by other threads (DataParallel), the flag itself is set, and restored when the last thread leaves.
     """
     modules = list(model.modules())
-    threaded = any(isinstance(module, DataParallel) for module in modules)
-    viewed = [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-    here = threading.get_ident()
+    is_data_parallel = any(isinstance(module, DataParallel) for module in modules)
+    flagged_modules = (
+        [] if is_data_parallel else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    )
+    thread_id = threading.get_ident()
     with _modes_lock:
         if not _flags_by_thread:
             setattr(nn.Module, "training", _ThreadTrainingFlag())  # noqa: B010 - mypy knows the attribute as a bool
-        view, inside = _flags_by_thread.setdefault(here, {}), _use_counts_by_thread.setdefault(here, Counter())
-        view.update((id(module), False) for module in viewed)
-        inside.update(map(id, viewed))
-        stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _original_flags]
-        for module in stubborn:
+        flags, inside = (
+            _flags_by_thread.setdefault(thread_id, {}),
+            _use_counts_by_thread.setdefault(thread_id, Counter()),
+        )
+        flags.update((id(module), False) for module in flagged_modules)
+        inside.update(map(id, flagged_modules))
+        overriding_modules = [
+            module for module in modules if getattr(module, "training", False) or id(module) in _original_flags
+        ]
+        for module in overriding_modules:
             users, flag = _original_flags.get(id(module), (0, module.training))
             _original_flags[id(module)] = (users + 1, flag)
             module.training = False
@@ -243,28 +250,28 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with _modes_lock:
-            for module in stubborn:
+            for module in overriding_modules:
                 users, flag = _original_flags.pop(id(module))
                 if users > 1:
                     _original_flags[id(module)] = (users - 1, flag)
                 else:
                     module.training = flag
-            inside.subtract(map(id, viewed))
-            for key in [id(module) for module in viewed if not inside[id(module)]]:
-                del view[key], inside[key]
-            if not view and _flags_by_thread.pop(here, None) is not None:
-                del _use_counts_by_thread[here]
+            inside.subtract(map(id, flagged_modules))
+            for key in [id(module) for module in flagged_modules if not inside[id(module)]]:
+                del flags[key], inside[key]
+            if not flags and _flags_by_thread.pop(thread_id, None) is not None:
+                del _use_counts_by_thread[thread_id]
                 if not _flags_by_thread:
                     del nn.Module.training
 
 
 def is_recomputing() -> bool:
-    """Whether this thread is inside a backward pass: a layer that runs there only repeats an earlier call."""
+    """Whether this thread is inside a backward pass: a layer that runs there repeats an earlier call."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_autograd_thread() -> bool:
-    """Whether autograd started this thread, as it does for an accelerator: Python did not, so to it the thread is a dummy."""
+    """Whether autograd started this thread, as for an accelerator: Python then sees a dummy thread."""
     return is_recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -274,8 +281,8 @@ _uncheckpointed_threads: list[int] = []
 
 @contextmanager
 def reentrant_checkpoints_disabled() -> Iterator[None]:
-    """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
-    here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
+    """Let reentrant checkpoints of this thread call their function directly: they do not support `autograd.grad`."""
+    thread_id, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         if threading.get_ident() in _uncheckpointed_threads:
@@ -285,11 +292,11 @@ def reentrant_checkpoints_disabled() -> Iterator[None]:
     with _checkpoint_lock:
         if not _uncheckpointed_threads:
             CheckpointFunction.apply = apply
-        _uncheckpointed_threads.append(here)
+        _uncheckpointed_threads.append(thread_id)
     try:
         yield
     finally:
         with _checkpoint_lock:
-            _uncheckpointed_threads.remove(here)
+            _uncheckpointed_threads.remove(thread_id)
             if not _uncheckpointed_threads:
                 del CheckpointFunction.apply

@@ -1,4 +1,4 @@
-"""Isolation: a model that runs without its buffers or anybody's random numbers changing."""
+"""Isolation: run a model without changing its buffers or the random number generators."""
 
 import random
 import threading
@@ -23,9 +23,9 @@ _writes_buffers_by_model: WeakIdKeyDictionary = (
 
 
 class PrivateBuffers(BaseFunctionMode):
-    """Inside the `with`, in this thread, functions of PyTorch get copies of a model's buffers, such as running statistics.
+    """A function mode that gives PyTorch functions of this thread copies of a model's buffers, such as running statistics.
 
-    A tensor that shares the memory of a buffer, as a view or under another name, is one of the copy.
+    A tensor that shares the memory of a buffer, as a view or under another name, becomes a view of the copy.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,8 +38,8 @@ class PrivateBuffers(BaseFunctionMode):
                 self._storage_copies[storage._cdata] = None
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The function's result, on the copies."""
-        if func is torch.autograd.grad:  # which runs checkpoints again
+        """Return the function's result, computed on the copies."""
+        if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
         return func(*map_leaves(tuple(args), self._get_copy), **map_leaves(kwargs, self._get_copy))
@@ -54,7 +54,7 @@ class PrivateBuffers(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """The same part of the copied memory; `make_default` where the tensor is of no memory of a buffer."""
+        """Return the tensor's view of the copied memory; `make_default()` where its memory is not a buffer's."""
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -67,7 +67,7 @@ class PrivateBuffers(BaseFunctionMode):
 
 
 def _get_storage(tensor: Tensor) -> UntypedStorage | None:
-    """The memory of a tensor, if it has some of its own kind."""
+    """Return a tensor's memory; None where it has none of its own."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     try:
@@ -79,9 +79,9 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
-    """Run `model` in the modes that it is in; its buffers, and the state of every generator, are the same afterwards.
+    """Run a model in its current modes; its buffers and the state of every random generator are the same afterwards.
 
-    The generators of PyTorch, NumPy and Python belong to the process: what other threads draw meanwhile is drawn again.
+    The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """
     cards = {value.device for value in (*model.parameters(), *model.buffers()) if value.device.type == "cuda"}
     states = random.getstate(), np.random.get_state()
@@ -95,11 +95,11 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """As `buffers_and_rng_restored`, for a model that runs in eval mode: of its buffers, as far as its forward may write them there.
+    """As `buffers_and_rng_restored`, for a model in eval mode, where its forward may still write buffers.
 
-    PyTorch's own layers write none. A layer of another kind with buffers of its own, and any model in train mode, gets
-    copies. A model that is none of these is watched: where its forward writes a buffer all the same, it is put back, and
-    gets copies from the next call on. Only one thread must be at work for that, or the change is not known to be ours.
+    PyTorch's own layers write none in eval mode. A layer of another kind with buffers, and any model in train mode, runs on
+    copies. Any other model is observed: if its forward writes a buffer, the buffer is restored, and the next call runs on
+    copies. That requires a single running thread, since otherwise the change might come from another one.
     """
     buffers = list(model.buffers())
     if not buffers:
@@ -122,13 +122,13 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
                 else:
                     warn_caller(
                         f"the forward of {type(model).__name__} wrote buffers in eval mode while other threads ran, so they "
-                        f"are not put back; calls from now on leave them unchanged"
+                        f"are not restored; later calls leave them unchanged"
                     )
 
 
 @contextmanager
 def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
-    """What the model draws in eval mode is put back, where one thread is at work: else others' draws would come again."""
+    """Restore the random state after an eval-mode forward pass, if this is the only thread: others would draw twice."""
     if threading.active_count() > 1:
         yield
         return
@@ -154,7 +154,7 @@ def _may_write_buffers(model: nn.Module) -> bool:
 
 @contextmanager
 def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Buffers that the model replaces by others of the same shape come back; those of TorchScript, where no copies go, too."""
+    """Restore buffers that the model replaces by others of the same shape, including those of TorchScript."""
     scripted = [part for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
     copies = [(b, b.detach().clone()) for part in scripted for b in part.buffers(recurse=False)]
     ordinary = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
@@ -165,7 +165,7 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
         for module, before in buffers:
             for name, buffer in before.items():
                 now = module._buffers.get(name)
-                # one of another shape is a table made for another input: the module may have noted its size elsewhere
+                # a buffer of another shape is a table for another input size, which the module may store elsewhere
                 if now is not buffer and _has_same_shape_and_dtype(now, buffer):
                     module._buffers[name] = buffer
         _restore_buffers([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
@@ -176,16 +176,16 @@ def _has_same_shape_and_dtype(first: Tensor | None, second: Tensor | None) -> bo
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """The numbers that were there before; a graph of the caller that holds the buffer does not take it for a change."""
+    """Restore the values of buffers without marking them as changed for a graph of the caller."""
     for buffer, copy in buffers_and_copies:
         with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)
 
 
 def copy_without_hooks(model: nn.Module) -> nn.Module:
-    """The same modules, parameters and buffers in another tree, uncompiled and without hooks.
+    """Return the same modules, parameters and buffers in another tree, uncompiled and without hooks.
 
-    What it sets on itself is not the model's.
+    Attributes that the copy sets on itself do not reach the model.
     """
     copies: dict[int, nn.Module] = {}
 
@@ -200,8 +200,8 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
             vars(other)["_compiled_call_impl"] = None
             forward = vars(other).pop("forward", None)
             if forward is not None and not isinstance(forward, ForwardOverride):  # the model's own, of this module
-                own = getattr(forward, "__self__", None) is module
-                vars(other)["forward"] = MethodType(forward.__func__, other) if own else forward
+                is_bound_here = getattr(forward, "__self__", None) is module
+                vars(other)["forward"] = MethodType(forward.__func__, other) if is_bound_here else forward
             vars(other)["_modules"] = {
                 name: None if part is None else copied(part) for name, part in module._modules.items()
             }

@@ -1,4 +1,4 @@
-"""Change what flows through a model, forwards or backwards, by return value and for a while."""
+"""Edit what flows through a model, forwards or backwards, by return value and inside a `with`."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -29,21 +29,31 @@ EditFunction = Callable[[Any], Any]
 def edit_layers(
     model: nn.Module, edits: Mapping[str | nn.Module, EditFunction], kind: str = "output"
 ) -> Iterator[None]:
-    """Each layer's output (N,K,h,w), input or gradient replaced by what a function of it returns, inside the `with`.
+    """Replace layers' outputs, inputs or gradients by what a function returns, inside the `with`.
 
-        with edit(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
+        with edit_layers(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
             scores = model(x)
 
-    `edits`: functions by layer name, glob pattern or module. A function gets a copy, so it may work in place, and what
-    it returns is what the model goes on with; None leaves the value as it is. `kind`:
+    Several edits of one layer are applied in order.
 
-    - `"output"`: the floating tensor of highest rank in what the layer returns;
-    - `"input"`: the floating tensor among the layer's positional inputs (the keyword ones where it has no other); of
-      several, the tuple of them all, and a tuple comes back;
-    - `"gradient"`: the gradient that flows back into the layer's output; call backward inside the `with`.
+    Args:
+        model: The model.
+        edits: Functions by layer name, glob pattern or module. A function gets a copy, so it may work in place. The model
+            continues with the returned value; None leaves the value unchanged.
+        kind: What is replaced. "output" is the floating tensor of highest rank in what the layer returns. "input" is the
+            floating tensor among its positional inputs (its keyword inputs where it has no other); several are passed and
+            returned as a tuple. "gradient" is the gradient that flows back into the output: call backward inside the `with`.
 
-    Of several edits of one layer the later ones see what the earlier ones made of it. A `kind` of another name is an
-    InputError; an unknown layer, or a function that returns anything else, a LayerError.
+    Raises:
+        InputError: `kind` is unknown.
+        LayerError: A layer is unknown, or a function returns anything else.
+
+    >>> import torch
+    >>> identity = nn.Sequential(nn.Identity())
+    >>> with edit_layers(identity, {"0": lambda value: 2 * value}):
+    ...     identity(torch.ones(1, 2)).tolist()
+    [[2.0, 2.0]]
+
     """
     if kind not in _EDITORS:
         raise InputError(f"kind={kind!r}; expected {', '.join(map(repr, _EDITORS))}")
@@ -58,10 +68,24 @@ def edit_layers(
 
 @contextmanager
 def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
-    """Every parameter's gradient clamped to [-limit, limit] in each backward pass inside the `with`.
+    """Clamp every parameter's gradient to [-max_abs, max_abs] in each backward pass inside the `with`.
 
-    `max_abs`: positive, in the units of the gradient (score per unit of the parameter). Each pass is clamped by itself:
-    the sum that `.grad` gathers over several passes may exceed the limit. NaN stays NaN. Else an InputError.
+    Each backward pass is clamped by itself, so the sum in `.grad` over several may exceed the limit. NaN stays NaN.
+
+    Args:
+        model: The model.
+        max_abs: Positive limit in units of the gradient (score per unit of the parameter).
+
+    Raises:
+        InputError: `max_abs` is not positive.
+
+    >>> import torch
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> with clip_gradients(layer, 0.5):
+    ...     layer(torch.tensor([[3.0]])).sum().backward()
+    >>> layer.weight.grad.tolist()
+    [[0.5]]
+
     """
     if not max_abs > 0:
         raise InputError(f"max_abs={max_abs!r}; expected a positive number")
@@ -77,10 +101,10 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
 
 
 def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """The hook, silent in every Python thread but the one that made it.
+    """Return a hook that is silent in every Python thread but the one that created it.
 
-    Autograd's own threads, which run the backward pass on an accelerator, work for it too: there a checkpointed layer
-    runs again, and without its edit the gradients would be of another model.
+    It also acts in autograd's own threads, which run the backward pass on an accelerator. They repeat checkpointed layers, and
+    without the edit the gradients would belong to another model.
     """
     owner = threading.get_ident()
 
@@ -99,12 +123,12 @@ def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Mod
 def _edit_input(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
-    taken: Any = (args, kwargs)
-    found = [(path, leaf) for path, leaf in iter_leaves(taken) if leaf.is_floating_point()]
-    found = [(path, leaf) for path, leaf in found if path[0] == 0] or found
-    if not found:
-        raise LayerError(f"layer {name!r} gets no floating tensor: there is no input to edit")
-    copies = tuple(leaf.clone() for _, leaf in found)
+    inputs: Any = (args, kwargs)
+    leaves = [(path, leaf) for path, leaf in iter_leaves(inputs) if leaf.is_floating_point()]
+    leaves = [(path, leaf) for path, leaf in leaves if path[0] == 0] or leaves
+    if not leaves:
+        raise LayerError(f"layer {name!r} gets no floating tensor: it has no input to edit")
+    copies = tuple(leaf.clone() for _, leaf in leaves)
     changed = function(copies if len(copies) > 1 else copies[0])
     if changed is None:
         return None
@@ -113,9 +137,9 @@ def _edit_input(
         raise LayerError(
             f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
         )
-    for (path, _), part in zip(found, parts, strict=True):
-        taken = replace_leaf(taken, path, _check_tensor(name, part))
-    return taken[0], taken[1]
+    for (path, _), part in zip(leaves, parts, strict=True):
+        inputs = replace_leaf(inputs, path, _check_tensor(name, part))
+    return inputs[0], inputs[1]
 
 
 def _edit_gradient(

@@ -1,9 +1,8 @@
-"""Function modes: the PyTorch functions a model calls, watched or replaced.
+"""Function modes: intercept the PyTorch functions that a model calls, or replace a module's forward for a while.
 
-- Calls: every function of PyTorch that a model calls, as it calls it.
-- The body of a function of PyTorch, for a mode that watches what is called in it.
-- Shadows: for a while a module does something else than its forward, in one thread.
-- What PyTorch's functions do, by the names that `n_calls.name_of` gives them: one list for all who tell them apart.
+- `BaseFunctionMode` sends each call of a model to one method, and `bypass_torch_function` returns a function's body.
+- `override_forward` replaces the forward of modules in one thread.
+- The sets of function names sort PyTorch's functions by what they do, as `function_name` spells them.
 """
 
 import math
@@ -21,11 +20,11 @@ from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_f
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Inside the `with`, in this thread, each call goes through `intercept_call`; what that calls goes the usual way."""
+    """Base class of modes that send every PyTorch call of this thread to `intercept_call`, except calls made by it."""
 
     @abstractmethod
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the model is given in place of the function's result; `kwargs` is this call's own."""
+        """Return what the model gets as the function's result; `kwargs` belongs to this call alone."""
 
     def __torch_function__(
         self,
@@ -34,17 +33,17 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """See `intercept_call`."""
+        """Call `intercept_call`."""
         return self.intercept_call(func, args, dict(kwargs or {}))
 
 
 def function_name(func: Callable[..., Any]) -> str:
-    """`relu` of `torch.relu`, `Tensor.relu_` and `F.relu` alike."""
+    """Return the bare name of a PyTorch function: `relu` for `torch.relu`, `Tensor.relu_` and `F.relu`."""
     return getattr(func, "__name__", "").strip("_")
 
 
 def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without its question whether a mode takes over: asked in the mode, it would never begin."""
+    """Return the body of a function, which does not ask a function mode again."""
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body
@@ -55,23 +54,23 @@ _override_lock = threading.Lock()
 
 
 class ForwardOverride(ExcludedFromCopies):
-    """Stands before a module's own forward: a thread that put something there is sent to it, any other straight on."""
+    """Stands in for a module's forward: threads with a replacement run that, the others the forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.replacements = module, dict[int, ForwardReplacement]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What is put here, or the module's own forward."""
+        """Run this thread's replacement, or the module's own forward."""
         stand = self.replacements.get(threading.get_ident())
         return stand(self.module, args, kwargs) if stand else type(self.module).forward(self.module, *args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:  # of a module that copies its attributes in a way of its own
+    def __getstate__(self) -> dict[str, Any]:  # for a module that copies its attributes itself
         return {"module": self.module, "replacements": {}}
 
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """In this thread each module does what is given for it; a module must have its class's forward, see `has_instance_forward`."""
+    """Replace the forward of modules in this thread; see `has_instance_forward` for modules that cannot be replaced."""
     with hooks_excluded_from_copies():
         yield from _install_replacements(replacements, threading.get_ident())
 
@@ -85,14 +84,14 @@ def _install_replacements(replacements: Mapping[nn.Module, ForwardReplacement], 
     finally:
         with _override_lock:
             for module in replacements:
-                others = module.__dict__["forward"].replacements
-                del others[thread_id]
-                if not others:
+                installed = module.__dict__["forward"].replacements
+                del installed[thread_id]
+                if not installed:
                     del module.__dict__["forward"]
 
 
 def has_instance_forward(module: nn.Module) -> bool:
-    """Whether a call of the module is not its class's forward: TorchScript and patches have one on the instance."""
+    """Whether the module has a forward on the instance, as TorchScript and patched modules have."""
     return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 
@@ -103,20 +102,20 @@ def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# each number of the output is made of one of the input: what may stand behind a linear layer
+# each output value depends on one input value: what may follow a linear layer
 ACTIVATIONS = _split_names(
     "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish threshold hardshrink softshrink tanhshrink softsign "
     "sigmoid logsigmoid log_sigmoid hardsigmoid hardswish tanh hardtanh softplus clamp clamp_min clamp_max clip"
 )
 SCALAR_ARITHMETIC = _split_names(
     "abs square pow sqrt rsqrt exp log erf reciprocal"
-)  # made of one number, too, and no activation
+)  # also of one value, but not an activation
 DROPOUTS = _split_names("dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout")
-# each number of the output is a sum of the input's under weights that are no parameters; `interpolate` but for bicubic
+# each output value is a weighted sum of input values, with weights that are not parameters; not bicubic `interpolate`
 AVERAGING_FUNCTIONS = _split_names("mean sum interpolate") | {
     f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in SPATIAL_RANKS
 }
-# each number of the output is one of the input's
+# each output value is one of the input values
 MAX_FUNCTIONS = _split_names("max amax") | {
     f"{kind}max_pool{rank}d{more}"
     for kind in ("", "adaptive_")
@@ -132,18 +131,18 @@ LOWER_BOUND_ARGUMENTS |= dict.fromkeys(("clamp", "clip"), (0, "min", None)) | {"
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Below which no number lies that an activation returns; `args`: its arguments behind the first."""
+    """Return the lower bound of an activation's output; `args` are its arguments after the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:
         return -math.inf
     place, key, usual = LOWER_BOUND_ARGUMENTS[name]
     bound = args[place] if len(args) > place else kwargs.get(key, usual)
-    if name == "threshold":  # what is above the threshold stays, all else is the value
+    if name == "threshold":  # values above the threshold stay, all others become the value
         bound = min(bound, args[0] if args else kwargs["threshold"])
     return -math.inf if bound is None else float(bound.min() if isinstance(bound, Tensor) else bound)
 
 
 def has_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an average has negative weights, too."""
+    """Whether an average has negative weights as well."""
     return kwargs.get("mode") == "bicubic"

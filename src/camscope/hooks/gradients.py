@@ -1,14 +1,11 @@
 """Gradients of scores: at the input, through the graph, and with other backward rules.
 
-- The gradient of scores at the input of a model, without anything kept on the model or on the input.
-- The graph behind a tensor: every step that led to it, whoever called it, in a module, a function or in place.
-- ReLUs in the graph of a score, and another way back through them.
-- Rescale: a backward pass in which elementwise functions pass on Δout/Δin from a reference pass (DeepLIFT's rule).
-
-Linear layers whose backward pass leaves out the rows that no gradient reaches: exact, and cheap for class tokens.
-
-After its last attention a transformer that classifies by a class token sends one row's gradient back through layers
-that work on all of them: products with zeros, most of what a CAM at the last attention costs.
+- `compute_input_gradients` computes gradients at the input without leaving anything on the model.
+- `iter_graph_nodes` walks the graph behind a tensor.
+- `apply_relu_rule` changes the backward pass of ReLUs: guided backpropagation and deconvnet.
+- `RescaleRule` is DeepLIFT's rule: elementwise functions multiply by Δout/Δin from a reference pass.
+- `zero_gradient_rows_skipped` speeds up the backward pass of linear layers where only a few rows have a gradient, such as
+  the class token of a transformer. The result is exact.
 """
 
 import re
@@ -37,36 +34,37 @@ HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose grad
 def compute_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`score_function` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
+    """Return the scores (N,) of a function of x (N,C,*S), and the gradient of each at x, at least float32.
 
-    One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
-    cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.
+    It takes one forward pass and one backward pass per score. Where the model turns gradients off, a second forward pass
+    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k. ModelError where no gradient
+    reaches the input.
     """
 
     def attempt(staying: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
-        # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+        # a clone: for a model that changes its input, autograd's error about a leaf would come before our own
         leaf = x.detach().clone().requires_grad_()
         with staying:
             values = list(score_function(leaf.clone()))
-        torch.set_grad_enabled(True)  # even where the model switches it off and never back on
-        found = [_compute_gradient(one, leaf, retain_graph=one is not values[-1]) for one in values]
-        gradients = [one for one in found if one is not None]
-        return ([one.detach() for one in values], gradients) if len(gradients) == len(values) else None
+        torch.set_grad_enabled(True)  # even where the model switches it off and leaves it off
+        optional_gradients = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
+        gradients = [value for value in optional_gradients if value is not None]
+        return ([value.detach() for value in values], gradients) if len(gradients) == len(values) else None
 
     return run_with_gradients(attempt)
 
 
 def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
-    """What `attempt` finds with gradients on; it runs the model inside the scope that it is given.
+    """Return the result of `attempt`, which runs the model inside the scope that it is given, with gradients on.
 
-    None says that no gradient came through. It is tried once more, then, in a scope that lets the model turn gradients
-    off nowhere; a ModelError if that is of no use.
+    None means that no gradient arrived. It then runs once more in a scope in which the model cannot turn gradients off.
+    ModelError where that does not help.
     """
     for staying in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
-            found = attempt(staying)
-        if found is not None:
-            return found
+            result = attempt(staying)
+        if result is not None:
+            return result
     raise ModelError(
         "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
         "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"
@@ -74,20 +72,20 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
 
 
 class GradientsEnabledMode(BaseFunctionMode):
-    """Inside the `with`, in this thread, nothing turns gradients off."""
+    """A function mode in which nothing turns gradients off in this thread."""
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns; switches of gradients are passed over."""
+        """Return the function's result, and ignore calls that switch gradients."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """(N,C,*S), or None where there is no way to the leaf."""
+    """Return the gradient (N,C,*S) of the values; None where the graph does not reach the leaf."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
-        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
-        return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
+        (grad,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
+        return None if grad is None else grad.to(torch.promote_types(leaf.dtype, torch.float32))
     gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
         grads: Sequence[Tensor | None] = torch.autograd.grad(
@@ -98,10 +96,10 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
         )
         if grads[0] is None:
             return None
-        found = grads[0].float() / boost
-        lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
-        rows = lost & (found.flatten(1).isfinite().all(1) | (boost == 1))
-        gradient = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), found, gradient)
+        rescaled = grads[0].float() / boost
+        has_vanished = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
+        rows = has_vanished & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
+        gradient = torch.where(rows.view(-1, *[1] * (rescaled.ndim - 1)), rescaled, gradient)
         if bool(gradient.flatten(1).any(1).all()):
             break
     return gradient
@@ -115,28 +113,28 @@ OPAQUE_NODES = {
 
 
 def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
-    """Each step of the outputs' graph once, from the outputs on."""
+    """Yield each node of the outputs' graph once, beginning at the outputs."""
     waiting = [output.grad_fn for output in outputs]
-    seen: set[Node | None] = {None}
+    visited: set[Node | None] = {None}
     while waiting:
         node = waiting.pop()
-        if node not in seen and node is not None:
-            seen.add(node)
+        if node not in visited and node is not None:
+            visited.add(node)
             yield node
             waiting.extend(before for before, _ in node.next_functions)
 
 
 def operation_name(node: Node) -> str:
-    """The operation's name: "Relu" of ReluBackward0."""
+    """Return the operation's name: "Relu" for ReluBackward0."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """What may hold, or stand for, operations that cannot be seen: a scripted part, a choice between two values."""
+    """Describe a node that may hide operations, such as a scripted part or a choice between values; None for others."""
     kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
-        return f"the function {kind} with a way back of its own"
+        return f"the function {kind} with a custom backward"
     if kind == "Mul" and any(_is_boolean_tensor(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
         return "a product with true and false"
     return OPAQUE_NODES.get(kind)
@@ -148,21 +146,21 @@ def _is_boolean_tensor(value: object) -> bool:
 
 ReluRule = Literal["guided", "deconvnet"]
 
-# what holds the floor of an operation that is a ReLU where that is 0: relu6 is a hardtanh, x.clamp(min=0) a clamp
+# the attribute with the lower bound of an operation that is a ReLU where it is 0: hardtanh is relu6, clamp x.clamp(min=0)
 RELU_FLOOR_ATTRIBUTES = {
     "Threshold": "_saved_threshold",
     "Hardtanh": "_saved_min_val",
     "Clamp": "_saved_min",
     "ClampMin": "_saved_min",
 }
-# what steps are called is what functions are, but for these
+# nodes are named for their functions, except these
 ACTIVATION_BY_NODE_NAME = {"".join(word.capitalize() for word in name.split("_")): name for name in ACTIVATIONS}
 ACTIVATION_BY_NODE_NAME |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "Maximum": "maximum", "Glu": "glu"}
 
 
 @dataclass
 class ReluReport:
-    """What was met on the way back: ReLUs, other activations, and what may hide some of either; how often each."""
+    """How many ReLUs, other activations, and operations that may hide some of either a backward pass meets."""
 
     relus: Counter[str] = field(default_factory=Counter)
     other_activations: Counter[str] = field(default_factory=Counter)
@@ -170,10 +168,10 @@ class ReluReport:
 
 
 def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
-    """Until their graph is gone, gradients of the values go back through its ReLUs by another rule.
+    """Replace the backward rule of the ReLUs in the graph of the values, until the graph is freed.
 
-    "guided": what is positive of them, where the input is; "deconvnet": what is positive of them, whatever the input.
-    The hooks are the graph's, which is this call's alone: a model has none, and other threads have graphs of their own.
+    "guided" keeps positive gradients where the input is positive, "deconvnet" keeps positive gradients whatever the input. The
+    hooks belong to the graph of this call, so the model has none, and other threads have their own graphs.
     """
     met = ReluReport()
     for node in iter_graph_nodes(values):
@@ -199,28 +197,28 @@ def _hook_relu(node: Node, rule: ReluRule) -> None:
     if rule == "guided":
         node.register_prehook(_clamp_to_positive)
     else:
-        node.register_hook(lambda found, given: (*_clamp_to_positive(given), *found[1:]))
+        node.register_hook(lambda grad_inputs, grad_outputs: (*_clamp_to_positive(grad_outputs), *grad_inputs[1:]))
 
 
 def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(one.clamp(min=0) for one in gradients)
+    return tuple(gradient.clamp(min=0) for gradient in gradients)
 
 
 RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
 
 
 class RescaleRule(BaseFunctionMode):
-    """Inside the `with`: a reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
+    """A reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
 
-        with Rescale() as rule:
-            reference(model, x)             # calls rule.begin() at the layer from which on the two passes differ
+        with RescaleRule() as rule:
+            reference(model, x)             # calls rule.start_reference_pass() at the layer from which the passes differ
             rule.pause()
-            score = model(x).sum()          # calls rule.follow() there
+            score = model(x).sum()          # calls rule.start_input_pass() there
             torch.autograd.grad(score, layer_output)
 
-    The n-th elementwise function behind the layer is the n-th of the other pass, however the model is written, and wherever its
-    rows lie. Where the model took another path, and where the two inputs are the same to within rounding, a function
-    keeps its gradient; so do all other operations. Acts in the thread that entered it.
+    The n-th elementwise function after the layer is compared with the n-th of the other pass, however the model is written.
+    A function keeps its gradient where the model took another path, and where the two inputs agree within rounding. All other
+    operations keep theirs too. The rule acts in the thread that entered it.
     """
 
     def __init__(self) -> None:
@@ -229,48 +227,48 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def start_reference_pass(self) -> None:
-        """From here on this pass is the reference."""
+        """Record the following calls as the reference."""
         self._call_count, self._is_recording, self._is_comparing = 0, True, False
 
     def pause(self) -> None:
-        """From here on functions are what they are."""
+        """Run the following functions unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_input_pass(self) -> None:
-        """From here on this pass is held against the reference."""
+        """Compare the following calls with the reference."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, True
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of every function that the model calls: its own, with another way back for elementwise ones."""
-        name, more = function_name(func), dict(kwargs)
-        first = args[0] if args else more.pop("input", None)
-        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
-        drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
-        if name not in RESCALED_FUNCTIONS or several or drawn or not isinstance(first, Tensor):
+        """Return the function's own result; an elementwise function gets another backward rule."""
+        name, keywords = function_name(func), dict(kwargs)
+        first = args[0] if args else keywords.pop("input", None)
+        several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
+        is_random = name == "rrelu" and (keywords.get("training") or True in args[3:])  # anew each time
+        if name not in RESCALED_FUNCTIONS or several or is_random or not isinstance(first, Tensor):
             return func(*args, **kwargs)
-        return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **more))
+        return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **keywords))
 
     def _apply_elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        place, self._call_count = self._call_count, self._call_count + 1
+        call_number, self._call_count = self._call_count, self._call_count + 1
         if self._is_recording:
-            self._references[place] = name, z.detach().clone()
-        known, reference = self._references.get(place, ("", z))
+            self._references[call_number] = name, z.detach().clone()
+        reference_name, reference = self._references.get(call_number, ("", z))
         if (
             not self._is_comparing
-            or name != known
+            or name != reference_name
             or z.shape != reference.shape
             or not (z.requires_grad and torch.is_grad_enabled())
         ):
             return function(z)
-        given = z.detach().clone()
-        result, multiplier = _compute_multiplier(function, given, reference)
+        z_copy = z.detach().clone()
+        result, multiplier = _compute_multiplier(function, z_copy, reference)
         passed: Tensor = _MultiplyGradient.apply(z, result, multiplier)
-        in_place = result.data_ptr() == given.data_ptr()
+        in_place = result.data_ptr() == z_copy.data_ptr()
         return z.copy_(passed) if in_place else passed
 
 
 def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """f(z), which may be written over z, and (f(z) - f(reference)) / (z - reference); f' where that is rounding."""
+    """Return f(z), which may overwrite z, and (f(z) - f(reference)) / (z - reference), or f' where that is rounding."""
     leaf = z.detach().clone().requires_grad_()
     with torch.enable_grad():
         slope = function(leaf.clone())
@@ -279,13 +277,13 @@ def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, referen
     with torch.no_grad():
         result = function(z)
         secant = (result - function(reference.clone())) / step
-    # half of the digits: below, rounding costs the secant more than its curvature costs the gradient
-    told = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
-    return result, torch.where(told, secant, gradient)
+    # half of the digits: below, rounding in the secant is larger than the curvature's effect on the gradient
+    is_reliable = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
+    return result, torch.where(is_reliable, secant, gradient)
 
 
 class _MultiplyGradient(torch.autograd.Function):
-    """A result worked out already, and what its input's gradient is multiplied by on the way back."""
+    """A result that is computed already, with the factor of its input's gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor) -> Tensor:
@@ -300,10 +298,10 @@ class _MultiplyGradient(torch.autograd.Function):
 
 @contextmanager
 def zero_gradient_rows_skipped(model: nn.Module) -> Iterator[None]:
-    """Gradients of inputs, not of weights, through the model's linear layers on (N,T,K), in this thread, on a CPU.
+    """Skip zero rows in the backward pass of the model's linear layers on (N,T,K), in this thread, on a CPU.
 
-    A layer with anybody else's hook on it, or with a class or a forward of its own, is left alone. On a card, finding
-    the rows would wait for the card.
+    Only gradients of inputs are computed, not of weights. A layer with another hook, a subclass, or a forward on the instance
+    is left unchanged. On a GPU, finding the rows would wait for the GPU.
     """
     with Hooks() as hooks:
         for module in model.modules():
@@ -313,7 +311,7 @@ def zero_gradient_rows_skipped(model: nn.Module) -> Iterator[None]:
 
 
 class _SkipZeroRowsHook(ExcludedFromCopies):
-    """The forward hook of one thread: the same output, with another way back."""
+    """The forward hook of one thread: it returns the same output with another backward rule."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -324,25 +322,25 @@ class _SkipZeroRowsHook(ExcludedFromCopies):
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 or x.device.type != "cpu":
             return None
-        back: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
-        return back
+        result: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
+        return result
 
 
 def _is_unmodified_linear(module: nn.Linear) -> bool:
-    """Whether what left the module is x Wᵀ + b and nothing else."""
+    """Whether the module returns x Wᵀ + b and nothing else."""
     hooks = (*module._forward_hooks.values(), *nn.modules.module._global_forward_hooks.values())
     return "forward" not in module.__dict__ and all(isinstance(hook, _SkipZeroRowsHook) for hook in hooks)
 
 
 class _NonzeroRowsLinear(torch.autograd.Function):
-    """x Wᵀ + b, worked out already; its gradient g W, only for the rows in which g is not zero."""
+    """x Wᵀ + b, computed already; its gradient g W is computed for rows of g that are not zero."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, output: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
-        same: Tensor = output.new_empty(0)
-        same.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
-        return same
+        alias: Tensor = output.new_empty(0)
+        alias.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
+        return alias
 
     @staticmethod
     @once_differentiable
@@ -352,6 +350,6 @@ class _NonzeroRowsLinear(torch.autograd.Function):
         live = rows.abs().amax(-1).nonzero()[:, 0]
         if 2 * len(live) > len(rows):
             return gradient @ weight, None, None
-        back = rows.new_zeros(len(rows), weight.shape[1])
-        back[live] = rows[live] @ weight
-        return back.view(*gradient.shape[:-1], -1), None, None
+        input_gradient = rows.new_zeros(len(rows), weight.shape[1])
+        input_gradient[live] = rows[live] @ weight
+        return input_gradient.view(*gradient.shape[:-1], -1), None, None

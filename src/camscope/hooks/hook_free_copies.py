@@ -1,4 +1,4 @@
-"""Copying: copies and pickles that another thread makes of a model while it is explained are without our hooks."""
+"""Copies and pickles of a model that other threads make during an explanation, without our hooks."""
 
 import copyreg
 import threading
@@ -26,7 +26,7 @@ EXCLUDED_FLAG = ExcludedFromCopies()
 
 
 def exclude_flags_from_copies(handle: object) -> None:
-    """Mark what PyTorch keeps of a marked hook beside it: that it takes keywords, or that it is always called."""
+    """Exclude the flags that PyTorch stores for a hook: that it takes keywords, or is always called."""
     if not isinstance(handle, RemovableHandle):
         return
     hooks = handle.hooks_dict_ref()
@@ -40,10 +40,10 @@ def exclude_flags_from_copies(handle: object) -> None:
 
 @contextmanager
 def hooks_excluded_from_copies() -> Iterator[None]:
-    """Inside the `with`, `take_snapshot.deepcopy`, `pickle` and `torch.save` of a model leave out what is a `ExcludedFromCopies`, in any thread.
+    """Let `copy.deepcopy`, `pickle` and `torch.save` of a model, in any thread, leave out every `ExcludedFromCopies`.
 
-    Hooks lie in an OrderedDict of each module, so this is where they are left out. A forward that stands on the instance
-    lies in the module's own attributes.
+    Hooks are in an OrderedDict of each module, so they are left out there. A forward on the instance is in the module's own
+    attributes.
     """
     user = object()
     with _copy_lock:
@@ -67,7 +67,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
 
 
 def _reduce_hook_dict(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
-    """As ever, without the marked values; what another thread adds meanwhile does not disturb it."""
+    """Reduce a dictionary as usual, without excluded values; what another thread adds meanwhile does not disturb it."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
     )
@@ -78,7 +78,7 @@ def _reduce_hook_dict(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
 
 
 def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
-    """As ever, without a marked forward."""
+    """Reduce a module as usual, without an excluded forward."""
     reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced

@@ -1,4 +1,4 @@
-"""Image tokens: where a vision-language model puts the patches of the image among the words."""
+"""Image tokens: where a vision-language model places the patches of an image among the tokens of a text."""
 
 import inspect
 from collections.abc import Collection
@@ -17,22 +17,22 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 
 def get_image_token_id(module: nn.Module) -> int | None:
-    """The token that stands for a patch of the image in the input ids, if the module's config names one."""
+    """Return the token that stands for an image patch in the input ids; None where the config names none."""
     return _read_image_token_id(getattr(module, "config", None))
 
 
 def _read_image_token_id(config: object) -> int | None:
-    found = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
-    return next((token for token in found if isinstance(token, int) and not isinstance(token, bool)), None)
+    tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
+    return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def has_image_tokens(model: nn.Module) -> bool:
-    """Whether the model puts patches of an image in the place of tokens of a text."""
+    """Whether the model places image patches among the tokens of a text."""
     return any(get_image_token_id(module) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """The config of the layer, or of the nearest module around it that has one; else None."""
+    """Return the config of the layer, or of the nearest module around it; None where none has one."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
@@ -42,9 +42,9 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
 
 
 def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
-    """Whether a layer's so many tokens are those of the input ids: in a language model, or in what wraps one with its image.
+    """Whether a layer's `n_tokens` tokens are those of the input ids, in a language model or in a model that wraps one.
 
-    A tower for the image has a config of its own; what the whole model returns, and its head, have none with a vocabulary.
+    The image tower has a config of its own. The model's output and its head have none with a vocabulary.
     """
     config = _find_nearest_config(model, layer)
     if config is None:
@@ -53,7 +53,7 @@ def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: I
 
 
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
-    """Inside the scope, in this thread: `lengths` learns how many words the model's word embeddings are given."""
+    """Add to `lengths`, inside the scope and this thread, how many tokens the model's word embeddings receive."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
         if not isinstance(size, int):
@@ -62,31 +62,31 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
             if isinstance(part, nn.Embedding) and part.num_embeddings >= size:
 
                 def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-                    lengths.update(one.shape[1] for one in args[:1] if isinstance(one, Tensor) and one.ndim == 2)
+                    lengths.update(arg.shape[1] for arg in args[:1] if isinstance(arg, Tensor) and arg.ndim == 2)
 
                 scope.callback(part.register_forward_hook(thread_local_hook(note)).remove)
 
 
 def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
-    """Whether a layer's so many tokens are words: it belongs to a language model that was given so many."""
+    """Whether a layer's `n_tokens` tokens are text: it belongs to a language model that received as many."""
     config = _find_nearest_config(model, layer)
     return n_tokens in lengths and hasattr(config, "vocab_size")
 
 
 def find_vocabulary_sizes(model: nn.Module) -> set[int]:
-    """How many words the language models inside a model know: so many channels are an answer at each token."""
+    """Return the vocabulary sizes of a model's language models: as many channels are an output at each token."""
     configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
 
 def find_query_counts(model: nn.Module) -> set[int]:
-    """How many queries of its own a detector or a connector has, as its config or its parameters say."""
+    """Return how many learned queries a detector or connector has, by its config or its parameters."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
-        found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
-        counts.update(count for count in found if isinstance(count, int) and not isinstance(count, bool))
+        settings = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_COUNT_CONFIG_KEYS)
+        counts.update(count for count in settings if isinstance(count, int) and not isinstance(count, bool))
         if isinstance(module, nn.Embedding) and "quer" in name.rpartition(".")[2]:
             counts.add(module.num_embeddings)
         for label, parameter in module.named_parameters(recurse=False):
@@ -96,7 +96,7 @@ def find_query_counts(model: nn.Module) -> set[int]:
 
 
 def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
-    """Whether a layer's so many tokens are the queries of a decoder, whose places on the image are no grid."""
+    """Whether a layer's `n_tokens` tokens are the queries of a decoder, which lie on no grid of the image."""
     path = layer.split(".")
     inside = any("decoder" in part or "qformer" in part for part in path)
     parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
@@ -105,7 +105,7 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 
 
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
-    """Inside the scope, in this thread: `positions` learns where the input ids that the model is given hold the image."""
+    """Record in `positions`, inside the scope and this thread, where the model's input ids hold the image."""
     for module in unwrap(model).modules():
         token = get_image_token_id(module)
         if token is not None:
@@ -113,9 +113,9 @@ def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageToke
             def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token) -> None:
                 ids = _find_input_ids(module, args, kwargs)
                 if ids is not None:
-                    held = ids == token
-                    same = bool((held == held[:1]).all())
-                    positions[ids.shape[1]] = tuple(held[0].nonzero()[:, 0].tolist()) if same else None
+                    is_image = ids == token
+                    is_same = bool((is_image == is_image[:1]).all())
+                    positions[ids.shape[1]] = tuple(is_image[0].nonzero()[:, 0].tolist()) if is_same else None
 
             handle = module.register_forward_pre_hook(thread_local_hook(note), with_kwargs=True)
             exclude_flags_from_copies(handle)
@@ -124,8 +124,8 @@ def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageToke
 
 def _find_input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     try:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     except TypeError:
         return None
-    found = given.get("input_ids", given.get("kwargs", {}).get("input_ids"))
-    return found if isinstance(found, Tensor) and found.ndim == 2 else None
+    input_ids = arguments.get("input_ids", arguments.get("kwargs", {}).get("input_ids"))
+    return input_ids if isinstance(input_ids, Tensor) and input_ids.ndim == 2 else None

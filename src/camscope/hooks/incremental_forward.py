@@ -1,4 +1,4 @@
-"""Patched: versions of one input that differ from it in a window each; a model works out only what the windows reach."""
+"""Incremental forward passes: many variants of one input that differ in a window; only what a window reaches is computed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.pytree import map_leaves
 
-MAX_PATCH_SHARE = 0.7  # of a map's cells: where a patch is larger, the whole map costs no more
+MAX_PATCH_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
 aten = torch.ops.aten
 POINTWISE_OPS = {
     *(aten.relu, aten.relu_, aten.hardtanh, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_, aten.elu, aten.elu_),
@@ -26,10 +26,11 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 
 @dataclass
 class CostTracker:
-    """What passes of versions spared, and took: multiplications of convolutions, and bytes.
+    """What forward passes of variants cost and saved, in multiplications of convolutions and in bytes.
 
-    `saved_multiplications`: of the versions' rows; `clean_multiplications`: made for the clean one; `max_row_bytes`: bytes of a row, where it is largest. A pass
-    that comes to whole tensors before `min_saved_multiplications` is spared ends with NotWorthwhileError.
+    `saved_multiplications` counts those of the variants, `clean_multiplications` those of the clean input, and `max_row_bytes`
+    the bytes of the largest row. A forward pass that needs full tensors before `min_saved_multiplications` are saved ends with
+    NotWorthwhileError.
     """
 
     saved_multiplications: int = 0
@@ -38,20 +39,20 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def record_row_bytes(self, values: Tensor) -> None:
-        """Take in what an operation made of all rows."""
+        """Record the bytes per row of an operation's output."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
 class NotWorthwhileError(Exception):
-    """Whole tensors are needed before enough is spared."""
+    """Full tensors are needed before enough is saved."""
 
 
 class WindowTensor(Tensor):
-    """R versions (R,C,*S) of one sample, for a model to be run on without gradients.
+    """R variants (R,C,*S) of one sample, on which a model runs without gradients.
 
-    They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `patch_start` (R,axes). Convolutions, poolings,
-    batch norms, sums, concatenations and activations hand on such versions: of each only what its patch reaches is worked
-    out, to the bit what a whole pass does but for rounding. Any other operation is given the whole tensors.
+    They equal `clean` (1,C,*S) except for `patch` (R,C,*s), whose first cell is at `patch_start` (R,axes). Convolutions,
+    poolings, batch norms, sums, concatenations and activations return such variants and compute only what each patch reaches.
+    The result equals that of a full forward pass except for rounding. Any other operation gets the full tensors.
     """
 
     clean: Tensor
@@ -67,38 +68,38 @@ class WindowTensor(Tensor):
         patch_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
-        """A tensor with a shape and a type, and no numbers of its own."""
-        made: WindowTensor = Tensor._make_wrapper_subclass(
+        """Create a tensor with a shape and a dtype, and no values of its own."""
+        tensor: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
-        made.clean, made.patch, made.patch_start = clean, patch, patch_start
-        made.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
-        made.cost_tracker.record_row_bytes(patch)
-        return made
+        tensor.clean, tensor.patch, tensor.patch_start = clean, patch, patch_start
+        tensor.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
+        tensor.cost_tracker.record_row_bytes(patch)
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it so; its stub is of an instance
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """By the rule for the operation, or of whole tensors."""
+        """Run the operation by its rule, or on full tensors."""
         kwargs, kind = kwargs or {}, func.overloadpacket
-        found: Any = None
+        result: Any = None
         if kind in (aten.detach, aten.alias):
-            found = args[0]
+            result = args[0]
         elif kind in POINTWISE_OPS | ARITHMETIC_OPS:
-            found = _run_pointwise(func, args, kwargs)
+            result = _run_pointwise(func, args, kwargs)
         elif kind in BATCH_NORM_OPS:
-            found = _run_batch_norm(func, args, kwargs)
+            result = _run_batch_norm(func, args, kwargs)
         elif kind is aten.cat:
-            found = _run_concat(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
+            result = _run_concat(func, args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
         elif kind is aten.convolution:
-            found = _run_convolution(func, *args)
+            result = _run_convolution(func, *args)
         elif kind in POOLING_OPS and not kwargs:
-            found = _run_pooling(func, *args)
-        return _run_on_full_tensors(func, args, kwargs) if found is None else found
+            result = _run_pooling(func, *args)
+        return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
     def materialize(self) -> Tensor:
-        """(R,C,*S), which is the patch from now on: what is done to it, or to a view of it, is done to these versions."""
+        """Return the full tensor (R,C,*S), which becomes the patch: in-place changes and views act on it."""
         if self.patch.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
@@ -108,85 +109,89 @@ class WindowTensor(Tensor):
         return self.patch
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """(R,axes) -> (R,C,*size): what lies from there on, `fill_value` the borders one number."""
-        found = cut_windows(self.clean[0], start, size, fill_value)
-        for row, corner, first, patch in zip(found, start.tolist(), self.patch_start.tolist(), self.patch, strict=True):
-            there, taken = [slice(None)], [slice(None)]
-            for place, own, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
-                low = max(0, own - place)
-                high = max(low, min(length, own + extent - place))
-                there.append(slice(low, high))
-                taken.append(slice(low + place - own, high + place - own))
-            row[tuple(there)] = patch[tuple(taken)]
-        return found
+        """Cut a window from each variant, (R,axes) -> (R,C,*size); `fill_value` is used outside."""
+        windows = cut_windows(self.clean[0], start, size, fill_value)
+        for row, corner, first, patch in zip(
+            windows, start.tolist(), self.patch_start.tolist(), self.patch, strict=True
+        ):
+            destination, source = [slice(None)], [slice(None)]
+            for start_cell, patch_corner, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
+                low = max(0, patch_corner - start_cell)
+                high = max(low, min(length, patch_corner + extent - start_cell))
+                destination.append(slice(low, high))
+                source.append(slice(low + start_cell - patch_corner, high + start_cell - patch_corner))
+            row[tuple(destination)] = patch[tuple(source)]
+        return windows
 
     def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
-        """Other versions, of the same window each."""
+        """Return variants with other values and the same cost tracker."""
         return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """(C,*S), (R,axes) -> (R,C,*size): what lies from each corner on, `fill_value` the borders one number."""
-    places, pads, starts = corners.tolist(), list[int](), list[int]()
+    """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size); `fill_value` is used outside."""
+    corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
-        along = [place[axis] for place in places]
+        along = [corner[axis] for corner in corner_lists]
         pads = [max(0, -min(along)), max(0, max(along) + length - values.shape[1 + axis]), *pads]  # the last axis first
         starts.append(pads[0])
-    wide, found = F.pad(values, pads, value=fill_value), values.new_empty(len(places), len(values), *size)
-    for row, place in zip(found, places, strict=True):
-        firsts = map(int.__add__, place, starts)
-        row.copy_(wide[(slice(None), *(slice(one, one + length) for one, length in zip(firsts, size, strict=True)))])
-    return found
+    padded, windows = F.pad(values, pads, value=fill_value), values.new_empty(len(corner_lists), len(values), *size)
+    for row, corner in zip(windows, corner_lists, strict=True):
+        firsts = map(int.__add__, corner, starts)
+        row.copy_(
+            padded[(slice(None), *(slice(first, first + length) for first, length in zip(firsts, size, strict=True)))]
+        )
+    return windows
 
 
 def materialize_tensor(value: Tensor) -> Tensor:
-    """A tensor with numbers of its own."""
+    """Return a tensor with values of its own."""
     return value.materialize() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The operation on whole tensors; what it changes in place, and what it takes a view of, is the versions' own."""
+    """Run the operation on full tensors; in-place changes and views act on the variants."""
     result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
-    """Of each cell by itself; of several versions on the smallest window that holds theirs."""
-    versions = [one for one in args if isinstance(one, WindowTensor)]
-    if any(isinstance(one, Tensor) and not _is_per_channel(one, versions[0]) for one in args):
+    """Run a pointwise operation, for several variants on the smallest window that holds theirs."""
+    variants = [arg for arg in args if isinstance(arg, WindowTensor)]
+    if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len(versions) > 1 and len({one.shape for one in versions}) > 1:
+    if len(variants) > 1 and len({arg.shape for arg in variants}) > 1:
         return None
-    patches, first = _align_patches(versions)
-    if _is_too_large(patches[0], versions[0]):
+    patches, first = _align_patches(variants)
+    if _is_too_large(patches[0], variants[0]):
         return None
-    cleans, each = iter([one.clean.clone() for one in versions]), iter([one.clone() for one in patches])
-    clean = func(*(next(cleans) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
-    patch = func(*(next(each) if isinstance(one, WindowTensor) else one for one in args), **kwargs)
+    cleans, patch_copies = iter([arg.clean.clone() for arg in variants]), iter([arg.clone() for arg in patches])
+    clean = func(*(next(cleans) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
+    patch = func(*(next(patch_copies) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
     if func._schema.is_mutable:
-        versions[0].clean, versions[0].patch, versions[0].patch_start = clean, patch, first
-        return versions[0]
-    return versions[0].with_patch(clean, patch, first)
+        variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
+        return variants[0]
+    return variants[0].with_patch(clean, patch, first)
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
-    """Whether a tensor is versions too, or has a number for each channel at most."""
+    """Whether a tensor is variants too, or has at most one value per channel."""
     if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
 def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor]:
-    """Their patches, all of the smallest window that holds each, and where it begins."""
+    """Return the patches of several variants on the smallest window that holds each, and where it starts."""
     if len(variants) == 1:
         return [variants[0].patch], variants[0].patch_start
-    begin = torch.stack([one.patch_start for one in variants]).amin(0)
-    sizes = [torch.tensor(one.patch.shape[2:], device=begin.device) for one in variants]
-    ends = torch.stack([one.patch_start + size for one, size in zip(variants, sizes, strict=True)]).amax(0)
+    begin = torch.stack([variant.patch_start for variant in variants]).amin(0)
+    sizes = [torch.tensor(variant.patch.shape[2:], device=begin.device) for variant in variants]
+    ends = torch.stack([variant.patch_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
     last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
-    return [one.extract_windows(begin, size) for one in variants], begin
+    return [variant.extract_windows(begin, size) for variant in variants], begin
 
 
 def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
@@ -194,23 +199,23 @@ def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """A batch norm by what it has learnt; the rest of what it returns is empty."""
+    """Run a batch norm with its running statistics; its other results are empty."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
-    clean, *rest = func(x.clean, *args[1:])
-    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *rest
+    clean, *empty_results = func(x.clean, *args[1:])
+    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *empty_results
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
-    """Versions one behind the other, along the channels."""
-    versions = [one for one in parts if isinstance(one, WindowTensor)]
-    if axis != 1 or len(versions) < len(parts) or len({one.shape[2:] for one in versions}) > 1:
+    """Concatenate variants along the channels."""
+    variants = [part for part in parts if isinstance(part, WindowTensor)]
+    if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    patches, first = _align_patches(versions)
-    if _is_too_large(patches[0], versions[0]):
+    patches, first = _align_patches(variants)
+    if _is_too_large(patches[0], variants[0]):
         return None
-    return versions[0].with_patch(func([one.clean for one in versions], 1), func(patches, 1), first)
+    return variants[0].with_patch(func([part.clean for part in variants], 1), func(patches, 1), first)
 
 
 def _run_convolution(
@@ -229,15 +234,15 @@ def _run_convolution(
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        found: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
-        return found
+        output: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
+        return output
 
-    made = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
-    if made is not None:
-        cells, reached = math.prod(made.shape[2:]), math.prod(made.patch.shape[2:])
-        x.cost_tracker.saved_multiplications += len(made) * weight.numel() * (cells - reached)
+    result = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
+    if result is not None:
+        cells, patch_cells = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
+        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - patch_cells)
         x.cost_tracker.clean_multiplications += weight.numel() * cells
-    return made
+    return result
 
 
 def _run_pooling(
@@ -248,7 +253,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """The largest or the mean of each window. Which cell was the largest is told to nobody."""
+    """Run a max or average pooling; indices of maxima are not returned."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
@@ -265,14 +270,14 @@ def _run_pooling(
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        found: Any = func(values, kernel, stride, padding, *options)
-        value: Tensor = found[0] if largest else found
+        output: Any = func(values, kernel, stride, padding, *options)
+        value: Tensor = output[0] if largest else output
         return value
 
-    made = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
-    if made is None or not largest:
-        return made
-    return made, torch.empty(made.shape, dtype=torch.long, device="meta")
+    result = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
+    if result is None or not largest:
+        return result
+    return result, torch.empty(result.shape, dtype=torch.long, device="meta")
 
 
 def _per_axis(value: Sequence[int] | int, n_axes: int) -> list[int]:
@@ -289,20 +294,24 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """`operation` (values, padding) on the whole once, and on the part of each version that its patch can reach."""
+    """Run `operation(values, padding)` on the clean tensor once, and on the part of each variant that its patch reaches."""
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
-    reach = [dilation[i] * (kernel[i] - 1) for i in axes]
-    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + reach[i] - 1) // stride[i] + 1) for i in axes]
+    extents = [dilation[i] * (kernel[i] - 1) for i in axes]
+    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
     if math.prod(size) > MAX_PATCH_SHARE * math.prod(clean.shape[2:]):
         return None
-    steps, pads, wide = (torch.tensor(list(one), device=x.patch_start.device) for one in (stride, padding, reach))
+    steps, pads, extent_tensor = (
+        torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
+    )
     last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
     first = -torch.div(
-        wide - x.patch_start - pads, steps, rounding_mode="floor"
+        extent_tensor - x.patch_start - pads, steps, rounding_mode="floor"
     )  # the first that reaches it, rounded up
     first = torch.minimum(first.clamp(min=0), last)
-    seen = [(size[i] - 1) * stride[i] + reach[i] + 1 for i in axes]
+    window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]
     return x.with_patch(
-        clean, operation(x.extract_windows(first * steps - pads, seen, fill_value), [0] * len(seen)), first
+        clean,
+        operation(x.extract_windows(first * steps - pads, window_size, fill_value), [0] * len(window_size)),
+        first,
     )

@@ -1,4 +1,4 @@
-"""A table of a model's layers, as one forward pass shows them."""
+"""A table of a model's layers from one forward pass."""
 
 import html
 from collections.abc import Collection, Iterator, Sequence
@@ -23,11 +23,11 @@ LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer.
+    """One layer of a model.
 
-    `output_shape`: of the floating tensor of highest rank in its last output, None where it returned none. `stride`: input
-    pixels per output cell along each spatial axis, None where the output is not a grid over the input. `n_parameters`:
-    of the layer with all that is inside it; `n_direct_parameters`: without what is inside. `n_calls`: how often it ran.
+    `output_shape` is that of the floating tensor of highest rank in its last output; None where it returned none. `stride` is
+    input pixels per output cell along each spatial axis; None where the output is not a grid over the input. `n_parameters`
+    counts the layer and all layers inside it, `n_direct_parameters` only the layer itself. `n_calls` is how often it ran.
     """
 
     name: str
@@ -39,7 +39,7 @@ class LayerRow:
     n_calls: int
 
     def format_cells(self) -> tuple[str, ...]:
-        """The row as text, one for each column."""
+        """Return the row as text, one item for each column."""
         shape = "×".join(map(str, self.output_shape)) if self.output_shape is not None else "–"
         stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
         return self.name, self.type, shape, stride, f"{self.n_parameters:,}", str(self.n_calls)
@@ -47,7 +47,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Every layer of a model but the model itself, in its own order; rows as data, or a table to look at."""
+    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display."""
 
     model: str
     input_shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """The table for a terminal; `highlighted`: names of layers to set off."""
+        """Return the table for a terminal; the layers in `highlighted` are set off."""
         from rich.table import Table
         from rich.text import Text
 
@@ -101,10 +101,22 @@ class LayerTable:
 
 
 def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> LayerTable:
-    """Name, type, output shape, stride, parameters and calls of every layer, seen in one forward pass in eval mode.
+    """Return name, type, output shape, stride, parameters and calls of every layer, from one forward pass in eval mode.
 
-    `example_input`: the input (N,C,H,W), or a tuple of inputs; strides are against the spatial axes of its first floating
-    tensor. An example without a tensor is an InputError.
+    Args:
+        model: The model.
+        example_input: The input (N,C,H,W), or a tuple of inputs. Strides refer to the spatial axes of the first floating tensor.
+
+    Returns:
+        A table, indexed by layer name, that displays itself in a notebook and in a terminal.
+
+    Raises:
+        InputError: The example holds no tensor.
+
+    >>> table = inspect_layers(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1)), torch.zeros(1, 3, 32, 32))
+    >>> table["0"].output_shape, table["0"].stride
+    ((1, 8, 16, 16), (2.0, 2.0))
+
     """
     model = unwrap(model)
     check_initialized(model)
@@ -154,7 +166,7 @@ def _count_parameters(parameters: Iterator[nn.Parameter]) -> int:
 
 
 def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
-    """Input size over output size; channels-last where only that reading has one stride for all axes."""
+    """Compute input size over output size, channels-last where only that reading has one stride for all axes."""
     if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
     first, last = output_shape[2:], output_shape[1:-1]
@@ -167,6 +179,6 @@ def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] 
 
 
 def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
-    """Whether one stride fits every axis, up to the one cell that rounding makes."""
+    """Whether one stride fits every axis, within one cell of rounding."""
     stride = max(size / count for size, count in zip(sizes, cells, strict=True))
     return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

@@ -1,4 +1,4 @@
-"""Muted hooks: a forward pass of the bare model, of which no hook hears."""
+"""Muted hooks: a forward pass of the model without the hooks that were set before."""
 
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
@@ -10,7 +10,7 @@ from torch.nn.modules import module as everywhere
 
 from camscope.hooks.base import unwrap
 
-_lock = threading.RLock()  # one thread at a time: what it puts in place of the hooks must be what it takes away
+_lock = threading.RLock()  # one thread at a time: what is installed must be what is removed
 
 
 class _MutedHook:
@@ -32,9 +32,9 @@ def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def hooks_muted(model: nn.Module) -> Iterator[None]:
-    """In this thread no forward hook runs that was set before, on a module of the model or on all modules.
+    """Silence, in this thread, every forward hook that was set before, on a module of the model or on all modules.
 
-    Each keeps its place and its handle. Other threads' passes run them as always.
+    Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
     """
     with _lock:
         replaced = [

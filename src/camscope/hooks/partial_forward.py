@@ -1,6 +1,7 @@
-"""Many versions of one layer's output, in one pass: what comes before the layer runs once for all of them.
+"""Partial forward passes: what comes before a layer runs once for many variants of its output.
 
-Replay: of many passes of one input, only the first one runs what comes before a layer.
+- `branch_layer_output` replaces one layer's output by many variants of it.
+- `PrefixCache` lets later forward passes of one input skip what comes before a layer.
 """
 
 from collections import Counter
@@ -27,21 +28,22 @@ def branch_layer_output(
     output_index: str | int | None = None,
     call_index: int = 0,
 ) -> Iterator[None]:
-    """Inside the `with` a layer hands on R versions of its N rows, row i a copy of row owners[i], as `transform` makes them.
+    """Replace a layer's N rows by R variants inside the `with`: row i is a copy of row `sample_index[i]`, changed by `transform`.
 
-        with branched(model, "layer4", torch.zeros(512, dtype=int), without_one_channel_each):
-            scores = model(x)        # (512,): the layers up to layer4 saw one image, the rest 512
+        with branch_layer_output(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
+            scores = model(x)        # (512,): the layers up to layer4 ran on one image, the rest on 512
 
-    `sample_index` (R,) int64; `transform`: (R,...) -> (R,...), may work in place. Only call number `call_index` is changed. A model
-    that joins the layer's output to something of N rows raises its own error, unless N = 1, where that is right.
+    `sample_index` (R,) is int64. `transform` maps (R,...) to (R,...) and may work in place. Only call number `call_index` is
+    changed. A model that joins the layer's output with a tensor of N rows raises its own error, unless N = 1, where
+    broadcasting is right.
     """
     name, module = find_layer(unwrap(model), layer)
-    seen = 0
+    n_calls = 0
 
     def grow(module: nn.Module, args: object, result: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if seen != call_index + 1:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls != call_index + 1:
             return None
         path, tensor = find_main_tensor(name, result, output_index)
         return replace_leaf(result, path, transform(tensor.index_select(0, sample_index)))
@@ -51,15 +53,15 @@ def branch_layer_output(
         yield
 
 
-MAX_CACHED_BYTES = 2**28  # bytes that are remembered, the last outputs first
+MAX_CACHED_BYTES = 2**28  # bytes that are stored, the last outputs first
 
 
 class PrefixCache:
-    """Passes of one input through one model, each under `with replay:`, all in one thread, without gradients.
+    """Forward passes of one input through one model, each inside `with cache:`, in one thread and without gradients.
 
-    The first pass remembers the outputs of the modules beside the path to the layer, and of the layer itself, until its
-    call number `call_index` is done; later passes are handed them. What changes its input in place, what is changed later on,
-    what has hooks inside, trains or is TorchScript runs again; so does everything in a model that draws random numbers.
+    The first pass stores the outputs of the modules beside the path to the layer, and of the layer itself, up to its call
+    number `call_index`. Later passes reuse them. A module runs again if it changes its input in place, is changed later, has
+    hooks inside, is in train mode, or is TorchScript. So does a whole model that draws random numbers.
     """
 
     def __init__(self, model: nn.Module, layer: str | nn.Module, call_index: int = 0) -> None:
@@ -82,62 +84,62 @@ class PrefixCache:
                 and self._is_past_layer
                 and all(map(torch.equal, self._start_random_states, _read_random_states()))
             )
-            room, found = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
+            free_bytes, outputs = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
             self._outputs = {}
-            for place, (output, version) in reversed(found.items()):
-                room -= output.nbytes
-                if room >= 0:
-                    self._outputs[place] = output, version
+            for key, (output, version) in reversed(outputs.items()):
+                free_bytes -= output.nbytes
+                if free_bytes >= 0:
+                    self._outputs[key] = output, version
 
     @property
     def has_cached_outputs(self) -> bool:
-        """Whether the next pass is handed anything."""
+        """Whether the next forward pass can use cached outputs."""
         return bool(self._outputs)
 
     def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module's own forward returns, or returned in the first pass."""
-        place = id(module), self._call_counts[id(module)]
+        """Return what the module's forward returns, or returned in the first forward pass."""
+        key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
-        known = self._outputs.get(place) if self._is_filled and not self._is_past_layer else None
-        if known and known[0]._version == known[1]:
-            output: Any = known[0]
+        cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None
+        if cached and cached[0]._version == cached[1]:
+            output: Any = cached[0]
         else:
-            given = [leaf for _, leaf in iter_leaves((args, kwargs))]
-            before = list(map(_version_counter, given))
+            inputs = [leaf for _, leaf in iter_leaves((args, kwargs))]
+            before = list(map(_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
-            plain = isinstance(output, Tensor) and not (
+            is_cacheable = isinstance(output, Tensor) and not (
                 output.requires_grad or output.is_inference() or describe_unsupported_tensor(output)
             )
             if (
                 not self._is_filled
                 and not self._is_past_layer
-                and plain
-                and before == list(map(_version_counter, given))
+                and is_cacheable
+                and before == list(map(_version_counter, inputs))
             ):
-                self._outputs[place] = output, output._version
-        self._is_past_layer = self._is_past_layer or (module is self._layer and place[1] == self.call_index)
+                self._outputs[key] = output, output._version
+        self._is_past_layer = self._is_past_layer or (module is self._layer and key[1] == self.call_index)
         return output
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """The layer and the modules beside the path to it that can be replayed; none where the layer cannot."""
-    path, found = [model], list[nn.Module]()
+    """Return the layer and the modules beside the path to it that can be cached; none where the layer cannot."""
+    path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
-        found += path[-1].children()
+        candidates += path[-1].children()
         path.append(path[-1].get_submodule(part))
     usable = [
         m
-        for m in dict.fromkeys(found)
+        for m in dict.fromkeys(candidates)
         if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_cacheable(m)
     ]
     inside = {part for module in usable for part in [*module.modules()][1:]}
-    beside = [module for module in usable if module not in inside]
-    copied = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
-    return beside if path[-1] in beside and not (copied or everywhere._has_any_global_hook()) else []
+    cacheable = [module for module in usable if module not in inside]
+    has_replicas = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
+    return cacheable if path[-1] in cacheable and not (has_replicas or everywhere._has_any_global_hook()) else []
 
 
 def _is_cacheable(module: nn.Module) -> bool:
-    """Whether a call of the module is its class's forward and leaves nothing but its output."""
+    """Whether a call of the module runs its class's forward and leaves nothing but its output."""
     parts = [*module.modules()]
     usual = not any(has_instance_forward(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])

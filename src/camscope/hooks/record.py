@@ -1,7 +1,4 @@
-"""Record what goes into layers, what comes out and what flows back; or just take their outputs.
-
-What a recording holds: layers, their calls, and what went in, came out and flowed back in each.
-"""
+"""Record layers' inputs, outputs and gradients inside a `with`, or extract their outputs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,10 +30,10 @@ SnapshotFunction = Callable[[Tensor], Tensor]
 
 
 class GradientAccumulator:
-    """The gradient at one tensor, summed over the ways by which it arrives in one backward pass; the last pass counts.
+    """The gradient at one tensor, summed over the paths on which it arrives in one backward pass; the last pass counts.
 
-    A view that is changed in place afterwards gets another place in the graph, and the old one receives a part of its
-    gradient or none: that is noticed (the alias shares the view's version counter), and no number is better than it.
+    A view that is changed in place gets another node in the graph, and the old node receives part of its gradient or none. That
+    is detected by the view's version counter, and no gradient is returned then.
     """
 
     def __init__(self, tensor: Tensor, take_snapshot: SnapshotFunction) -> None:
@@ -49,7 +46,7 @@ class GradientAccumulator:
     _sum: Tensor | None
 
     def add(self, gradient: Tensor | None) -> None:
-        """Take in what arrives by one way."""
+        """Add the gradient of one path."""
         if gradient is None:
             return
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
@@ -67,13 +64,13 @@ class GradientAccumulator:
         return None if self.is_lost else self._sum
 
     def release_view(self) -> None:
-        """Let go of the model's memory; what is lost stays lost."""
+        """Release the model's memory; a lost gradient stays lost."""
         self._was_lost, self._alias = self.is_lost, None
 
 
 @dataclass(eq=False)
 class LayerCall:
-    """One call of one layer: snapshots of what went in and came out, of the types that the model used.
+    """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
     `inputs` are the positional ones, `kwargs` the others; None means not recorded.
     """
@@ -88,29 +85,29 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """Gradient of what was differentiated with respect to the output, in its structure; None where none arrived."""
+        """The gradient with respect to the output, in the output's structure; None where none arrived."""
         return _fill_gradients(self._structures[1], self._accumulators[1])
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
-        """Gradients that flow back to the positional inputs through this call alone, in their structure."""
+        """The gradients that flow back to the positional inputs through this call, in their structure."""
         gradients: tuple[Any, ...] = _fill_gradients(self._structures[0], self._accumulators[0])[0]
         return gradients
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
-        """Gradients that flow back to the keyword inputs through this call alone."""
+        """The gradients that flow back to the keyword inputs through this call."""
         gradients: dict[str, Any] = _fill_gradients(self._structures[0], self._accumulators[0])[1]
         return gradients
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
-        """Every gradient that is watched."""
+        """Yield every gradient accumulator of the call."""
         for side in self._accumulators:
             yield from side.values()
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended; the short names speak of the last one."""
+    """All calls of one layer, in the order in which they ended; the properties refer to the last one."""
 
     def __init__(self, name: str, recorded_kinds: frozenset[str]) -> None:
         self.name, self.calls = name, list[LayerCall]()
@@ -125,23 +122,23 @@ class LayerRecord:
 
     @property
     def output(self) -> Any:
-        """What the layer returned, of the same type."""
+        """What the layer returned, in the same structure."""
         return self.last_call.output if "outputs" in self._recorded_kinds else self._raise_not_recorded("outputs")
 
     @property
     def input(self) -> Any:
-        """What went in: the only positional input by itself, else the tuple of them."""
+        """The only positional input, or the tuple of several."""
         inputs = self.last_call.inputs
         return _unwrap_single(inputs) if inputs is not None else self._raise_not_recorded("inputs")
 
     @property
     def gradient(self) -> Any:
-        """Gradient with respect to `output`, of the same shape."""
+        """The gradient with respect to `output`, of the same shape."""
         return self._check_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
-        """Gradient that flows back to `input` through this layer alone (what other users of it send back is not in)."""
+        """The gradient that flows back to `input` through this layer; other users of the input are not included."""
         return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _check_gradient(self, gradient: object, location: str) -> Any:
@@ -159,7 +156,7 @@ class LayerRecord:
         )
 
     def _raise_not_recorded(self, kind: str) -> NoReturn:
-        raise LayerError(f"{kind} of layer {self.name!r} were not recorded; ask for record(…, {kind}=True)")
+        raise LayerError(f"{kind} of layer {self.name!r} were not recorded: pass {kind}=True to record_layers")
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -169,15 +166,15 @@ class LayerRecord:
         if not self.calls:
             return text
         gradient = self.last_call.gradient if "gradients" in self._recorded_kinds else None
-        shown = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
-        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in shown if _format_shapes(value))
+        values = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
+        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in values if _format_shapes(value))
 
 
 class Recording(dict[str, LayerRecord]):
     """Layers by name, in the model's order; a layer that never ran has no calls.
 
-    rec["layer4"].output, rec["layer4"].input, rec["layer4"].gradient       # of the last call
-    rec["layer4"].calls[0].output                                           # of any call
+    recording["layer4"].output, recording["layer4"].input, recording["layer4"].gradient  # of the last call
+    recording["layer4"].calls[0].output                                                  # of any call
     """
 
     def __missing__(self, name: object) -> NoReturn:
@@ -188,7 +185,7 @@ class Recording(dict[str, LayerRecord]):
 
 
 def strip_tensors(value: Any) -> Any:
-    """The structure with None in place of every tensor."""
+    """Return the structure with None in place of every tensor."""
     return map_leaves(value, lambda _: None)
 
 
@@ -219,18 +216,33 @@ def record_layers(
     gradients: bool = False,
     device: torch.device | str | None = "cpu",
 ) -> Iterator[Recording]:
-    """Snapshots of layers' inputs, outputs and gradients inside the `with`; the model computes what it always does.
+    """Record snapshots of layers' inputs, outputs and gradients inside the `with`, without changing the computation.
 
-        with record(model, ["layer3", "layer4.*.bn2"], inputs=True, gradients=True) as rec:
+        with record_layers(model, ["layer3", "layer4.*.bn2"], inputs=True, gradients=True) as recording:
             model(x)[:, 3].sum().backward()
-        rec["layer3"].input, rec["layer3"].output, rec["layer3"].gradient, rec["layer3"].input_gradient
+        recording["layer3"].input, recording["layer3"].output, recording["layer3"].gradient
 
-    `layers`: names, glob patterns or modules. `inputs`, `outputs`, `gradients`: what to keep; gradients need a backward
-    pass (`.backward()` or `torch.autograd.grad`) inside the `with`. `device`: where snapshots are kept, None: where
-    they arise. An unknown layer is a LayerError.
+    The values equal those of PyTorch's full backward hooks. Those put a node around the layer, so an in-place operation next
+    to it (ResNet's ReLU, `+=`) raises an error. This recorder inserts nothing.
 
-    The numbers are those of PyTorch's full backward hooks, without their price: those put a node of their own around
-    the layer, and an in-place operation next to it (ResNet's ReLU, `+=`) then raises. Here nothing is put anywhere.
+    Args:
+        model: The model.
+        layers: Names, glob patterns or modules.
+        inputs: Whether to record inputs.
+        outputs: Whether to record outputs.
+        gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`) inside the
+            `with`.
+        device: Where snapshots are stored; None for the device of the layer.
+
+    Raises:
+        LayerError: A layer is unknown.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with record_layers(model, "0") as recording:
+    ...     scores = model(torch.tensor([[-1.0, 2.0]]))
+    >>> recording["0"].output.tolist()
+    [[0.0, 2.0]]
+
     """
     recorder = _Recorder(inputs, outputs, gradients, None if device is None else torch.device(device))
     recording = Recording()
@@ -247,10 +259,23 @@ def record_layers(
 def extract_features(
     model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module], x: Tensor | tuple[Any, ...]
 ) -> dict[str, Tensor]:
-    """Feature maps (N,K,h,w), or what the layers return, by name: of their last call in one forward pass in eval mode.
+    """Return layers' outputs by name, such as feature maps (N,K,h,w), of their last call in one forward pass in eval mode.
 
-    `layers`: names, glob patterns or modules. `x`: the input (N,C,H,W), or a tuple of inputs. Of a layer that returns
-    several tensors the floating one of highest rank is taken. A layer that does not run is a LayerError.
+    Args:
+        model: The model.
+        layers: Names, glob patterns or modules.
+        x: The input (N,C,H,W), or a tuple of inputs.
+
+    Returns:
+        The output of each layer; of several tensors the floating one of highest rank.
+
+    Raises:
+        LayerError: A layer is unknown, or does not run.
+
+    >>> features = extract_features(nn.Sequential(nn.Conv2d(3, 8, 3)), "0", torch.zeros(1, 3, 5, 5))
+    >>> features["0"].shape
+    torch.Size([1, 8, 3, 3])
+
     """
     check_initialized(unwrap(model))
     with evaluation_mode(unwrap(model)), torch.no_grad(), record_layers(model, layers, device=None) as recording:
@@ -260,7 +285,7 @@ def extract_features(
 
 @dataclass(eq=False)
 class _OpenCall:
-    """A call that has begun: its record, where in the graph its inputs are, and how long the graph is so far."""
+    """A call that has begun: its record, the graph edges of its inputs, and the sequence number of the graph at its start."""
 
     call: LayerCall
     edges: dict[LeafPath, GraphEdge]
@@ -268,12 +293,12 @@ class _OpenCall:
 
 
 class _Recorder(Hooks):
-    """The hooks behind a recording: one before a layer runs, one after; both only look."""
+    """The hooks of a recording: one before a layer runs, one after it; both only read."""
 
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
         kinds = {"inputs": inputs, "outputs": outputs, "gradients": gradients}
-        self.recorded_kinds = frozenset(kind for kind, asked in kinds.items() if asked)
+        self.recorded_kinds = frozenset(kind for kind, enabled in kinds.items() if enabled)
         self._device = device
         self._accumulators: list[tuple[str, GradientAccumulator]] = []
         self.callback(self._release_views)
@@ -289,7 +314,7 @@ class _Recorder(Hooks):
             flow.release_view()
 
     def warn_of_lost_gradients(self) -> None:
-        """Say which gradients could not be told."""
+        """Warn of gradients that could not be recorded."""
         if lost := sorted({name for name, flow in self._accumulators if flow.is_lost}):
             names = ", ".join(map(repr, lost))
             text = f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
@@ -300,14 +325,14 @@ class _Recorder(Hooks):
     ) -> None:
         if is_recomputing():
             return
-        taken, call = (args, kwargs), LayerCall()
+        inputs, call = (args, kwargs), LayerCall()
         if "inputs" in self.recorded_kinds:
             # before the layer runs: it may write over its input
-            call.inputs, call.kwargs = map_leaves(taken, self._take_snapshot)
+            call.inputs, call.kwargs = map_leaves(inputs, self._take_snapshot)
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
-            call._structures = (strip_tensors(taken), None)
-            for path, leaf in _iter_differentiable_tensors(taken):
+            call._structures = (strip_tensors(inputs), None)
+            for path, leaf in _iter_differentiable_tensors(inputs):
                 edge = get_gradient_edge(leaf)
                 edges[path] = (edge.node, edge.output_nr)
                 call._accumulators[0][path] = GradientAccumulator(leaf, self._take_snapshot)
@@ -328,7 +353,7 @@ class _Recorder(Hooks):
         layer.calls.append(run.call)
 
     def _hook_gradients(self, open_call: _OpenCall, output: object) -> None:
-        """Tensor hooks where the output's gradient arrives, node hooks where this call sends its inputs theirs."""
+        """Hook the output's gradient, and the nodes that send this call's inputs their gradients."""
         into, out_of = open_call.call._accumulators
         ends: list[Node] = []
         for path, leaf in _iter_differentiable_tensors(output):
@@ -364,21 +389,21 @@ def _add_input_gradient(
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[tuple[LeafPath, Node, int]]:
-    """The nodes between a call's output and its inputs that send gradients to an input, each with the place in its sum.
+    """Yield the nodes between a call's output and its inputs that send gradients to an input, each with its index.
 
-    Only what was built since the call began is walked through.
+    Only nodes created since the call began are visited.
     """
-    wanted: dict[GraphEdge, list[LeafPath]] = {}
+    paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
-        wanted.setdefault(edge, []).append(path)
-    seen: set[Node] = set()
+        paths_by_edge.setdefault(edge, []).append(path)
+    visited: set[Node] = set()
     while output_nodes:
         node = output_nodes.pop()
-        if node in seen or node._sequence_nr() < start_sequence_number:
+        if node in visited or node._sequence_nr() < start_sequence_number:
             continue
-        seen.add(node)
-        for index, (behind, number) in enumerate(node.next_functions):
-            for path in wanted.get((behind, number), ()):
+        visited.add(node)
+        for index, (next_node, number) in enumerate(node.next_functions):
+            for path in paths_by_edge.get((next_node, number), ()):
                 yield path, node, index
-            if behind is not None and (behind, number) not in wanted:
-                output_nodes.append(behind)
+            if next_node is not None and (next_node, number) not in paths_by_edge:
+                output_nodes.append(next_node)

@@ -1,4 +1,4 @@
-"""Spatial operations: which tensors of a forward pass are maps of the input by construction."""
+"""Spatial operations: find the tensors of a forward pass that are maps of the input by construction."""
 
 import math
 import weakref
@@ -63,15 +63,15 @@ CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
 FUSED_MODULES = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
-)  # their fused kernels are not used while calls are watched
+)  # their fused kernels are not used while calls are intercepted
 
 
 class SpatialMapTracker(BaseFunctionMode):
-    """Inside the `with`, in this thread: knows the maps (N,K,*grid) that windows over the input and elementwise steps make.
+    """Tracks, in this thread, the maps (N,K,*grid) that windowed and elementwise operations compute from the input.
 
-    A convolution or a pool makes a map if its input is one, or has the grid of one, which attention between tokens has not
-    unless it is reshaped to that grid. An elementwise function makes one of maps, of parameters such as positions, and of
-    what is the same in all cells. `input_size`: the input's spatial axes.
+    A convolution or a pooling returns a map if its input is one, or has the grid of one. Attention between tokens has no such
+    grid unless it is reshaped. An elementwise function returns a map for maps, parameters such as position embeddings, and
+    values that are the same in all cells. `input_size` holds the input's spatial axes.
     """
 
     def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:
@@ -82,31 +82,31 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor is such a map."""
-        known = self._maps.get(id(tensor))
-        return known is not None and known() is tensor
+        reference = self._maps.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Return the function's result, and record whether it is a map."""
         name = function_name(func)
         is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
-        found = changed[0] if isinstance(changed, tuple) and changed else changed
-        if isinstance(found, Tensor) and found.ndim == self._n_axes:
+        output = changed[0] if isinstance(changed, tuple) and changed else changed
+        if isinstance(output, Tensor) and output.ndim == self._n_axes:
             if is_map:
-                self._maps[id(found)] = weakref.ref(found)
-                self._grids.add(tuple(found.shape[2:]))
-            elif found is changed and any(found is one for one in args[:1]):
-                self._maps.pop(id(found), None)
+                self._maps[id(output)] = weakref.ref(output)
+                self._grids.add(tuple(output.shape[2:]))
+            elif output is changed and any(output is arg for arg in args[:1]):
+                self._maps.pop(id(output), None)
         return result
 
     def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if name in WINDOW_FUNCTIONS:
-            given = args[0] if args else kwargs.get("input")
+            source = args[0] if args else kwargs.get("input")
             return (
-                isinstance(given, Tensor)
-                and given.ndim == self._n_axes
-                and (self.is_spatial_map(given) or tuple(given.shape[2:]) in self._grids)
+                isinstance(source, Tensor)
+                and source.ndim == self._n_axes
+                and (self.is_spatial_map(source) or tuple(source.shape[2:]) in self._grids)
             )
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
@@ -118,14 +118,14 @@ class SpatialMapTracker(BaseFunctionMode):
         return False
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """The tensors (N,K,*grid) of more than one cell in an argument."""
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(one, Tensor) or one.ndim != self._n_axes or id(one) in self._parameter_ids:
+        """Yield the tensors (N,K,*grid) with more than one cell in an argument."""
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(item, Tensor) or item.ndim != self._n_axes or id(item) in self._parameter_ids:
                 continue
-            if math.prod(one.shape[2:]) > 1:
-                yield one
+            if math.prod(item.shape[2:]) > 1:
+                yield item
 
 
 def is_interception_exact(model: nn.Module) -> bool:
-    """Whether watching the calls leaves the model's numbers as they are, to the last bit."""
+    """Whether intercepting calls leaves the model's results bit-exact."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import (
     Hooks,
     autocast_uncached,
@@ -28,25 +28,37 @@ T = TypeVar("T")
 
 @dataclass
 class TappedCall:
-    """One call of one layer: a snapshot of its output, and after `backward` the score's gradient there (or None)."""
+    """One call of one layer: a snapshot of its output and, after `backward`, the score's gradient there (or None)."""
 
     activation: Tensor
     gradient: Tensor | None = None
 
 
 class Tap(Hooks):
-    """One or several layers' outputs, and the gradients of a score with respect to those outputs.
+    """Outputs of one or several layers, and the gradients of a score with respect to them.
 
         with Tap(model, "layer4") as tap:
             scores = model(x)
             tap.backward(scores[:, 3].sum())
         tap.activation, tap.gradient        # of the last call that the score depends on
 
-    Inside the `with` the graph starts at the layer: the pass runs without gradients until the layer's output, a new
-    leaf, switches them on. The model goes on with a clone, so an in-place operation cannot rewrite what is kept.
-    `layer_names`: names, glob patterns or modules; `output_index`: key of the tensor in a layer that returns several;
-    `call_index`: which call of a layer that runs several times (default: the last one the score depends on). `compute_gradients`:
-    False keeps the outputs only, and builds no graph.
+    Inside the `with` the graph starts at the layer. The forward pass runs without gradients until the layer's output, a new
+    leaf, switches them on. The model continues with a clone, so an in-place operation cannot overwrite the snapshot.
+
+    Args:
+        model: The model.
+        layers: Names, glob patterns or modules.
+        output_index: Key of the tensor, for a layer that returns several.
+        call_index: Which call counts, for a layer that runs several times. The default is the last one that the score depends
+            on.
+        gradients: False stores the outputs only, and builds no graph.
+
+    >>> model = nn.Sequential(nn.Identity(), nn.Linear(2, 1))
+    >>> with Tap(model, "0", gradients=False) as tap:
+    ...     score = model(torch.ones(1, 2))
+    >>> tap.activation.tolist()
+    [[1.0, 1.0]]
+
     """
 
     def __init__(
@@ -72,7 +84,11 @@ class Tap(Hooks):
             self.enter_context(reentrant_checkpoints_disabled())
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
-                    raise LayerError(f"layer {name!r} is TorchScript: hooks cannot reach it; choose one outside of it")
+                    raise LayerError(
+                        f"layer {name!r} is TorchScript: hooks cannot reach it",
+                        fix="choose a layer outside of it",
+                        remedy=Remedy.SET_LAYER,
+                    )
                 self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
         except BaseException:
             self.close()
@@ -80,9 +96,9 @@ class Tap(Hooks):
         return self
 
     def run(self, forward: Callable[[], T]) -> T:
-        """The result of a forward pass; done again with gradients on everywhere where the model turned them off.
+        """Return the result of a forward pass; run it again with gradients forced on where the model turned them off.
 
-        Nothing in the result tells whether a part of its graph is missing, so it is done again in any such case.
+        Nothing in the result shows whether part of its graph is missing, so it runs again in every such case.
         """
         result = forward()
         if not self._gradients:
@@ -99,11 +115,12 @@ class Tap(Hooks):
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Store the gradient of a scalar score at every call; no `.grad` of anybody is touched."""
+        """Store the gradient of a scalar score at every call, without touching any `.grad`."""
         self._check_calls()
         if not score.requires_grad:
             raise LayerError(
-                f"the score does not depend on {self._format_layer_names()}: the model detaches it, or turns gradients off after it"
+                f"the score does not depend on {self._format_layer_names()}: the model detaches it, or turns gradients off "
+                "after it"
             )
         calls = [call for calls in self.calls.values() for call in calls]
         for call in calls:
@@ -113,18 +130,18 @@ class Tap(Hooks):
             raise LayerError(f"the score does not depend on {self._format_layer_names()}")
 
     def compute_gradient(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
-        """Gradient of a scalar score with respect to `activation`, same shape."""
+        """Return the gradient of a scalar score with respect to `activation`, of the same shape."""
         self.backward(score, retain_graph=retain_graph)
         return self.gradient
 
     @property
     def activation(self) -> Tensor:
-        """(N,K,h,w) or whatever the one tapped layer returns: its output in the chosen call."""
+        """The output of the only tapped layer in the selected call, such as (N,K,h,w)."""
         return self.select_call().activation.detach()
 
     @property
     def gradient(self) -> Tensor:
-        """Gradient of the score with respect to `activation`, same shape."""
+        """The gradient of the score with respect to `activation`, of the same shape."""
         gradient = self.select_call().gradient
         if gradient is None:
             raise LayerError(
@@ -133,22 +150,22 @@ class Tap(Hooks):
         return gradient
 
     def select_call(self, layer: str | None = None) -> TappedCall:
-        """The call that counts, of one layer (default: the only one tapped)."""
+        """Return the call that counts, of one layer (default: the only one tapped)."""
         if layer is None and len(self.calls) != 1:
             raise LayerError(
-                f"{plural(len(self.calls), 'layer is', 'layers are')} tapped; say which: {', '.join(self.calls)}"
+                f"{plural(len(self.calls), 'layer is', 'layers are')} tapped; expected the name of one: {', '.join(self.calls)}"
             )
         calls = self.calls[layer if layer is not None else next(iter(self.calls))]
         if self._call_index is not None:
             if not -len(calls) <= self._call_index < len(calls):
                 raise LayerError(
-                    f"call={self._call_index} of {self._format_layer_names()}, which ran {plural(len(calls), 'time')}"
+                    f"call_index={self._call_index} of {self._format_layer_names()}, which ran {plural(len(calls), 'time')}"
                 )
             return calls[self._call_index]
-        reached = [call for call in calls if call.gradient is not None]
+        differentiated = [call for call in calls if call.gradient is not None]
         if not calls:
             raise LayerError(f"{self._format_layer_names()} has not run")
-        return (reached or calls)[-1]
+        return (differentiated or calls)[-1]
 
     def _record_output(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
         path, tensor = find_main_tensor(name, output, self._output_index)
@@ -156,13 +173,13 @@ class Tap(Hooks):
             self.calls[name].append(TappedCall(tensor.detach().clone()))
             return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
-        kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
+        snapshot = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
         if not is_recomputing():
-            call = TappedCall(kept)
-            register_gradient_hook(kept, partial(_store_gradient, ref(call)))
+            call = TappedCall(snapshot)
+            register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)
         torch.set_grad_enabled(True)
-        return replace_leaf(output, path, kept.clone())
+        return replace_leaf(output, path, snapshot.clone())
 
     def _check_calls(self) -> None:
         for name, calls in self.calls.items():
@@ -174,7 +191,7 @@ class Tap(Hooks):
 
 
 def _store_gradient(call_reference: ref[TappedCall], gradient: Tensor) -> None:
-    # a weak reference: a tensor, its hook and its call must not keep each other until the garbage collector comes
+    # a weak reference, so that tensor, hook and call form no cycle for the garbage collector
     call = call_reference()
     if call is not None:
         call.gradient = gradient

@@ -1,1 +1,1 @@
-"""Files in, tensors out."""
+"""Image files, medical scans and preprocessing: what turns a source into a model's input."""

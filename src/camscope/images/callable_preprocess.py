@@ -1,4 +1,4 @@
-"""Any callable from a PIL image to a tensor, with its placement measured by sending known pictures through it."""
+"""Wrap any callable from a PIL image to a tensor, and measure its placement by sending probe images through it."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
-MIN_AGREEMENT = 0.9  # of squares that were added to an image, with what the placement says of them
+MIN_AGREEMENT = 0.9  # minimum share of the squares' change that agrees with the placement
 MAX_CACHED_PLACEMENTS = 32  # image sizes whose placement is remembered
 # Two ramps across the image, each mostly along one axis. They lean, so that rounding to 8 bits falls differently on
-# neighbouring pixels and averages out.
+# neighboring pixels and averages out.
 RAMP_DIRECTIONS = np.array([[0.8, 0.2], [0.2, 0.8]])
-# How far, in grey levels (RMS), the measured pixels may lie off the plane that was fitted: two roundings to 8 bits cost
-# about half a level, and a stretched source pixel is flat for its own width.
+# Largest RMS distance, in gray levels, of the measured values from the fitted plane: two roundings to 8 bits cost about
+# half a level, and a stretched source pixel is flat over its width.
 MAX_RESIDUAL_LEVELS, FLAT_PIXEL_TOLERANCE = 1.0, 0.5
 
 
 class CallablePreprocess:
-    """Pixels (H,W,3) uint8 -> (tensor (C,H,W), Placement or None): a callable on a PIL image, and where it looks.
+    """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) and its placement, or None where the placement is unknown.
 
-    `transform`: takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
-    The placement is the affine map that pictures of the image's size reveal: black, white, two ramps, and their
-    negatives. It is None where they reveal none: the callable draws random numbers, bends the image, or changes its
-    values unevenly.
-    A crop may also depend on what is in the image: its colors, its brightness, its edges. So each image is checked
-    itself: a faint pattern of squares is added to it, and the change has to appear where the placement says. If it does
-    not, the placement is None. Transforms of torchvision that cannot look at the content need no check.
-    Nobody's random state is changed by the measurement.
+    `transform` takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
+
+    The placement is the affine map measured with probe images of the image's size: black, white, two ramps and their
+    negatives. No placement (None) is found where the callable draws random numbers, bends the image or changes values unevenly.
+
+    A crop may also depend on the content of an image: its colors, its brightness or its edges. Each image is therefore
+    checked: a faint pattern of squares is added to it, and the change has to appear where the placement says.
+    Otherwise no placement is returned. Transforms of torchvision that ignore the content need no check.
+    The measurement leaves the global random states unchanged.
     """
 
     def __init__(self, transform: Callable[..., Any]) -> None:
@@ -47,7 +48,7 @@ class CallablePreprocess:
         self._placement_cache: dict[tuple[int, int], Placement | None] = {}
 
     def __repr__(self) -> str:
-        return f"Probed({self.transform!r})"
+        return f"CallablePreprocess({self.transform!r})"
 
     def __eq__(self, other: object) -> bool:
         return self.transform == other.transform if isinstance(other, CallablePreprocess) else NotImplemented
@@ -56,19 +57,19 @@ class CallablePreprocess:
         return hash(type(self.transform))
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
-        """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image, if that is known."""
+        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement where it is known."""
         from PIL import Image
 
         result = self._call_transform(Image.fromarray(pixels))
-        place = self.measure_placement(pixels.shape[:2])
-        if place is None or place.input_size != tuple(result.shape[1:]):
+        placement = self.measure_placement(pixels.shape[:2])
+        if placement is None or placement.input_size != tuple(result.shape[1:]):
             return result, None
-        return result, place if self._is_content_independent or self._is_confirmed_on_image(
-            place, pixels, result
+        return result, placement if self._is_content_independent or self._is_confirmed_on_image(
+            placement, pixels, result
         ) else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        """Where the model's input lies on an image of `image_size` (height, width), in pixels; None if that is unknown."""
+        """Return the placement of the model's input on an image of `image_size` (height, width), or None if unknown."""
         if image_size not in self._placement_cache:
             measured = self._measure_uncached_placement(image_size)
             while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:
@@ -87,24 +88,28 @@ class CallablePreprocess:
             result = result[0] if result.ndim == 4 and len(result) == 1 else result
             if result.ndim == 3 and result.numel():
                 return result
-        came = (
+        received = (
             f"a tensor {tuple(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
         )
-        raise PreprocessError(f"the preprocessing {name} returned {came}; expected a float tensor (C,H,W) or (1,C,H,W)")
+        raise PreprocessError(
+            f"the preprocessing {name} returned {received}; expected a float tensor (C,H,W) or (1,C,H,W)"
+        )
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        with _preserve_random_state() as drawn:
+        with _preserve_random_state() as was_drawn_from:
             try:
-                planes = [self._transform_to_array(picture) for picture in _generate_probe_images(image_size)]
-            except PreprocessError:  # it takes the photograph, but not these pictures
+                responses = [self._transform_to_array(probe) for probe in _generate_probe_images(image_size)]
+            except PreprocessError:  # the transform accepts photos, but not these probe images
                 return None
-            if drawn():
+            if was_drawn_from():
                 return None
-            place = _solve_placement(planes, image_size)
-            return place if place and self._is_confirmed_on_probes(place, planes[0], planes[1]) else None
+            placement = _solve_placement(responses, image_size)
+            return (
+                placement if placement and self._is_confirmed_on_probes(placement, responses[0], responses[1]) else None
+            )
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
-        """Whether the image itself lies where the placement says: squares that are added to it appear there."""
+        """Return whether squares that are added to the image appear where the placement says."""
         from PIL import Image
 
         squares = SquarePattern.from_placement(placement)
@@ -120,18 +125,18 @@ class CallablePreprocess:
     def _is_confirmed_on_probes(
         self, placement: Placement, black_response: NDArray[np.float64], white_response: NDArray[np.float64]
     ) -> bool:
-        """Whether the placement holds for pictures with something in their middle: a crop may follow the content."""
+        """Return whether the placement holds for images with a square in the middle: a crop may follow the content."""
         contrast, size = white_response - black_response, np.array(placement.image_size)
-        seen = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
-        where = abs(placement.to_image(np.argwhere(seen) + 0.5) / size - 0.5).max(1)
-        clear = abs(where - 0.25) > 0.04  # not on the edge of the square in the middle
-        for ground, middle in (("black", "white"), ("white", "black")):
-            plane = self._transform_to_array(_draw_center_square(placement.image_size, ground, middle))
-            if plane.shape != black_response.shape:
+        visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
+        distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)
+        off_the_edge = abs(distance_from_center - 0.25) > 0.04  # away from the edge of the central square
+        for background, foreground in (("black", "white"), ("white", "black")):
+            response = self._transform_to_array(_draw_center_square(placement.image_size, background, foreground))
+            if response.shape != black_response.shape:
                 return False
-            answer = ((plane - black_response) * contrast).sum(0)[seen] / (contrast**2).sum(0)[seen]
-            expected = (where < 0.25) == (middle == "white")
-            if clear.any() and abs(answer - expected)[clear].mean() > 0.1:
+            brightness = ((response - black_response) * contrast).sum(0)[visible] / (contrast**2).sum(0)[visible]
+            expected = (distance_from_center < 0.25) == (foreground == "white")
+            if off_the_edge.any() and abs(brightness - expected)[off_the_edge].mean() > 0.1:
                 return False
         return True
 
@@ -140,13 +145,13 @@ class CallablePreprocess:
 
 
 def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
-    """Black, white, each ramp and its negative, and the first ramp again: what is not random gives the same twice."""
+    """Yield black, white, each ramp with its negative, and the first ramp again, which detects randomness."""
     from PIL import Image, ImageOps
 
     yield Image.new("RGB", image_size[::-1], "black")
     yield Image.new("RGB", image_size[::-1], "white")
-    for lean in RAMP_DIRECTIONS:
-        ramp = Image.fromarray(_draw_ramp(image_size, lean)).convert("RGB")
+    for direction in RAMP_DIRECTIONS:
+        ramp = Image.fromarray(_draw_ramp(image_size, direction)).convert("RGB")
         yield ramp
         yield ImageOps.invert(ramp)
     yield Image.fromarray(_draw_ramp(image_size, RAMP_DIRECTIONS[0])).convert("RGB")
@@ -156,19 +161,19 @@ def _draw_center_square(size: Sequence[int], background: str, foreground: str) -
     from PIL import Image
 
     height, width = size
-    picture = Image.new("RGB", (width, height), background)
-    picture.paste(foreground, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
-    return picture
+    image = Image.new("RGB", (width, height), background)
+    image.paste(foreground, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
+    return image
 
 
 def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
-    """(H,W) from 0 to 255, exact on average: each pixel is rounded by a pattern that has no direction."""
-    # In 1/256 of a level. The multiples of the golden ratio's two-dimensional kin fill the unit square evenly.
+    """Draw a ramp (H,W) from 0 to 255 that is exact on average: the rounding pattern has no direction."""
+    # In units of 1/256 level. Multiples of the plastic number's powers fill the unit square evenly.
     rows, columns = (np.arange(length) for length in size)
     down = np.rint((rows + 0.5) * (255 * 256 * direction[0] / size[0])).astype(np.uint16)
     across = np.rint((columns + 0.5) * (255 * 256 * direction[1] / size[1])).astype(np.uint16)
     levels: NDArray[np.uint16] = np.add.outer(down, across)
-    # uint8 wraps around, as it should
+    # uint8 is meant to wrap around
     levels += np.add.outer(
         (rows * 0.7548777 % 1 * 256).astype(np.uint8), (columns * 0.5698403 % 1 * 256).astype(np.uint8)
     )
@@ -177,23 +182,23 @@ def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
 
 
 def _solve_placement(responses: list[NDArray[np.float64]], image_size: tuple[int, int]) -> Placement | None:
-    black, white, *ramps, again = responses
-    shapes = {plane.shape for plane in responses}
+    black, white, *ramps, repeated_ramp = responses
+    shapes = {response.shape for response in responses}
     if (
         len(shapes) > 1
-        or not all(np.isfinite(plane).all() for plane in responses)
-        or not np.array_equal(ramps[0], again)
+        or not all(np.isfinite(response).all() for response in responses)
+        or not np.array_equal(ramps[0], repeated_ramp)
     ):
         return None
     contrast = white - black
     power = (contrast**2).sum(0)
-    seen = power > power.max() / 4  # constant padding answers neither black nor white
-    if not power.max() or seen.sum() < 3:
+    visible = power > power.max() / 4  # constant padding does not change with the image
+    if not power.max() or visible.sum() < 3:
         return None
-    values = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in ramps]
-    # half the difference to the negative: where a library cuts levels off instead of rounding, that cancels
-    answers = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
-    return _fit_placement(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, image_size, power.shape)
+    values = [((ramp - black) * contrast).sum(0)[visible] / power[visible] for ramp in ramps]
+    # half the difference to the negative cancels the offset of libraries that truncate instead of rounding
+    ramp_values = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
+    return _fit_placement(np.argwhere(visible) + np.float64(0.5), np.array(ramp_values).T, image_size, power.shape)
 
 
 def _fit_placement(
@@ -202,14 +207,14 @@ def _fit_placement(
     image_size: tuple[int, int],
     input_size: tuple[int, ...],
 ) -> Placement | None:
-    """The affine map from input points (M,2) to the image that explains the ramps' values (M,2), 0 to 1, there."""
+    """Fit the affine map from input points (M,2) to the image that explains the ramps' values (M,2) in 0..1."""
     design = np.column_stack([points, np.ones(len(points))])
     solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))
     flat = 255 * (RAMP_DIRECTIONS / image_size).max(1)
     change = (
         255 * np.linalg.svd(solution[:2] * np.array(input_size)[:, None])[1].min()
-    )  # in levels; none on a line or point
+    )  # in levels; 0 where the plane is a line or a point
     if rank < 3 or change < MAX_RESIDUAL_LEVELS or (residual > MAX_RESIDUAL_LEVELS + FLAT_PIXEL_TOLERANCE * flat).any():
         return None
     matrix = np.diag(image_size) @ np.linalg.solve(RAMP_DIRECTIONS, solution.T)
@@ -217,25 +222,28 @@ def _fit_placement(
 
 
 def _remove_small_tilt(matrix: NDArray[np.float64], input_size: tuple[int, ...]) -> NDArray[np.float64]:
-    """Without a tilt of less than half an input pixel over the whole plane: that is noise; the centre stays put."""
+    """Set tilts of less than half an input pixel over the whole plane to 0: they are noise. The center stays in place."""
     linear = matrix[:, :2]
-    centre = linear @ np.divide(input_size, 2) + matrix[:, 2]
+    center = linear @ np.divide(input_size, 2) + matrix[:, 2]
     tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
     linear = np.where(tilt, 0, linear)
-    return np.column_stack([linear, centre - linear @ np.divide(input_size, 2)])
+    return np.column_stack([linear, center - linear @ np.divide(input_size, 2)])
 
 
 @contextmanager
 def _preserve_random_state() -> Iterator[Callable[[], bool]]:
-    """Python's, numpy's and torch's random state, put back at the end; the value says if any was drawn from."""
+    """Restore the random states of Python, NumPy and torch at the end.
+
+    The yielded function returns whether random numbers were drawn since.
+    """
     python, numpy, pytorch = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
-    def drawn() -> bool:
+    def was_drawn_from() -> bool:
         same = random.getstate() == python and torch.equal(torch.get_rng_state(), pytorch)
         return not (same and _convert_random_state(np.random.get_state(legacy=False)) == _convert_random_state(numpy))
 
     try:
-        yield drawn
+        yield was_drawn_from
     finally:
         random.setstate(python)
         np.random.set_state(numpy)

@@ -1,4 +1,4 @@
-"""Masks in files: the label of each pixel or voxel, as it is stored."""
+"""Read masks from files: the label of each pixel or voxel as it is stored."""
 
 from io import BytesIO
 from pathlib import Path
@@ -12,23 +12,23 @@ from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.mask_labels import LabelImage
 from camscope.safe_files import open_regular_file
 
-SEGMENTATION = "SEG"  # the modality of DICOM
-EXIF_ORIENTATION_TAG = 0x0112  # the tag of EXIF
+SEGMENTATION = "SEG"  # DICOM modality
+EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag
 NO_SEGMENTATION = (
-    "it is a DICOM segmentation object (SEG), whose frames are segments; expected one label for each pixel: convert it to NIfTI, "
-    "as with segimage2itkimage of dcmqi, or to an array with highdicom"
+    "it is a DICOM segmentation object (SEG), whose frames are segments; expected one label for each pixel. Convert it to NIfTI "
+    "with segimage2itkimage of dcmqi, or to an array with highdicom"
 )
 
 
 class SegmentationObjectError(ImageError):
-    """A mask that is a DICOM segmentation object."""
+    """Raised for a mask that is a DICOM segmentation object."""
 
 
 def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
-    """(H,W) or (D,H,W) labels of a mask's file, by its path or its bytes; colors are labels, too.
+    """Read the labels (H,W) or (D,H,W) of a mask file, given by path or bytes. Colors count as labels.
 
-    `is_volume`: the pages of a TIFF are its slices. Gray images of 16 bits and more are read as stored: converted to 8
-    bits, their small labels would all be black. ImageError for a file that cannot be read.
+    `is_volume`: whether the pages of a TIFF are slices. Gray images of 16 bits and more are read as stored: scaled to
+    8 bits, small labels would become 0. Raises ImageError for a file that cannot be read.
     """
     if is_volume or is_scan(source):
         scan = read_mask_scan(source)
@@ -39,7 +39,7 @@ def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> 
 
 
 def read_mask_scan(file: str | Path | bytes) -> Scan:
-    """A mask that is a medical image. ImageError for a segmentation object: frames of several segments look like slices."""
+    """Read a mask stored as a medical image. A DICOM segmentation object raises SegmentationObjectError."""
     scan = read_scan(file)
     if scan.modality == SEGMENTATION:
         raise SegmentationObjectError(f"{scan.name}: {NO_SEGMENTATION}")
@@ -47,17 +47,17 @@ def read_mask_scan(file: str | Path | bytes) -> Scan:
 
 
 def _has_high_bit_depth(source: str | Path | bytes) -> bool:
-    """Whether it is a gray PNG or TIFF of more than 8 bits; what cannot be opened is for `read_photo` to report."""
+    """Return whether a file is a gray PNG or TIFF of more than 8 bits. `read_photo` reports unreadable files."""
     from PIL import Image
 
     try:
         stream = BytesIO(source) if isinstance(source, bytes) else open_regular_file(source)
         with suppress_library_output(), stream, Image.open(stream, formats=("PNG", "TIFF")) as image:
-            deep = image.mode.startswith("I") or image.mode == "F"
-            turned = deep and image.getexif().get(EXIF_ORIENTATION_TAG, 1) != 1
+            is_high_bit_depth = image.mode.startswith("I") or image.mode == "F"
+            turned = is_high_bit_depth and image.getexif().get(EXIF_ORIENTATION_TAG, 1) != 1
     except Exception:  # a damaged file may raise anything
         return False
     if turned:
         name = "its bytes" if isinstance(source, bytes) else source
         raise ImageError(f"{name}: a mask of 16 bits with an EXIF orientation; save it upright")
-    return deep
+    return is_high_bit_depth

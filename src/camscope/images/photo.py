@@ -1,4 +1,4 @@
-"""A photograph of any kind, as the pixels a viewer would show."""
+"""Read photos of any format into upright RGB pixels."""
 
 import io
 import stat
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
-EXIF_ORIENTATION_TAG = 0x0112  # the number of EXIF's field
+EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag
 MAX_PIXELS_PER_STRIP = 2**22  # pixels that are converted at a time
-TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)  # its values that exchange rows and columns
-MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
+TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations that exchange rows and columns
+MAX_PIXELS = 178_956_970  # the limit of Pillow's default settings
 EXPECTED_IMAGE = (
-    "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
+    "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in gray, "
     "or a uint8 tensor (C,H,W) with 3 or 1 channels"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image as it is seen: `pixels` (H,W,3) uint8 RGB, upright, its own memory; `name` for captions and messages.
+    """An image as a viewer shows it: `pixels` (H,W,3) uint8 RGB, upright, in newly allocated memory.
 
-    `flags`: what is odd about its file, see `find_file_flags`.
+    `name` is for captions and messages. `flags` list what is odd about the file (see `find_file_flags`).
     """
 
     pixels: Pixels
@@ -46,11 +46,24 @@ class Photo:
 
 
 def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
-    """(H,W,3) uint8 RGB from a path, the bytes of a file, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
+    """Read an image into pixels (H,W,3) uint8 RGB.
 
-    EXIF orientation is applied. Transparency is laid over white. 16-bit grey goes from 0..65535 to 0..255; what has no
-    known range (32-bit integers, floats) is refused. Of an animation or a stack the first frame is read.
-    `max_pixels`: a larger image is refused before it is decoded. Every refusal is an ImageError naming the source.
+    EXIF orientation is applied, transparency is composed over white, and 16-bit gray is scaled from 0..65535 to 0..255.
+    Of an animation or a stack the first frame is read.
+
+    Args:
+        source: A path, the bytes of a file, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
+        max_pixels: A larger image is rejected before it is decoded.
+
+    Returns:
+        The pixels with a name for messages and flags about the file.
+
+    Raises:
+        ImageError: If the source cannot be read, is too large, or has no known range (32-bit integers, floats).
+
+    >>> read_photo(np.zeros((2, 3), np.uint8)).pixels.shape
+    (2, 3, 3)
+
     """
     from PIL import Image
 
@@ -80,7 +93,7 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
             raise ImageError(f"{path}: the file is empty")
         with open_regular_file(path) as file, Image.open(file) as image:
             pixels, flags = _decode_pixels(image, str(path), max_pixels), tuple[str, ...]()
-            with suppress(Exception):  # a later frame is damaged, which nobody asked for
+            with suppress(Exception):  # a damaged later frame is not needed
                 flags = _find_image_flags(image, path.suffix.lower())
             return Photo(pixels, path.name, flags)
 
@@ -91,23 +104,26 @@ def _decode_bytes(data: bytes, max_pixels: int) -> Pixels:
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
-    """(h,w,3) as `read_photo` reads a file's bytes, and the image's own (H,W).
+    """Decode a file's bytes at a reduced size where possible and return pixels (h,w,3) and the full size (H,W).
 
-    A JPEG of at least twice the size that is `required_size` for it is decoded at a half, a quarter or an eighth, which is
-    quicker, and no smaller than that. All other formats are decoded at their own size.
+    `required_size` maps the full size to the smallest size needed. A JPEG of at least twice that size is decoded at a
+    half, a quarter or an eighth, which is faster. All other formats are decoded at full size.
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
-        own, lying = image.size, _is_transposed(image)
-        size = own if lying else own[::-1]
+        stored_size, is_transposed = image.size, _is_transposed(image)
+        size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
-        reduced = image.draft(None, (height, width) if lying else (width, height)) is not None and image.size != own
+        reduced = (
+            image.draft(None, (height, width) if is_transposed else (width, height)) is not None
+            and image.size != stored_size
+        )
         pixels = _decode_pixels(image, "the file", MAX_PIXELS)
         return pixels, size if reduced else pixels.shape[:2]
 
 
 def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
-    """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
+    """Return what is odd about a readable file: a suffix of another format, or frames that were not read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
@@ -118,21 +134,25 @@ def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """See `find_file_flags`."""
+    """Return the flags of an open image, see `find_file_flags`."""
     from PIL import Image
 
-    found = "JPEG" if image.format == "MPO" else str(image.format)
-    named = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
-        file_suffix, found
-    )  # which asks all formats
-    odd = [f"the file is called {file_suffix} and is a {found}"] if named not in (found, image.format) else []
-    if image.format != "MPO" and getattr(image, "is_animated", False):  # a phone's photograph has a second one inside
-        odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
-    return tuple(odd)
+    format_name = "JPEG" if image.format == "MPO" else str(image.format)
+    suffix_format = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
+        file_suffix, format_name
+    )  # slow: loads all formats
+    flags = (
+        [f"the file is called {file_suffix} and is a {format_name}"]
+        if suffix_format not in (format_name, image.format)
+        else []
+    )
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # an MPO file of a phone holds a second view
+        flags.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
+    return tuple(flags)
 
 
 def _has_expected_signature(data: bytes, suffix: str) -> bool:
-    """Whether it is the usual photograph by its first bytes, so that it need not be opened: a PNG tells an animation early."""
+    """Return whether the first bytes are those of a JPEG or still PNG, so that the file need not be opened."""
     if suffix in {".jpg", ".jpeg"}:
         return data.startswith(b"\xff\xd8\xff")
     return suffix == ".png" and data.startswith(b"\x89PNG\r\n\x1a\n") and b"acTL" not in data[: data.find(b"IDAT")]
@@ -151,7 +171,7 @@ def _open_image_bytes(data: bytes) -> "Iterator[Image]":
 
 @contextmanager
 def _convert_decoding_errors(name: str) -> Iterator[None]:
-    """Whatever a decoder raises, as one error that names the image: corrupt files fail in every way there is."""
+    """Convert any error of a decoder to an ImageError that names the image: corrupt files can raise anything."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -175,24 +195,24 @@ def _convert_decoding_errors(name: str) -> Iterator[None]:
 def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     _check_pixel_count(image.size, name, max_pixels)
     if image.format == "EPS":
-        raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
-    # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
-    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+        raise ImageError(f"{name}: EPS files are programs without pixels; save the image as PNG")
+    # These formats open 16-bit files in an integer mode; a transposed image no longer has a format
+    is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
     if image.format == "TIFF":
         check_tiff_strips(image, name)
     image.load()
-    _check_pixel_count(image.size, name, max_pixels)  # an icon can turn out larger than its header said
+    _check_pixel_count(image.size, name, max_pixels)  # a decoded icon can be larger than its header declares
     upright = _apply_exif_orientation(image)
-    if sixteen:
+    if is_16_bit:
         return _repeat_gray_channel(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if upright.mode in {"I", "F"}:
-        came = f"{name}: pixels of mode {upright.mode!r} have no known range"
-        raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
+        received = f"{name}: pixels of mode {upright.mode!r} have no known range"
+        raise ImageError(f"{received}; scale them to 0..255 and pass a uint8 array")
     return _convert_to_rgb_pixels(upright)
 
 
 def _convert_to_rgb_pixels(image: "Image") -> Pixels:
-    """(H,W,3), converted some rows at a time: of a large image Pillow's RGB would take more memory than the result."""
+    """Convert an image to (H,W,3) in strips of rows: converting a large image at once would double the memory."""
     rows = max(1, MAX_PIXELS_PER_STRIP // image.width)
     if image.height <= rows:
         return np.array(_flatten_to_rgb(image))
@@ -204,14 +224,14 @@ def _convert_to_rgb_pixels(image: "Image") -> Pixels:
 
 
 def read_pixel_count(data: bytes) -> int:
-    """How many pixels a file's header promises; 0 where it is no image."""
+    """Return the number of pixels that a file's header declares, or 0 if the file is not an image."""
     with suppress(Exception), _open_image_bytes(data) as image:
         return image.width * image.height
     return 0
 
 
 def _is_transposed(image: "Image") -> bool:
-    """Whether `_apply_exif_orientation` exchanges the rows and columns of a JPEG."""
+    """Return whether `_apply_exif_orientation` exchanges rows and columns."""
     try:
         return image.getexif().get(EXIF_ORIENTATION_TAG) in TRANSPOSED_ORIENTATIONS
     except Exception:
@@ -225,7 +245,7 @@ def _apply_exif_orientation(image: "Image") -> "Image":
         if image.getexif().get(EXIF_ORIENTATION_TAG, 1) == 1:
             return image  # Pillow would copy it
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF says nothing of the pixels, which are whole: they stay as they lie
+    except Exception:  # damaged EXIF does not affect the pixels: they are returned unrotated
         return image
 
 
@@ -239,23 +259,23 @@ def _flatten_to_rgb(image: "Image") -> "Image":
 
 
 def _convert_array(array: NDArray[Any], max_pixels: int) -> Pixels:
-    came = f"the image is an array of {array.dtype} with shape {array.shape}"
+    received = f"the image is an array of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
     if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] in (1, 3):
-        raise ImageError(f"{came}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
+        raise ImageError(f"{received}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not array.size:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}")
     _check_pixel_count((array.shape[1], array.shape[0]), "the array", max_pixels)
     return _repeat_gray_channel(array) if array.ndim == 2 else np.array(array, order="C")
 
 
 def _convert_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
-    came = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
+    received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3) or not tensor.numel():
-        raise ImageError(f"{came}; {EXPECTED_IMAGE}")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}")
     _check_pixel_count((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
     return np.array(tensor.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy(), order="C")
 
@@ -267,6 +287,8 @@ def _repeat_gray_channel(array: Pixels) -> Pixels:
 def _check_pixel_count(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise ImageError(f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; see max_pixels=")
+        raise ImageError(
+            f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; raise max_pixels= to read it"
+        )
     if not width * height:
         raise ImageError(f"{name}: an image of {width} x {height} pixels")

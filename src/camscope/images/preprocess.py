@@ -1,4 +1,4 @@
-"""The way from a photograph into a model, which knows where each input pixel came from."""
+"""Preprocess photos into a model's input, and record where each input pixel came from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -31,7 +31,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = (
     2**25,
     256,
-)  # pixels of an image whose channels are resized one after the other; rows made gray at a time
+)  # larger images are resized channel by channel; rows converted to gray at a time
 FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
@@ -42,15 +42,24 @@ FIELD_CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Pixels (H,W,3) uint8 -> (tensor (C,H,W) float32, Placement): grey, resize, centre crop, scale, normalise.
+    """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) float32 and its placement: gray, resize, center crop, scale, normalize.
 
-    `mean`, `std`: one number for each channel, of the scaled values.
-    `resize`: the length of the shorter side, or the (height, width) wanted. `fit`: what becomes of the latter:
-        "stretch" to exactly that, or keep the proportions and "cover" it, or lie "inside" it.
-    `crop`: side or (height, width) of the centre crop; where it is larger than the image, `fill` (uint8, one for each
-        channel) surrounds it. `rounding` of an odd margin's half: "even" (torchvision, timm), towards "zero" or "down".
-    `interpolation`: one of Pillow's filters, which are always antialiased.
-    `channels`: 3 for RGB, 1 for grey by luminance. `scale`: what a pixel value is multiplied by.
+    Args:
+        mean, std: One number per channel, for the scaled values.
+        resize: Length of the shorter side, or (height, width).
+        crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
+        interpolation: A filter of Pillow. All filters are antialiased.
+        fit: How (height, width) of `resize` is met: "stretch" to exactly that size, or keep the proportions and "cover"
+            it, or lie "inside" it.
+        rounding: How half of an odd margin is rounded: "even" (torchvision, timm), toward "zero" or "down".
+        fill: One uint8 value per channel.
+        channels: 3 for RGB, 1 for gray by luminance.
+        scale: Factor applied to pixel values.
+
+    >>> tensor, placement = Preprocess.from_preset("imagenet")(np.zeros((300, 400, 3), np.uint8))
+    >>> tuple(tensor.shape), placement.image_size
+    ((3, 224, 224), (300, 400))
+
     """
 
     mean: tuple[float, ...]
@@ -65,9 +74,9 @@ class Preprocess:
     scale: float = 1 / 255
 
     def __post_init__(self) -> None:
-        for name, known in FIELD_CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, known))}")
+        for name, choices in FIELD_CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
             if len(values := tuple(map(float, getattr(self, name)))) != self.channels:
                 raise PreprocessError(
@@ -75,7 +84,7 @@ class Preprocess:
                 )
             object.__setattr__(self, name, values)
         if not all(self.std) or not self.scale:
-            raise PreprocessError(f"std={self.std} and scale={self.scale}: none of them may be 0")
+            raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
         for name in ("resize", "crop"):
             object.__setattr__(self, name, _parse_sides(getattr(self, name), name))
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
@@ -83,11 +92,11 @@ class Preprocess:
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
-        """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image."""
+        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement on the image."""
         from PIL import Image
 
         height, width = pixels.shape[:2]
-        resized, start, place = _plan_resize_and_crop(self, (height, width))
+        resized, start, placement = _plan_resize_and_crop(self, (height, width))
         if resized is not None and height * width > LARGE_IMAGE_PIXELS:
             image = self._resize_by_channel(pixels, resized)
         else:
@@ -97,16 +106,16 @@ class Preprocess:
             if resized is not None:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
-            image = self._crop(image, start, place.input_size)
-        return self._normalize(image), place
+            image = self._crop(image, start, placement.input_size)
+        return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
-        """(H,W) of an image -> what it is resized to, before the crop."""
+        """Return the size (H,W) that an image is resized to before the crop."""
         height, width = image_size
         if self.resize is None:
             return height, width
         if isinstance(self.resize, int):
-            # torchvision's way, to the letter: multiply first, then cut
+            # bit-exact with torchvision: multiply first, then truncate
             longer = int(self.resize * max(image_size) / min(image_size))
             return (self.resize, longer) if height <= width else (longer, self.resize)
         tall, wide = self.resize
@@ -116,74 +125,74 @@ class Preprocess:
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def denormalize(self, tensor: Tensor) -> Pixels:
-        """(C,H,W) or (1,C,H,W), the model's input -> (H,W,3) uint8: the picture that the model sees."""
-        plane = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
-        if plane.shape[0] != self.channels:
+        """Convert the model's input (C,H,W) or (1,C,H,W) back to pixels (H,W,3) uint8."""
+        values_in = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
+        if values_in.shape[0] != self.channels:
             raise PreprocessError(
                 f"a tensor of shape {tuple(tensor.shape)}; expected {plural(self.channels, 'channel')}"
             )
-        std, mean = (torch.from_numpy(_to_channel_column(one)).double() for one in (self.std, self.mean))
-        values = (plane * std + mean) / self.scale
-        picture = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
-        return np.array(picture.permute(1, 2, 0).numpy(), order="C")
+        std, mean = (torch.from_numpy(_to_channel_column(statistic)).double() for statistic in (self.std, self.mean))
+        values = (values_in * std + mean) / self.scale
+        pixels = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
+        return np.array(pixels.permute(1, 2, 0).numpy(), order="C")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and words, for JSON."""
+        """Return the fields as numbers, strings and lists for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """The preprocessing that `to_dict` wrote."""
+        """Build the preprocessing that `to_dict` wrote."""
         if unknown := config.keys() - {field.name for field in fields(cls)}:
-            raise PreprocessError(f"a stored preprocessing has no {sorted(unknown)[0]!r}")
+            raise PreprocessError(f"unknown key {sorted(unknown)[0]!r} in a stored preprocessing")
         if missing := {"mean", "std"} - config.keys():
-            raise PreprocessError(f"a stored preprocessing needs {sorted(missing)[0]!r}")
+            raise PreprocessError(f"a stored preprocessing lacks {sorted(missing)[0]!r}")
         values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         return cls(**values)
 
     @classmethod
     def from_preset(cls, name: str) -> Self:
-        """The preprocessing of that name."""
+        """Build a named preset, such as "imagenet"."""
         if name not in PRESETS:
-            raise PreprocessError(f"no preprocessing is called {name!r}; there is: {', '.join(sorted(PRESETS))}")
+            raise PreprocessError(f"no preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
         return cls(**PRESETS[name])
 
     @classmethod
     def from_torchvision(cls, transform: object) -> Self:
-        """As `cell_weights.transforms()` of a torchvision classification or segmentation model."""
+        """Build from `weights.transforms()` of a torchvision classification or segmentation model."""
         return cls(**convert_torchvision_transform(transform))
 
     @classmethod
     def from_timm(cls, config: object) -> Self:
-        """As `timm.data.create_transform` on `timm.data.resolve_model_data_config(model)`; or give the model."""
+        """Build from a timm model or its data configuration, as `timm.data.create_transform` would."""
         return cls(**convert_timm_config(config))
 
     @classmethod
     def from_huggingface(cls, processor: object) -> Self:
-        """As a Hugging Face image processor, given as such or by its configuration.
+        """Build from a Hugging Face image processor or its configuration.
 
-        Equal to its `pixel_values` with the PIL backend; the torchvision backend has its own resampling, which differs
-        from Pillow's by rounding.
+        The result equals `pixel_values` of the PIL backend. The torchvision backend has its own resampling, which differs
+        by rounding.
         """
         return cls(**convert_huggingface_processor(processor))
 
     def _resize_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
-        """The same image as from all channels at once, in a third of the memory."""
+        """Resize channel by channel: the same image in a third of the memory."""
         from PIL import Image
 
-        way = Image.Resampling[self.interpolation.upper()]
+        resampling = Image.Resampling[self.interpolation.upper()]
         if self.channels == 1:
-            grey = np.empty(pixels.shape[:2], np.uint8)
+            gray = np.empty(pixels.shape[:2], np.uint8)
             for top in range(0, len(pixels), ROWS_PER_GRAY_STRIP):
-                grey[top : top + ROWS_PER_GRAY_STRIP] = np.asarray(
+                gray[top : top + ROWS_PER_GRAY_STRIP] = np.asarray(
                     Image.fromarray(pixels[top : top + ROWS_PER_GRAY_STRIP]).convert("L")
                 )
-            return Image.fromarray(grey).resize(size[::-1], way)
+            return Image.fromarray(gray).resize(size[::-1], resampling)
         planes = (Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(3))
-        return Image.merge("RGB", [plane.resize(size[::-1], way) for plane in planes])
+        return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Where the crop starts; negative where it is larger than the image."""
+        """Return where the crop starts, negative where the crop is larger than the image."""
         if self.rounding == "down":
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
@@ -198,7 +207,7 @@ class Preprocess:
 
     def _normalize(self, image: "Image") -> Tensor:
         values = np.asarray(image).reshape(image.height, image.width, self.channels).transpose(2, 0, 1)
-        # divided, not multiplied, as torchvision does: the same last bit; by NumPy, whose calls are the cheaper ones
+        # division as in torchvision gives the same last bit; NumPy calls are cheaper than torch's
         scaled = values.astype(np.float32, order="C")
         scaled /= np.float32(1 / self.scale)
         scaled -= _to_channel_column(self.mean)
@@ -210,16 +219,19 @@ class Preprocess:
 def _plan_resize_and_crop(
     preprocess: Preprocess, image_size: tuple[int, int]
 ) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
-    """Of an image (H,W): what it is resized to, where its crop starts, and where the input then lies; many are of one size."""
-    place, resized, start = Placement.identity(image_size), None, None
+    """Return the resized size, the crop's start and the placement for images of one size (H,W)."""
+    placement, resized, start = Placement.identity(image_size), None, None
     if preprocess.resize is not None:
         resized = preprocess.compute_resized_size(image_size)
-        place = place.resized(resized)
+        placement = placement.resized(resized)
     if preprocess.crop is not None:
-        side = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
-        start = [preprocess._compute_crop_start(have - want) for have, want in zip(place.input_size, side, strict=True)]
-        place = place.cropped(start, side)
-    return resized, start, place
+        crop_size = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
+        start = [
+            preprocess._compute_crop_start(length - crop_length)
+            for length, crop_length in zip(placement.input_size, crop_size, strict=True)
+        ]
+        placement = placement.cropped(start, crop_size)
+    return resized, start, placement
 
 
 @lru_cache(maxsize=64)
@@ -231,12 +243,20 @@ PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, *
 
 
 def as_preprocess(value: object) -> Callable[[Any], Any]:
-    """Whatever says how a photograph enters a model, as one call: pixels (H,W,3) uint8 -> (tensor (C,H,W), placement).
+    """Convert any supported description of a preprocessing to a callable from pixels to (tensor, placement).
 
-    `value`: a Preprocess, a ScanPreprocess, which takes scans, MONAI's transforms, which take paths, the name of a preset,
-    torchvision's `cell_weights.transforms()`, a timm model or configuration, a Hugging Face image processor or its configuration,
-    or any callable that takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W). Such a callable's placement is
-    measured; it is None where it is random or not affine.
+    Args:
+        value: A Preprocess, a ScanPreprocess (which takes scans), MONAI transforms (which take paths), the name of a
+            preset, torchvision's `weights.transforms()`, a timm model or configuration, or a Hugging Face image
+            processor or its configuration. Also any callable from a PIL image to a float tensor (C,H,W) or (1,C,H,W).
+
+    Returns:
+        A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured.
+        It is unknown (None) where the callable is random or not affine.
+
+    Raises:
+        PreprocessError: If the value describes no preprocessing.
+
     """
     if isinstance(value, Preprocess | CallablePreprocess | ScanPreprocess | MonaiPreprocess):
         return value

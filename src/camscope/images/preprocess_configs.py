@@ -1,6 +1,6 @@
-"""Other libraries' words for preprocessing, said in those of `Preprocess`: each function returns its arguments.
+"""Convert preprocessing configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`.
 
-What has no exact word is a PreprocessError that names the key; nothing is guessed.
+A setting without an exact counterpart raises a PreprocessError that names the key.
 """
 
 import math
@@ -12,10 +12,10 @@ from camscope.optional import require
 
 PreprocessFields = dict[str, Any]
 
-# PIL's numbers for its filters
+# numbers of PIL's filters
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
-# Hugging Face: families whose processor does what its configuration says, and those whose bare `size` is a shorter side
+# Hugging Face: families whose processor follows its configuration, and those whose integer `size` is the shorter side
 SUPPORTED_FAMILIES = {
     "beit",
     "bit",
@@ -39,7 +39,7 @@ SUPPORTED_KEYS |= {
     "image_processor_type",
     "feature_extractor_type",
 }
-# of no consequence for an RGB photograph and one tensor
+# without effect for an RGB photo and a single tensor
 IGNORED_KEYS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_class", "_processor_class", "backend"}
 IGNORED_KEYS |= {
     "data_format",
@@ -52,7 +52,7 @@ IGNORED_KEYS |= {
 
 
 def convert_torchvision_transform(transform: Any) -> PreprocessFields:
-    """Of `cell_weights.transforms()` for classification or segmentation."""
+    """Convert `weights.transforms()` of a classification or segmentation model."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
         raise PreprocessError(f"{kind} is not torchvision's ImageClassification or SemanticSegmentation preset")
@@ -66,7 +66,7 @@ def convert_torchvision_transform(transform: Any) -> PreprocessFields:
 
 
 def convert_timm_config(config: Any) -> PreprocessFields:
-    """Of timm's data configuration, or of a timm model; as `create_transform(**config, is_training=False)` does."""
+    """Convert a timm model or data configuration, as `create_transform(**config, is_training=False)` reads it."""
     config = config if isinstance(config, Mapping) else _resolve_timm_config(config)
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
         raise _build_unsupported_error(
@@ -93,7 +93,7 @@ def convert_timm_config(config: Any) -> PreprocessFields:
 
 
 def convert_huggingface_processor(processor: Any) -> PreprocessFields:
-    """Of a Hugging Face image processor or its configuration, for families that do what their configuration says."""
+    """Convert a Hugging Face image processor or its configuration, for families that follow their configuration."""
     config = processor if isinstance(processor, Mapping) else processor.to_dict()
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     family = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
@@ -133,9 +133,9 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
 def _convert_convnext_geometry(
     config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
 ) -> PreprocessFields:
-    """ConvNeXT's own rule: up to 383 pixels a centre crop of that share, from 384 on the whole image, stretched."""
+    """Apply ConvNeXT's rule: below 384 pixels a center crop of `crop_pct`, from 384 on the whole image, stretched."""
     if not isinstance(size, int):
-        raise _build_unsupported_error("image processor", "size", config, 'ConvNeXT wants {"shortest_edge": ...}')
+        raise _build_unsupported_error("image processor", "size", config, 'ConvNeXT needs {"shortest_edge": ...}')
     if size >= 384:
         return {"resize": (size, size)}
     if crop_pct is None:
@@ -152,16 +152,16 @@ def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessF
 
 
 def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
-    """An int is a shorter side, a tuple (height, width)."""
+    """Return a shorter side as int, or (height, width)."""
     size = _require_key(config, key, "image processor")
     if isinstance(size, int):
         return size if is_shorter_side else (size, size)
-    if not isinstance(size, Mapping):  # the processor's own class of sizes
+    if not isinstance(size, Mapping):  # SizeDict of the processor
         size = {name: getattr(size, name, None) for name in ("height", "width", "shortest_edge", "longest_edge")}
     match {name: value for name, value in size.items() if value is not None}:
-        case {"height": height, "width": width, **rest} if not rest:
+        case {"height": height, "width": width, **remaining} if not remaining:
             return (int(height), int(width))
-        case {"shortest_edge": edge, **rest} if not rest:
+        case {"shortest_edge": edge, **remaining} if not remaining:
             return int(edge) if key == "size" else (int(edge), int(edge))
     raise _build_unsupported_error(
         "image processor", key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number'
@@ -169,7 +169,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
 
 
 def _find_margin_rounding(processor: object, processor_name: str) -> str:
-    """How an odd margin is halved: the torchvision backend cuts towards zero, the PIL backend rounds down."""
+    """Return how half of an odd margin is rounded: torchvision truncates toward zero, the PIL backend rounds down."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")
@@ -199,11 +199,11 @@ def _suggest_callable() -> str:
 
 def _require_key(config: Mapping[str, Any], key: str, config_name: str) -> Any:
     if config.get(key) is None:
-        raise PreprocessError(f"the {config_name} has no {key!r}; without it the way into the model is not known")
+        raise PreprocessError(f"the {config_name} has no {key!r}; it is needed to build the preprocessing")
     return config[key]
 
 
 def _build_unsupported_error(config_name: str, key: str, config: Mapping[str, Any], advice: str) -> PreprocessError:
     return PreprocessError(
-        f"the {config_name} says {key}={config[key]!r:.80}, for which Preprocess has no exact word; {advice}"
+        f"the {config_name} says {key}={config[key]!r:.80}, which Preprocess cannot express; {advice}"
     )

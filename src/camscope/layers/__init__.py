@@ -1,4 +1,4 @@
-"""Layers: which ones have spatial extent, and where the cells of their output are."""
+"""Layers: which have spatial extent, and where the cells of their output lie on the input."""
 
 from camscope.layers.layout import Layout
 

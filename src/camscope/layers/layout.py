@@ -1,7 +1,7 @@
 """Layouts: where the output of a layer holds its channels and its grid.
 
-- Layouts: where a layer's output holds its channels and its grid, read off its shape.
-- Joins: of which pieces a model puts its sequences of tokens together.
+- `infer_layout` infers a layout from the shape of an output.
+- `ConcatRecorder` records from which pieces a model concatenates its sequences of tokens.
 """
 
 import math
@@ -39,7 +39,7 @@ class Layout:
     prefix: int = 0
 
     def to_maps(self, output: Tensor) -> Tensor:
-        """(N,K,*grid): the output with its channels first and the tokens before and behind the grid left out."""
+        """Return the output as maps (N,K,*grid), without the tokens before and after the grid."""
         if self.kind == CHANNELS_FIRST:
             return output
         if self.kind == TOKENS:
@@ -53,26 +53,26 @@ class Layout:
 
 @dataclass
 class LayoutHints:
-    """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined.
+    """What a forward pass reveals: the grids of the model's maps, and the pieces of which tokens are concatenated.
 
-    `image_token_positions`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
+    `image_token_positions` holds, by sequence length, where the input ids of a vision-language model place the image patches.
     """
 
     grids: set[Grid] = field(default_factory=set)
     concat_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
+    works_on_last_axis: bool = False  # whether a LayerNorm or a Linear had an input of more axes than (N,K)
     image_token_positions: dict[int, tuple[int, ...] | None] = field(
         default_factory=dict
     )  # positions, by sequence length
-    sequence_lengths: set[int] = field(default_factory=set)  # of the sequences that LayerNorms and Linears took
-    text_lengths: set[int] = field(default_factory=set)  # how many words a language model was given
+    sequence_lengths: set[int] = field(default_factory=set)  # of the inputs of LayerNorms and Linears
+    text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Tokens in front of the piece of so many cells; None where no such piece was seen, LayerError where two were."""
+        """Return how many tokens precede the piece of `n_cells`; None without one, LayerError for two."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise LayerError(
-                f"{plural(n_tokens, 'token was', 'tokens were')} joined of several pieces of {n_cells}, which start at "
+                f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several pieces of {n_cells}, which start at "
                 f"{' and '.join(map(str, starts))}: either may be the image",
                 fix=LAYOUT_FIX,
                 remedy=Remedy.SET_LAYOUT,
@@ -99,15 +99,14 @@ def infer_layout(
     layout: str | Layout | None = None,
     hints: LayoutHints = NO_HINTS,
 ) -> Layout:
-    """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
+    """Infer the layout of an output of this shape for an input (N,C,*S), and check it against the input's aspect ratio.
 
-    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `hints`: what the pass
-    showed, see `record_layout_hints`: where there are grids of convolutions, tokens lie on one of them, or on one halved. Raises
-    LayerError.
+    `layout` is "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `hints` come from
+    `record_layout_hints`: tokens lie on a grid of the model's convolutions, or on a halved one. Raises LayerError.
 
-    >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
+    >>> print(infer_layout((2, 197, 768), (2, 3, 224, 224)))
     tokens 1+14x14
-    >>> print(read_layout((2, 7, 10, 768), (2, 3, 224, 320)))
+    >>> print(infer_layout((2, 7, 10, 768), (2, 3, 224, 320)))
     channels_last 7x10
     """
     size, shape = tuple(input_shape[2:]), tuple(shape)
@@ -116,7 +115,7 @@ def infer_layout(
     if shape[0] != input_shape[0]:
         raise LayerError(
             format_per_frame_remedy(shape, input_shape)
-            or f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape="
+            or f"output {shape} has not one item per sample of the batch of {input_shape[0]}; pass reshape="
         )
     tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, hints.grids)))
     if len(shape) == 3 and tokens:
@@ -133,13 +132,13 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """What to do about an output (N*T,K,h,w) of a layer that runs on each frame, or instance, of (N,C,T,H,W); else ""."""
+    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W); else ""."""
     if len(input_shape) != 5 or len(shape) != 4 or shape[0] != input_shape[0] * input_shape[2]:
         return ""
     if math.prod(shape[2:]) == 1:
         return ""
     return (
-        f"output {tuple(shape)} is not one item a sample of the batch of {input_shape[0]}, but one of each of the "
+        f"output {tuple(shape)} has not one item per sample of the batch of {input_shape[0]}, but one for each of the "
         f"{plural(input_shape[2], 'frame')} of a video, or instances of a bag: name the layer, and pass reshape=lambda maps: "
         f"maps.unflatten(0, (-1, {input_shape[2]})).transpose(1, 2) for maps (N,T,h,w)"
     )
@@ -155,8 +154,8 @@ def _infer_layout_kind(
         if _matches_aspect(grids[CHANNELS_LAST], size, 2.0) or _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
             return CHANNELS_LAST
         raise LayerError(
-            f"output {shape} for an input of {size} has its channels last, and the axes before them are no grid of the input's "
-            f"proportions (windows, or patches in another order?)",
+            f"output {shape} for an input of {size} has its channels last, and the axes before them are not a grid of the "
+            "input's proportions (windows, or patches in another order?)",
             fix="choose another layer, or pass reshape=",
             remedy=Remedy.SET_LAYER,
         )
@@ -165,19 +164,21 @@ def _infer_layout_kind(
     for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
         fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, cells_off, axes)]
         if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
-            break  # its shape speaks against its kind: strides that differ, or more channels than a grid has cells
+            break  # its shape contradicts its kind: strides that differ, or more channels than a grid has cells
         if len(fitting) == 1:
             return fitting[0]
         if len(fitting) == 2 and module is not None and _is_convolutional(module):
             return CHANNELS_FIRST
         if len(fitting) == 2:
             break
-    known = [kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))]
-    if len(known) == 1:
-        return known[0]
+    fitting_kinds = [
+        kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))
+    ]
+    if len(fitting_kinds) == 1:
+        return fitting_kinds[0]
     if (
-        CHANNELS_FIRST in known and not hints.works_on_last_axis
-    ):  # convolutions made the grid, and nothing moved their channels
+        CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis
+    ):  # the grid comes from convolutions, and nothing moved their channels
         return CHANNELS_FIRST
     raise LayerError(
         f"output {shape} for an input of {size} may be channels first or channels last",
@@ -187,9 +188,9 @@ def _infer_layout_kind(
 
 
 def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
-    """Whether a grid has the input's aspect, to within so many cells of rounding, and is no finer than 4 x the input.
+    """Whether a grid has the input's aspect ratio within `cells_off` cells, and is at most 4 times finer than the input.
 
-    `axes`: the first one whose stride is held against the others'.
+    `axes` is the first axis whose stride is compared with the others.
     """
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
@@ -198,7 +199,7 @@ def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, 
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether rows and columns differ more than twofold in how many pixels a cell has, beyond the rounding of cells."""
+    """Whether the pixels per cell of rows and columns differ more than twofold, beyond rounding."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
@@ -220,15 +221,17 @@ def _is_channels_last(module: nn.Module | None) -> bool:
 
 
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """The layout that was asked for, if an output of this shape can have it."""
+    """Return the requested layout; LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
-    held = {
+    expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
         CHANNELS_LAST: shape[1:-1] == grid,
         TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] >= layout.prefix + math.prod(grid),
     }
-    if not grid or not held.get(layout.kind, False):
-        raise LayerError(f"output {shape} is not {layout}: expected one of {', '.join(held)}, its grid, and the prefix")
+    if not grid or not expected_shapes.get(layout.kind, False):
+        raise LayerError(
+            f"output {shape} is not {layout}: expected one of {', '.join(expected_shapes)}, its grid, and the prefix"
+        )
     return layout
 
 
@@ -246,36 +249,38 @@ def _infer_token_layout(
             remedy=Remedy.SET_LAYOUT,
         )
     if grids or framed:
-        own, *merged = (
+        unmerged, *merged = (
             _iter_halved_grids(grids) if grids else [set(framed)]
-        )  # of each frame: no tokens of several are merged
-        joined = [grid for grid in own if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
-        found = (
-            _find_grids_with_prefix(shape[1], own)
-            or joined
+        )  # of each frame: tokens of several frames are not merged
+        concatenated = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
+        fitting = (
+            _find_grids_with_prefix(shape[1], unmerged)
+            or concatenated
             or next(filter(None, (_find_grids_with_prefix(shape[1], level, (1,)) for level in merged)), [])
         )
-        choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
+        candidates = [grid for grid in fitting if math.prod(grid) == math.prod(fitting[0])]
     else:
         patches = _list_patch_grids(size)
-        found = _find_grids_with_prefix(shape[1], patches)
-        choice = found if len(found) == 1 else [grid for grid in found if patches[grid] and math.prod(grid) >= 16]
-    if len(choice) != 1:
-        known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
+        fitting = _find_grids_with_prefix(shape[1], patches)
+        candidates = (
+            fitting if len(fitting) == 1 else [grid for grid in fitting if patches[grid] and math.prod(grid) >= 16]
+        )
+    if len(candidates) != 1:
+        listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
         raise LayerError(
-            f"output {shape} as tokens of an input of {size}: grids that fit: {known}",
+            f"output {shape} as tokens of an input of {size}: grids that fit: {listing}",
             fix=LAYOUT_FIX,
             remedy=Remedy.SET_LAYOUT,
         )
-    cells = math.prod(choice[0])
+    cells = math.prod(candidates[0])
     before = hints.count_tokens_before(shape[1], cells)
-    return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
+    return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
-    """Layout of tokens (N,T,K) among which the input ids of a vision-language model say where the image is.
+    """Infer the layout of tokens (N,T,K) among which the input ids of a vision-language model mark the image.
 
-    Raises LayerError where they do not say it, or where the image's tokens are not one run, row by row, on one grid.
+    LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
@@ -283,7 +288,7 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
         raise LayerError(
             f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
             f"{plural(tokens, 'token')} "
-            f"were seen that say where the image is",
+            "were recorded that mark the image",
             fix=f"pass input_ids to the model, or {fix}",
             remedy=Remedy.SET_LAYOUT,
         )
@@ -306,37 +311,37 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
         if not hints.grids
         else _iter_halved_grids([g for g in hints.grids if len(g) == len(size)])
     )
-    found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
-    if len(found) != 1:
-        known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
+    fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
+    if len(fitting) != 1:
+        listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
         raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {known}",
+            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {listing}",
             fix=fix,
             remedy=Remedy.SET_LAYOUT,
         )
-    return Layout(TOKENS, found[0], positions[0])
+    return Layout(TOKENS, fitting[0], positions[0])
 
 
 def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
-    """Grids with as many cells as there are tokens, or a few less, which are the prefix: the largest first."""
+    """Return the grids with as many cells as tokens, or a few less for a prefix, the largest first."""
     for prefix in max_prefixes:
-        found = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
-        if found:
-            return sorted(found, key=math.prod, reverse=True)
+        fitting = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
+        if fitting:
+            return sorted(fitting, key=math.prod, reverse=True)
     return []
 
 
 def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
-    """The grids themselves, and again and again what merging two by two cells leaves, or, of a volume, also two of each axis."""
+    """Yield the grids, and repeatedly those after merging two by two cells, for volumes also two along each axis."""
     level = set(grids)
     for _ in range(MAX_HALVINGS):
         yield level
         level = {
-            (*grid[:kept], *(-(-cells // 2) if up else cells // 2 for cells in grid[kept:]))
+            (*grid[:n_leading], *(-(-cells // 2) if up else cells // 2 for cells in grid[n_leading:]))
             for grid in level
-            for kept in {0, max(0, len(grid) - 2)}
+            for n_leading in {0, max(0, len(grid) - 2)}
             for up in (False, True)
         }
 
@@ -352,7 +357,7 @@ def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collect
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
-    """Whether a part of the layer shows that its last axis is so many channels."""
+    """Whether a part of the layer shows that its last axis has `n_channels` channels."""
     return module is not None and any(
         (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (n_channels,))
         or (isinstance(part, nn.Linear) and part.out_features == n_channels)
@@ -361,8 +366,8 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
 
 
 def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
-    """Grids of square patches over the input, and whether the patches tile it exactly."""
-    found: dict[Grid, bool] = {}
+    """Return the grids of square patches over the input, and whether the patches tile it exactly."""
+    is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)
         for grid in {
@@ -370,22 +375,22 @@ def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
             tuple(-(-pixels // patch) for pixels in input_size),
         }:
             if math.prod(grid) > 1:
-                found[grid] = found.get(grid, False) or exact
-    return found
+                is_exact[grid] = is_exact.get(grid, False) or exact
+    return is_exact
 
 
 CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
 class ConcatRecorder(BaseFunctionMode):
-    """Inside the `with`, in this thread: `piece_lengths` learns the lengths of what was joined to so many tokens (N,T,K)."""
+    """A function mode that adds to `piece_lengths` the lengths of the pieces concatenated to tokens (N,T,K)."""
 
     def __init__(self, piece_lengths: dict[int, tuple[int, ...]]) -> None:
         super().__init__()
         self._piece_lengths = piece_lengths
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Return the function's result, and record concatenations."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))

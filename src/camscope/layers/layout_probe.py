@@ -1,13 +1,13 @@
-"""Layout probe: whether the cells of a layer's output react to the parts of the input that they are drawn over.
+"""Layout probe: whether the cells of a layer's output react to the parts of the input over which they are drawn.
 
-A shape alone does not say which token lies where: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
-model runs three more times. Each run replaces another third of the cells, drawn at random, in the input by noise. A token
-that lies over a cell changes most in the run that replaces that cell, and hardly between the other two. What all tokens
-take from a run in common is left out, and each token is compared with itself only, so that its scale does not count.
+A shape alone does not tell where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
+model runs three more times. Each run replaces another random third of the cells in the input by noise. A token that lies
+over a cell changes most in the run that replaces this cell, and hardly between the other two. Changes that all tokens share
+are subtracted, and each token is compared only with itself, so its scale does not matter.
 
 A sequence that is right in most places reacts in place as a whole. So the layout is also compared with others that differ
-from it in part: two rows or columns exchanged, some or all of them mirrored, moved on, or read by columns. It is
-verified only where it explains the reactions better than each of those, and where no cells stand out from the others.
+in part: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. It is verified only where
+it explains the reactions better than each of those, and where no cells differ from the others.
 """
 
 import math
@@ -71,7 +71,7 @@ OutputReader = Callable[[ForwardFunction, Tensor], "list[Tensor | None]"]
 
 
 class LayoutVerdict(Enum):
-    """What is known of a layout."""
+    """What a probe decided about a layout."""
 
     BY_CONSTRUCTION = "by construction"  # windows over the input and elementwise steps made the map
     VERIFIED = "verified"
@@ -81,7 +81,7 @@ class LayoutVerdict(Enum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A verdict; where the layout is contradicted, what was seen instead."""
+    """A verdict, and for a contradicted layout what was observed instead."""
 
     verdict: LayoutVerdict
     reason: str = ""
@@ -89,7 +89,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """An output of a model: that of a layer, of one of its calls. `output_index`: see `find_main_tensor`."""
+    """An output of a model: that of one call of a layer. `output_index` is described in `find_main_tensor`."""
 
     layer: str
     output_index: str | int | None = None
@@ -105,22 +105,25 @@ _lock = threading.RLock()
 def get_cached_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> ProbeResult | None:
-    """What is known already of a layout for inputs (C,*S) of this size."""
+    """Return the cached result for a layout and inputs (C,*S) of this size; None without one."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether anything is known already of any call of a layer for inputs of this size."""
+    """Whether any call of a layer has a cached result for inputs of this size."""
     with _lock:
-        found = _cached_results(model, location)
-        return any((one.output_index, known) == (location.output_index, tuple(size)) for one, known, _ in found)
+        results = _cached_results(model, location)
+        return any(
+            (cached_location.output_index, cached_size) == (location.output_index, tuple(size))
+            for cached_location, cached_size, _ in results
+        )
 
 
 def cache_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: ProbeResult
 ) -> ProbeResult:
-    """Keep a finding for as long as the model and the layer live."""
+    """Cache a result for as long as the model and the layer live."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
     return result
@@ -129,11 +132,11 @@ def cache_result(
 def _cached_results(
     model: nn.Module, location: OutputLocation
 ) -> dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult]:
-    of_model: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
-    found: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = of_model.setdefault(
+    results_by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
+    results: dict[tuple[OutputLocation, tuple[int, ...], str], ProbeResult] = results_by_layer.setdefault(
         find_layer(model, location.layer)[1], {}
     )
-    return found
+    return results
 
 
 def probe_layout(
@@ -146,20 +149,20 @@ def probe_layout(
     read_outputs: OutputReader | None = None,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `forward`.
+    """Probe whether each output has this layout for inputs like x (N,C,*S), by three forward passes `forward`.
 
-    They run in eval mode, without the hooks of others and without gradients, and leave the random numbers as they are. What
-    is known is not asked again. `read_outputs(run, x)`: takes the outputs of the places out of a pass, where they are not those of
-    layers. `input_shares`: which part of its own plane a model that pads takes from the input, by axis.
+    They run in eval mode, without other hooks and gradients, and leave the random state unchanged. Cached results are reused.
+    `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its own plane that a
+    model with padding takes from the input, by axis.
     """
     size = x.shape[1:]
-    known = [get_cached_result(model, place, size, layout) for place in locations]
-    if None in known:
+    cached = [get_cached_result(model, location, size, layout) for location in locations]
+    if None in cached:
         with (
             hooks_muted(model),
             _evaluation_with_rng_restored(model, x),
-        ):  # one thread at a time: the next one knows what this one found
-            unknown = [place for place in locations if get_cached_result(model, place, size, layout) is None]
+        ):  # one thread at a time: the next one finds this one's results
+            unknown = [location for location in locations if get_cached_result(model, location, size, layout) is None]
             rows = (
                 probe_outputs(
                     read_outputs or partial(_read_layer_outputs, model, unknown),
@@ -171,12 +174,12 @@ def probe_layout(
                 if unknown
                 else []
             )
-            for place, finding in zip(
+            for location, finding in zip(
                 unknown, rows or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown), strict=True
             ):
-                cache_result(model, place, size, layout, finding)
-        known = [get_cached_result(model, place, size, layout) for place in locations]
-    return [finding for finding in known if finding is not None]
+                cache_result(model, location, size, layout, finding)
+        cached = [get_cached_result(model, location, size, layout) for location in locations]
+    return [finding for finding in cached if finding is not None]
 
 
 def probe_outputs(
@@ -187,18 +190,18 @@ def probe_outputs(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """What three passes say of each tensor that `read_outputs(run, x)` takes out of one; [] where the model fails."""
+    """Probe each tensor that `read_outputs(run, x)` extracts, by three forward passes; [] where the model fails."""
     blocks = _count_blocks(layout)
     labels = _draw_pattern(blocks, seed=0)
     cells = _upsample_nearest(labels.view(blocks), layout.grid)
     outputs: list[list[Tensor | None]] = []
-    for some in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
+    for inputs in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
         try:
             outputs = [
-                read_outputs(forward, variant) for variant in _iter_noise_variants(some, cells, layout, input_shares)
+                read_outputs(forward, variant) for variant in _iter_noise_variants(inputs, cells, layout, input_shares)
             ]
             break
-        except Exception:  # noqa: S112 - the model's own: it may not take such a batch
+        except Exception:  # noqa: S112 - the model may not accept such a batch
             continue
     covered = _find_covered_cells(layout.grid, x.shape[2:], input_shares)
     return [_judge_outputs(tensors, layout, labels, blocks, covered) for tensors in zip(*outputs, strict=True)]
@@ -206,7 +209,7 @@ def probe_outputs(
 
 @contextmanager
 def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Eval mode, no gradients, and all random numbers as they were afterwards."""
+    """Use eval mode without gradients, and restore the random state afterwards."""
     state, numpy_state = random.getstate(), np.random.get_state()
     devices = [x.device] if x.device.type == "cuda" else []
     try:
@@ -226,7 +229,7 @@ def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """What a pass gives at each place; None where there is nothing to look at."""
+    """Return the output of a forward pass at each location; None where there is no usable one."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def keep(number: int, module: nn.Module, args: object, output: object) -> None:
@@ -235,20 +238,23 @@ def _read_layer_outputs(
         )
 
     with Hooks() as hooks:
-        for number, place in enumerate(locations):
-            module = find_layer(model, place.layer)[1]
+        for number, location in enumerate(locations):
+            module = find_layer(model, location.layer)[1]
             hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(keep, number))))
         try:
             forward(x)
         except Exception:
-            if not all(calls):  # what comes behind the layers does not matter
+            if not all(calls):  # what follows the layers does not matter
                 raise
-    chosen = zip(calls, (place.call_index for place in locations), strict=True)
-    return [some[-1 if call is None else call] if len(some) > (call or 0) else None for some, call in chosen]
+    calls_and_indices = zip(calls, (location.call_index for location in locations), strict=True)
+    return [
+        outputs[-1 if call is None else call] if len(outputs) > (call or 0) else None
+        for outputs, call in calls_and_indices
+    ]
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
-    """Into how many parts each axis of the grid is divided: those are replaced as a whole."""
+    """Return into how many blocks each axis of the grid is divided; blocks are replaced as a whole."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -260,12 +266,12 @@ def _count_blocks(layout: Layout) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """(blocks,): the run that replaces each block; as unlike itself shifted or in another order as can be."""
+    """Draw the run that replaces each block (blocks,), as unlike its shifted or reordered self as possible."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
-    even = torch.arange(count, device="cpu") % N_RUNS
-    drawn = [
-        even[torch.randperm(count, generator=generator, device="cpu")]
+    balanced = torch.arange(count, device="cpu") % N_RUNS
+    patterns = [
+        balanced[torch.randperm(count, generator=generator, device="cpu")]
         for _ in range(max(8, min(N_CANDIDATE_PATTERNS, MAX_PATTERN_CELLS // count)))
     ]
 
@@ -279,11 +285,11 @@ def _draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
         other = [float(value.max()) for value, name in orders if len(blocks) > 1 or name != EXCHANGED]
         return max((*shifted, *other), default=0.0)
 
-    return min(drawn, key=likeness)
+    return min(patterns, key=likeness)
 
 
 def _upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
-    """(*blocks) -> (*size): each entry over its part of a finer grid."""
+    """Upsample (*blocks) to (*size): each entry fills its part of a finer grid."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
         values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
@@ -294,7 +300,7 @@ def _map_pixels_to_cells(cells: int, pixels: int, input_share: float) -> Tensor:
 
 
 def _find_covered_cells(grid: Sequence[int], size: Sequence[int], input_shares: Sequence[float] | None) -> Tensor:
-    """(cells,): which of them lie over the input: some may lie over padding, or be finer than its pixels."""
+    """Return which cells (cells,) lie over the input; some may lie over padding, or be finer than its pixels."""
     covered = torch.ones(tuple(grid), dtype=torch.bool, device="cpu")
     for axis, (cells, pixels) in enumerate(zip(grid, size, strict=True)):
         present = torch.zeros(cells, dtype=torch.bool, device="cpu")
@@ -306,34 +312,34 @@ def _find_covered_cells(grid: Sequence[int], size: Sequence[int], input_shares: 
 def _iter_noise_variants(
     x: Tensor, cells: Tensor, layout: Layout, input_shares: Sequence[float] | None
 ) -> Iterator[Tensor]:
-    """Three versions of x (N,C,*S), each with another third of the cells replaced by noise."""
+    """Yield three variants of x (N,C,*S), each with another third of the cells replaced by noise."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     space = tuple(range(2, x.ndim))
-    places = [
+    indices = [
         _map_pixels_to_cells(count, pixels, input_shares[axis] if input_shares else 1.0)
         for axis, (count, pixels) in enumerate(zip(layout.grid, x.shape[2:], strict=True))
     ]
     label = cells
-    for axis, place in enumerate(places):
-        label = label.index_select(axis, place)
+    for axis, index in enumerate(indices):
+        label = label.index_select(axis, index)
     label = label.to(x.device)
     values = x.detach().float()
     low, high = values.amin(space, keepdim=True), values.amax(space, keepdim=True)
     fine = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
     coarse = torch.rand((*x.shape[:2], *layout.grid), generator=generator, dtype=torch.float32, device="cpu").to(values)
-    for axis, place in enumerate(places, start=2):
-        coarse = coarse.index_select(axis, place.to(x.device))
+    for axis, index in enumerate(indices, start=2):
+        coarse = coarse.index_select(axis, index.to(x.device))
     uniform = bool((low == high).all())
     span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
     noise = low + span * (fine + coarse) / 2
-    if uniform:  # nothing in it differs from anything else: noise on noise
+    if uniform:  # a uniform input: noise instead of noise
         values = low + span * torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
     for number in range(N_RUNS):
         yield torch.where(label == number, noise, values).to(x.dtype)
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """(N,T,K): every position of an output, those of the prefix too; None where it has not this layout."""
+    """Flatten an output to all its positions (N,T,K), including a prefix; None where it has another layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
@@ -346,32 +352,32 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
 def _judge_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
 ) -> ProbeResult:
-    rows = [None if one is None else _flatten_positions(one, layout) for one in outputs]
+    rows = [None if output is None else _flatten_positions(output, layout) for output in outputs]
     usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
         return ProbeResult(LayoutVerdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
-    apart = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
-    if not bool(apart.isfinite().all()):
+    distances = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
+    if not bool(distances.isfinite().all()):
         return ProbeResult(LayoutVerdict.UNDECIDED)
-    return judge_distances(apart, layout, labels, blocks, covered)
+    return judge_distances(distances, layout, labels, blocks, covered)
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
-    """(N,T,K) -> (T,): how far two runs are apart at each position, without what they are at all positions of the grid."""
+    """Compute how far two runs differ at each position, (N,T,K) -> (T,), without their common difference."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
-    apart = (difference - common).norm(dim=-1)
+    distance = (difference - common).norm(dim=-1)
     scale = difference.norm(dim=-1).amax()  # what is left of equal numbers is rounding
-    return torch.where(apart > ROUNDING_TOLERANCE * scale, apart, 0).double().mean(0)
+    return torch.where(distance > ROUNDING_TOLERANCE * scale, distance, 0).double().mean(0)
 
 
 def judge_distances(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
 ) -> ProbeResult:
-    """What the distances (3,T) between the runs at every position say of a layout.
+    """Judge a layout by the distances (3,T) between the runs at every position.
 
-    `labels` (blocks,): the run that replaces each; `distances[p]`: between the two runs that leave the cells of run p.
+    `labels` (blocks,) holds the run that replaces each block. `distances[p]` is between the two runs that keep the cells of p.
     """
     grid = layout.grid
     count = math.prod(grid)
@@ -385,44 +391,46 @@ def judge_distances(
     reaction = torch.where(total > 0, (total - 3 * distances) / torch.where(total > 0, total, 1), 0)
 
     blocks_here = block_of_cell[cells]
-    here = _subtract_mean(reaction[:, start + cells])
-    own, spread = _score_agreement(here, labels[blocks_here], blocks_here)
-    local = float(here.amax(0).mean())
-    agreement, z = own / local if local > 0 else 0.0, own / spread
-    few = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
+    reaction_here = _subtract_mean(reaction[:, start + cells])
+    score, spread = _score_agreement(reaction_here, labels[blocks_here], blocks_here)
+    local = float(reaction_here.amax(0).mean())
+    agreement, z = score / local if local > 0 else 0.0, score / spread
+    has_few_blocks = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
 
     best = max(_score_other_layouts(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
     if local < MIN_REACTION:
         return ProbeResult(LayoutVerdict.UNDECIDED)
-    order = _compare_orders(here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
+    order = _compare_orders(reaction_here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
     if order.is_sure:
-        if few and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
+        if has_few_blocks and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS:
             return ProbeResult(LayoutVerdict.VERIFIED)
-        if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED_Z_AND_AGREEMENT):
+        if score >= best[0] and any(
+            z >= min_z and agreement >= min_agreement for min_z, min_agreement in VERIFIED_Z_AND_AGREEMENT
+        ):
             return ProbeResult(LayoutVerdict.VERIFIED)
-    if order.is_wrong and not few:
+    if order.is_wrong and not has_few_blocks:
         return ProbeResult(
             LayoutVerdict.CONTRADICTED,
             f"its cells react to other parts of the image; they react like {layout} {order.best_other_order}",
         )
-    if few:  # they disagree, or agree with one of several other places, by chance
+    if has_few_blocks:  # they disagree, or agree with one of several other places, by chance
         return ProbeResult(LayoutVerdict.UNDECIDED)
     elsewhere = (
         best[0] >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION)
         and best[1] >= MIN_OTHER_LAYOUT_Z
-        and best[1] - own / spread >= MIN_OTHER_LAYOUT_LEAD
+        and best[1] - score / spread >= MIN_OTHER_LAYOUT_LEAD
     )
     is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
-    is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(here))
+    is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(reaction_here))
     if elsewhere or is_wrong:
-        like = f"; they react like {best[2]}" if elsewhere else ""
-        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
+        hint = f"; they react like {best[2]}" if elsewhere else ""
+        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{hint}")
     return ProbeResult(LayoutVerdict.UNDECIDED)
 
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """How a layout compares with other orders of its cells: `best_other_order` is the best of them, or ""."""
+    """How a layout compares with other orders of its cells; `best_other_order` is the best of them, or ""."""
 
     is_sure: bool
     is_wrong: bool
@@ -432,9 +440,9 @@ class OrderComparison:
 def _compare_orders(
     values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
 ) -> OrderComparison:
-    """Whether cells (3,cells) of the blocks `block_of_cell` (cells,) react in this order rather than in another.
+    """Compare this order of cells (3,cells) of the blocks `block_of_cell` (cells,) with other orders.
 
-    `strict`: whether single rows and columns may be out of place, as those of a sequence of tokens may, but not of a map.
+    `strict`: single rows and columns may be out of place, as in a sequence of tokens, but not in a map.
     """
     count = math.prod(blocks)
     sums = values.new_zeros(N_RUNS, count).index_add_(1, block_of_cell, values)
@@ -456,24 +464,24 @@ def _compare_orders(
     fitting = _iter_other_orders(reaction, field, similar=False)
     likeness = _iter_other_orders(field, field, similar=True)
     unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE
-    for (found, other), (same, _) in zip(fitting, likeness, strict=True):
-        told_apart = found[same < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
-        if len(told_apart) and (strict or other in WHOLE_GRID_ORDERS):
-            best = float(told_apart.max())
+    for (correlations, other), (likeness_of_order, _) in zip(fitting, likeness, strict=True):
+        distinguishable = correlations[likeness_of_order < SAME_ORDER_CORRELATION] / (size * float(field.norm()))
+        if len(distinguishable) and (strict or other in WHOLE_GRID_ORDERS):
+            best = float(distinguishable.max())
             ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE) / unexplained)
             if ratio < evidence:
                 evidence, name, fit_of_other = ratio, other, best
     # as many tokens out of place as leave so much unexplained cost as much agreement; uneven reactions in place do not
     agreement = float(reaction.flatten(1).gather(0, labels[None])[0, covered].sum())
     agreement /= float(reaction.flatten(1).amax(0)[covered].sum())
-    rest = (
+    residual = (
         (reaction - reaction.new_tensor(fit * size / float(field.norm())) * field).square().sum(0).reshape(-1)[covered]
     )
-    patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(rest.median()) < MAX_PATCHY_MEDIAN_RATIO * float(
-        rest.mean()
-    )
-    patchy = patchy and agreement < PATCHY_AGREEMENT
-    in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED_SHARE)
+    is_patchy = unexplained >= MIN_PATCHY_UNEXPLAINED_SHARE and float(
+        residual.median()
+    ) < MAX_PATCHY_MEDIAN_RATIO * float(residual.mean())
+    is_patchy = is_patchy and agreement < PATCHY_AGREEMENT
+    in_part = strict and (is_patchy or unexplained > MAX_UNEXPLAINED_SHARE)
     return OrderComparison(
         is_sure=evidence >= (MIN_LOG_LIKELIHOOD_RATIO if strict else 0) and not in_part,
         is_wrong=evidence <= MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG and fit_of_other >= MIN_OTHER_ORDER_CORRELATION,
@@ -482,62 +490,65 @@ def _compare_orders(
 
 
 def _compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
-    """(3,*blocks): how much each block is expected to react to each run, if it takes a part from its neighbors."""
+    """Compute how much each block should react to each run (3,*blocks), with a share from its neighbors."""
     plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
-        place = torch.arange(length, device=labels.device)
-        away = (place[:, None] - place).abs()
-        weights = torch.where(away <= MAX_NEIGHBOR_DISTANCE, neighbor_share ** away.double(), 0)  # 0 ** 0 is 1
+        position = torch.arange(length, device=labels.device)
+        distance = (position[:, None] - position).abs()
+        weights = torch.where(distance <= MAX_NEIGHBOR_DISTANCE, neighbor_share ** distance.double(), 0)  # 0 ** 0 is 1
         plane = torch.tensordot(plane, weights, dims=([axis], [1])).movedim(-1, axis)
     plane = plane - plane.mean(0)
     return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
 
 
 def _iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
-    """The products of reactions and fields (3,*blocks) in other orders, (orders,) each, and what is different in them.
+    """Yield the products of reactions and fields (3,*blocks) in other orders, (orders,) each, with a description of the order.
 
-    `similar`: as parts of the product of the field with itself, and of those cells only that are elsewhere.
+    `similar`: as shares of the product of the field with itself, counting only cells that move.
     """
-    own = (reaction * field).sum()
+    same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def of_orders(change: Tensor, moved: Tensor) -> Tensor:
-        return 1 + change / moved.clamp(min=1e-12) if similar else own + change
+    def normalize(change: Tensor, moved: Tensor) -> Tensor:
+        return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
 
     for axis in axes:
-        lines, others = (one.movedim(axis, 1).reshape(N_RUNS, one.shape[axis], -1) for one in (reaction, field))
-        products = torch.einsum("pic,pjc->ij", lines, others)
+        reaction_lines, field_lines = (
+            field_or_reaction.movedim(axis, 1).reshape(N_RUNS, field_or_reaction.shape[axis], -1)
+            for field_or_reaction in (reaction, field)
+        )
+        products = torch.einsum("pic,pjc->ij", reaction_lines, field_lines)
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield of_orders(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield normalize(products[first, second] + products[second, first] - moved, moved), EXCHANGED
         for mirrored in axes:
-            turned = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
+            mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield of_orders(turned.sum()[None], line.sum()[None]), "backwards"
+                yield normalize(mirrored_change.sum()[None], line.sum()[None]), "backwards"
                 continue
-            yield of_orders(turned, line), "with a line backwards"
-            halves = [(turned[start::2].sum(), line[start::2].sum()) for start in (0, 1)]
+            yield normalize(mirrored_change, line), "with a line backwards"
+            halves = [(mirrored_change[start::2].sum(), line[start::2].sum()) for start in (0, 1)]
             change, moved = (torch.stack(values) for values in zip(*halves, strict=True))
-            yield of_orders(change, moved), "with every other line backwards"
+            yield normalize(change, moved), "with every other line backwards"
         if len(line) > 1:
-            rolled = torch.stack([(reaction * field.roll(by, axis)).sum() for by in range(1, len(line))])
-            yield of_orders(rolled - own, own[None]), "moved on by some lines"
+            shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
+            yield normalize(shifted - same_order, same_order[None]), "moved on by some lines"
     if field.ndim == 3:
-        turned = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield of_orders(turned - own, own[None]), "read by columns"
+        mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
+        yield normalize(mirrored_change - same_order, same_order[None]), "read by columns"
 
 
 def _subtract_mean(values: Tensor) -> Tensor:
-    """What a run does to all positions alike says nothing of their places."""
+    """Subtract what a run changes at all positions, which does not depend on their place."""
     return values - values.mean(1, keepdim=True)
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react to one run and to the other two alike, wherever that part of the image lies.
+    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies.
 
-    A reaction is a direction in a plane, as the three numbers add up to 0. That of a cell which sees one part of the image is
-    one of three, 120 degrees apart; noise, or a mixture of many parts, has any.
+    A reaction is a direction in a plane, because the three numbers sum to 0. For a cell that sees one part of the image it is
+    one of three directions, 120 degrees apart. For noise, or a mixture of many parts, it is any.
     """
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
@@ -545,9 +556,9 @@ def _is_local(values: Tensor) -> bool:
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
-    """How much the cells (3,cells) react to the runs `run_of_cell` (cells,), and how much chance makes of that for other labels.
+    """Compute how much the cells (3,cells) react to the runs `run_of_cell` (cells,), and the chance level for other labels.
 
-    Chance: the standard deviation if each block had a label at random.
+    The chance level is the standard deviation if each block had a random label.
     """
     cells = values.shape[1]
     of_block = torch.zeros(N_RUNS, int(block_of_cell.max()) + 1, dtype=values.dtype, device=values.device).index_add_(
@@ -560,7 +571,7 @@ def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor)
 def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[tuple[float, float, str]]:
-    """Score, its z and its name, of the same cells at other positions of the sequence, or by columns."""
+    """Yield score, z-score and name of the same cells at other positions of the sequence, or read by columns."""
     count, length = len(block_of_cell), reaction.shape[1]
     if layout.kind != TOKENS:
         return
@@ -569,27 +580,27 @@ def _score_other_layouts(
         if start == layout.prefix or int(inside.sum()) * 2 < len(cells) or int(inside.sum()) < 2:
             continue
         block = block_of_cell[cells[inside]]
-        found, spread = _score_agreement(_subtract_mean(reaction[:, start + cells[inside]]), labels[block], block)
+        agreement, spread = _score_agreement(_subtract_mean(reaction[:, start + cells[inside]]), labels[block], block)
         fits = 0 <= start <= length - count
         name = (
             str(Layout(TOKENS, layout.grid, start))
             if fits
             else f"cells {plural(start - layout.prefix, 'token', spec='+d')} off"
         )
-        yield found, found / spread, name
+        yield agreement, agreement / spread, name
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         block = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
-        found, spread = _score_agreement(_subtract_mean(reaction[:, layout.prefix + cells]), labels[block], block)
-        yield found, found / spread, f"{layout} read by columns"
+        agreement, spread = _score_agreement(_subtract_mean(reaction[:, layout.prefix + cells]), labels[block], block)
+        yield agreement, agreement / spread, f"{layout} read by columns"
 
 
 def _iter_candidate_starts(length: int, count: int, prefix: int) -> Iterator[int]:
-    """Where the grid may begin instead: anywhere that it fits, and a few tokens off."""
+    """Yield other positions where the grid may start: anywhere that it fits, and a few tokens off."""
     yield from {*range(length - count + 1), *range(prefix - MAX_PREFIX_SHIFT, prefix + MAX_PREFIX_SHIFT + 1)}
 
 
 def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
-    """The error for a layout that is contradicted."""
+    """Create the error for a contradicted layout."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
         fix="choose another layer, or pass layout= or reshape= if you know where the image is",

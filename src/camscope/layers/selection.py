@@ -1,4 +1,4 @@
-"""Target layers: which layers have a grid, and which of them to explain."""
+"""Target layers: which layers have a grid, and which of them to explain by default."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model")
-LAYERS_PER_PASS = 12  # layers that are looked at in one pass, from the end
+LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 GRID_MODULES = (nn.modules.conv._ConvNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
 PASS_THROUGH_MODULES = (
     nn.Identity,
@@ -76,8 +76,8 @@ PASS_THROUGH_MODULES = (
 class SpatialLayer:
     """A layer whose output has a grid, in the order in which layers finish.
 
-    `by_construction`: convolutions, pools and elementwise steps made it of the input, so that its grid needs no proof.
-    `doubt_reason`: see `find_doubt_reason`.
+    `by_construction`: the output comes from convolutions, poolings and elementwise operations on the input, so its grid needs
+    no verification. `doubt_reason` is described in `find_doubt_reason`.
     """
 
     name: str
@@ -87,20 +87,20 @@ class SpatialLayer:
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
-    """The grids of the maps that the model's convolutions make inside the scope, and the tokens that it joins.
+    """Record the grids of the model's convolutions inside the scope, and the tokens that it concatenates.
 
-    It fills while the model runs. Tokens are joined where there are parameters (1,T,K): class tokens, or positions.
+    The hints fill while the model runs. Tokens are concatenated where there are parameters (1,T,K): class tokens or positions.
     """
-    seen = LayoutHints()
+    hints = LayoutHints()
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
-            seen.grids.add(tuple(output.shape[2:]))
+            hints.grids.add(tuple(output.shape[2:]))
 
     def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
-            seen.works_on_last_axis = True
-            seen.sequence_lengths.add(math.prod(output.shape[1:-1]))
+            hints.works_on_last_axis = True
+            hints.sequence_lengths.add(math.prod(output.shape[1:-1]))
 
     for module in unwrap(model).modules():
         if isinstance(module, GRID_MODULES):
@@ -109,10 +109,10 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
             scope.callback(module.register_forward_hook(thread_local_hook(note_last_axis)).remove)
     embeds = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
     if embeds or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
-        scope.enter_context(ConcatRecorder(seen.concat_lengths))
-    record_image_tokens(model, scope, seen.image_token_positions)
-    record_text_lengths(model, scope, seen.text_lengths)
-    return seen
+        scope.enter_context(ConcatRecorder(hints.concat_lengths))
+    record_image_tokens(model, scope, hints.image_token_positions)
+    record_text_lengths(model, scope, hints.text_lengths)
+    return hints
 
 
 def infer_layer_layout(
@@ -123,15 +123,15 @@ def infer_layer_layout(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Layout of what a layer gave for x (N,C,*S); see `infer_layout`. LayerError also where its tokens are in another order.
+    """Infer the layout of a layer's output for x (N,C,*S); see `infer_layout`. LayerError where its tokens are in another order.
 
-    Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
+    Hiera keeps the tokens of a window together until it merges them; only then are they in rows.
     """
-    found = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
+    inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
     reason = (
         ""
         if layout
-        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), found, x.shape, hints)
+        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), inferred, x.shape, hints)
     )
     if reason:
         raise LayerError(
@@ -139,14 +139,19 @@ def infer_layer_layout(
             fix="choose another layer, or pass layout= if you know that it lies on a grid",
             remedy=Remedy.SET_LAYOUT,
         )
-    merged = _token_merge_factor(model)
+    merge_factor = _token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
-    if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
+    if (
+        merge_factor > 1
+        and inferred.kind == TOKENS
+        and layout is None
+        and math.prod(inferred.grid) * merge_factor > patches
+    ):
         raise LayerError(
-            f"the {plural(output.shape[1], 'token')} are kept window by window, and not in rows, until they are merged to "
-            f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
+            f"the {plural(output.shape[1], 'token')} are stored window by window, not in rows, until they are merged to "
+            f"{patches // merge_factor}: choose a layer of the last stage, or pass reshape= that puts them in rows"
         )
-    return found
+    return inferred
 
 
 def _infer_layout_at(
@@ -157,7 +162,7 @@ def _infer_layout_at(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """As `infer_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
+    """Infer a layout; for a layer of a vision-language model, the input ids tell where it holds the image."""
     in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
     if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -173,7 +178,7 @@ def _find_reason_no_grid(
     input_shape: Sequence[int],
     hints: LayoutHints,
 ) -> str:
-    """Why an output that has the shape of a grid is none all the same: weights of attention, queries or words; else ""."""
+    """Return why an output in the shape of a grid is not one: attention weights, queries or text; else ""."""
     shape = tuple(shape)
     of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
@@ -181,7 +186,7 @@ def _find_reason_no_grid(
         TOKENS: shape[1] == shape[-1],
     }
     if has_attention_rows and of_weights[layout.kind]:
-        return f"output {shape} holds weights of attention between tokens, which are no image: each row adds up to 1"
+        return f"output {shape} holds attention weights between tokens, not an image: each row sums to 1"
     if layout.kind == TOKENS and is_query_layer(model, name, shape[1]):
         return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
     if (
@@ -189,12 +194,12 @@ def _find_reason_no_grid(
         and not has_image_tokens(model)
         and is_text_layer(model, name, shape[1], hints.text_lengths)
     ):
-        return f"output {shape} holds {shape[1]} words, which lie on no grid"
+        return f"output {shape} holds {shape[1]} text tokens, which lie on no grid"
     return ""
 
 
 def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Why an output is taken for no image where the probe decides nothing: it has the shape of something else; else ""."""
+    """Return why an output that the probe cannot decide is not taken for an image, by its shape; else ""."""
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
@@ -204,7 +209,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
 
 
 def _token_merge_factor(model: nn.Module) -> int:
-    """By how much the number of tokens falls until all are in rows, of a model that keeps windows together; else 1."""
+    """Return the factor by which the tokens decrease until all are in rows, for models with windows; else 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -215,18 +220,18 @@ def _token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
 ) -> list[SpatialLayer]:
-    """Every layer with more than one cell, from one forward pass `forward`, in the order in which the layers finish."""
+    """Return every layer with more than one cell, from one forward pass, in the order in which the layers finish."""
     finished: dict[str, tuple[torch.Size, bool, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
             tensor = find_main_tensor(name, output)[1]
-            made = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
-            finished[name] = tensor.shape, made, not made and has_attention_rows(tensor)
+            is_map = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
+            finished[name] = tensor.shape, is_map, not is_map and has_attention_rows(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
-        seen = record_layout_hints(model, hooks)
+        hints = record_layout_hints(model, hooks)
         inner = unwrap(model)
         ops = hooks.enter_context(SpatialMapTracker(inner, input_shape[2:])) if is_interception_exact(inner) else None
         for name, module in unwrap(model).named_modules():
@@ -234,25 +239,25 @@ def find_spatial_layers(
                 hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
                 hooks.add_handle(module.register_forward_hook(hook))
         forward()
-    found = []
-    for name, (shape, made, weights) in finished.items():
+    layers = []
+    for name, (shape, is_map, weights) in finished.items():
         with suppress(LayerError):
-            layout = _infer_layout_at(model, name, shape, input_shape, seen)
-            made = made and layout.kind == CHANNELS_FIRST
+            layout = _infer_layout_at(model, name, shape, input_shape, hints)
+            is_map = is_map and layout.kind == CHANNELS_FIRST
             if math.prod(layout.grid) > 1 and not _find_reason_no_grid(
-                model, name, shape, weights, layout, input_shape, seen
+                model, name, shape, weights, layout, input_shape, hints
             ):
-                found += [SpatialLayer(name, layout, made, find_doubt_reason(model, layout, shape, seen))]
-    return found
+                layers += [SpatialLayer(name, layout, is_map, find_doubt_reason(model, layout, shape, hints))]
+    return layers
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """What to do about the last layer with maps of each frame of a video, or instance of a bag; "" without such a layer."""
-    found: list[str] = []
+    """Describe the fix for the last layer with maps per frame of a video, or per instance of a bag; else ""."""
+    remedies: list[str] = []
 
     def note(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
-            found.append(f"layer {name!r}: {remedy}")
+            remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
         for name, module in unwrap(model).named_modules():
@@ -263,13 +268,13 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
                     )
                 )
         forward()
-    return found[-1] if found else ""
+    return remedies[-1] if remedies else ""
 
 
 def drop_contradicted_layers(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """The layers without those that react to other parts of x (N,C,*S) than their grid says, or to none; see `probe_layout`."""
+    """Return the layers without those that do not react to x (N,C,*S) where their grid says; see `probe_layout`."""
     return [
         layer
         for layer in layers
@@ -284,14 +289,14 @@ def _probe_layer(
     forward: Callable[[Tensor], object],
     x: Tensor,
 ) -> ProbeResult:
-    """What is found of a layer's layout; the same passes look at the others that have the same one."""
+    """Probe a layer's layout; the same forward passes probe other layers with the same layout."""
     if layer.by_construction:
         return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
-    alike = [
+    locations = [
         OutputLocation(layer.name),
-        *(OutputLocation(one.name) for one in other_layers if one.layout == layer.layout),
+        *(OutputLocation(other.name) for other in other_layers if other.layout == layer.layout),
     ]
-    finding = probe_layout(model, list(dict.fromkeys(alike)), layer.layout, x, forward)[0]
+    finding = probe_layout(model, list(dict.fromkeys(locations)), layer.layout, x, forward)[0]
     if finding.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
         return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
     return finding
@@ -300,11 +305,11 @@ def _probe_layer(
 def choose_layer(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
 ) -> SpatialLayer:
-    """The last layer with spatial extent that the score (N,) reads there, and that holds features.
+    """Return the last layer with spatial extent that the score (N,) depends on, and that holds features.
 
-    Checked with one backward pass: a transformer that classifies by a class token reads no patch after its last
-    attention, and an auxiliary head may run last. `dense`: the score is of one place among many, which the head's own
-    layers hold already: the last layer of the model's backbone or encoder, or of its coarsest grid where it names none.
+    One backward pass checks that. A transformer that classifies by a class token uses no patch after its last attention, and an
+    auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
+    layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
     """
     layers = find_spatial_layers(model, lambda: score(x), x.shape)
     layers = _select_encoder_layers(model, layers) if dense else layers
@@ -312,17 +317,17 @@ def choose_layer(
         raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
-        more = "; hooks cannot look into its TorchScript parts" if scripted else ""
-        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{more}")
-    every = dense or layers[-1].layout.kind == TOKENS
+        hint = "; hooks cannot look into its TorchScript parts" if scripted else ""
+        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{hint}")
+    checks_all_layers = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step, reached = len(layers) if every else LAYERS_PER_PASS, False
+    step, found_gradient = len(layers) if checks_all_layers else LAYERS_PER_PASS, False
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
         gradients = _compute_score_gradients(model, score, x, [layer.name for layer in last])
-        reached = reached or bool(gradients)
+        found_gradient = found_gradient or bool(gradients)
         read = {
             layer: channels
             for layer in reversed(last)
@@ -330,7 +335,7 @@ def choose_layer(
         }
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
-            # if the first is no grid of the image, those like it may be many: they share their passes
+            # if the first is not a grid of the image, many like it may follow, which share forward passes
             finding = _probe_layer(
                 model, layer, order[number : number + LAYERS_PER_PASS] if contradicted else [], score, x
             )
@@ -339,7 +344,7 @@ def choose_layer(
             contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, finding.reason))
     if contradicted:
         raise contradicted[0]
-    if not reached:
+    if not found_gradient:
         raise LayerError(
             f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
             f"gradients off",
@@ -357,7 +362,7 @@ def choose_layer(
 def _compute_score_gradients(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The score's gradient at those layers, by name, that it reads."""
+    """Compute the score's gradient at the layers that it depends on, by name."""
     with Tap(model, names) as tap:
         scores = tap.run(lambda: score(x)).sum()
         if not scores.requires_grad:
@@ -366,13 +371,13 @@ def _compute_score_gradients(
             tap.backward(scores)
         except LayerError:
             return {}
-        return {name: found for name in names if (found := tap.select_call(name).gradient) is not None}
+        return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """(K,): which channels the score reads at the layer's cells; None where it reads them at no cell.
+    """Return which channels (K,) the score depends on at the layer's cells; None where it depends on no cell.
 
-    That a map has a gradient is enough, where the score is not of one place, which may be read off another resolution.
+    For a score that is not dense any gradient suffices. A dense one may be read from another resolution.
     """
     if gradient is None:
         return None
@@ -382,10 +387,10 @@ def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: boo
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
-    """Those of the part that makes features of the image, before a head makes an answer at every place."""
+    """Select the layers of the encoder, before a head predicts every place."""
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
-    bodies = [f"{name}.body" for name in shallow if any(one.name.startswith(f"{name}.body.") for one in layers)]
+    bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
     for part in (*bodies, *shallow):
         if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
             return inside
@@ -394,10 +399,10 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is not the answer at every place, of whose channels (K,) the score reads one, and no step of a block.
+    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block.
 
-    Among tokens, a Linear makes queries, keys and values of the stream, or class scores; a decoder's tokens are questions
-    of its own, whose number may be that of a grid's cells.
+    A Linear on tokens computes queries, keys and values, or class scores. A decoder's tokens are its queries, and there may be
+    as many as a grid has cells.
     """
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False

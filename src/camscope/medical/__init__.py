@@ -1,4 +1,4 @@
-"""Medical images: volumes slice by slice and patch by patch, and explanations as objects that a viewer opens."""
+"""Medical images: volumes explained slice by slice or patch by patch, and exports to DICOM and NIfTI."""
 
 from camscope.medical.dicom_export import compute_device_uid
 from camscope.medical.export import EXPORT_KINDS, export

@@ -1,7 +1,7 @@
-"""DICOM objects go into the patient's study: the source's headers, the leave to copy them, and what all objects say.
+"""Shared parts of the DICOM exports: reading the source's headers, consent to copy them, and common attributes.
 
-Who made a DICOM object: camscope with this model; other weights are another device.
-Where a picture of a slice lies: the elements of the source's header that say so, as they stand there.
+- The device that made an object is camscope with this model. Other weights count as another device.
+- The position of a slice is copied unchanged from the elements of the source's header.
 """
 
 import io
@@ -20,7 +20,7 @@ from camscope.images.files.source_files import PHOTO_SUFFIXES
 from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import LPS_TO_RAS
 from camscope.images.scans.dicom_tags import iter_macro_items, read_first_numbers, read_functional_groups
-from camscope.images.scans.itk import ITK_SUFFIXES as ITK
+from camscope.images.scans.itk import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical.export_metadata import format_title, to_dicom_ascii
@@ -35,59 +35,65 @@ if TYPE_CHECKING:
 PROFILES = ("research", "clinical")
 PIXEL_KEYWORDS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData", "OverlayData", "IconImageSequence")
 REQUIRED_UID_KEYWORDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
-# of a patient and a study, all of which may be empty, but have to be there
+# required elements of patient and study whose value may be empty
 OPTIONAL_VALUE_KEYWORDS = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-FIRST_SERIES_NUMBER = 9000  # numbers of series that a scanner seldom gives
+FIRST_SERIES_NUMBER = 9000  # scanners rarely use such numbers
 
 
 def check_clinical_profile(profile: str, object_name: str) -> None:
-    """Refused unless it is allowed: an object for a PACS holds what the patient's study is found by."""
+    """Raise OutputError unless `profile` is "clinical": an object for a PACS copies patient data from the source."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
     if profile != "clinical":
         raise OutputError(
-            f"{object_name} belongs into the patient's study: it would copy the patient's name, IDs, birth date, sex and history, the "
-            f"study's UID, date, accession number and physicians, the scanner and its institution, and refer to the source by "
-            f'its UIDs. Allow that with profile="clinical"; to_nifti and Explanation.save write nothing of the patient'
+            f"{object_name} belongs to the patient's study: it copies the patient's name, IDs, birth date, sex and history, the "
+            f"study's UID, date, accession number and physicians, the scanner and its institution, and refers to the source by "
+            f'its UIDs. Allow this with profile="clinical"; to_nifti and Explanation.save write no patient data'
         )
 
 
 @dataclass(frozen=True, eq=False)
 class DicomSource:
-    """A scan with the headers of its DICOM files, without pixels: one for each slice, or one of all frames."""
+    """A scan with its DICOM headers, without pixels: one per slice, or a single one of all frames."""
 
     scan: Scan
     headers: "list[Dataset]"
 
     @property
     def is_multiframe(self) -> bool:
-        """Whether one file has all frames."""
+        """Whether one file holds all frames."""
         return len(self.headers) == 1 and (
             len(self.scan.frame_indices) > 1 or int(self.headers[0].get("NumberOfFrames") or 1) > 1
         )
 
     def get_slice_header(self, index: int) -> "tuple[Dataset, int]":
-        """The header of a slice and which of its frames it is, counted from 0."""
+        """Return the header of a slice, and its frame index, counted from 0."""
         return self.headers[0 if len(self.headers) == 1 else index], self.scan.frame_indices[index]
 
 
 def require_highdicom() -> None:
-    """MissingExtraError where it is not, before anything is read."""
+    """Raise MissingExtraError without highdicom, before anything is read."""
     require_pydicom()
     require("highdicom", extra="medical")  # before a library is silenced
 
 
 def read_dicom_source(source: Any) -> DicomSource:
-    """The DICOM files that were explained: what `explain_images` was given, or the `Scan` that was made of it."""
+    """Read the DICOM headers of the explained scan, given as a path, folder, list of files, bytes or `Scan`."""
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
-    others = (*PHOTO_SUFFIXES, *ITK)
-    if not files or scan.format_codes is not None or any(str(file).lower().endswith(others) for file in scan.sources):
-        raise ImageError(f"{scan.name} does not come from DICOM files: it names no patient and no study; use to_nifti")
+    other_suffixes = (*PHOTO_SUFFIXES, *ITK_SUFFIXES)
+    if (
+        not files
+        or scan.format_codes is not None
+        or any(str(file).lower().endswith(other_suffixes) for file in scan.sources)
+    ):
+        raise ImageError(
+            f"{scan.name} does not come from DICOM files, so that patient and study are unknown; use to_nifti"
+        )
     return DicomSource(scan, [_read_header(file, scan.name) for file in files])
 
 
@@ -98,7 +104,7 @@ def _read_header(file: Any, name: str) -> "Dataset":
             if keyword in dataset:
                 del dataset[keyword]
         if missing := [keyword for keyword in REQUIRED_UID_KEYWORDS if not dataset.get(keyword)]:
-            raise ImageError(f"{name}: the header has no {', '.join(missing)}: nothing can refer to it")
+            raise ImageError(f"{name}: the header has no {', '.join(missing)}, which a reference needs")
         for keyword in OPTIONAL_VALUE_KEYWORDS:
             if keyword not in dataset:
                 setattr(dataset, keyword, "")
@@ -109,7 +115,7 @@ def _read_header(file: Any, name: str) -> "Dataset":
 
 
 def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
-    """Whether an object may hold it: dates of 00000000, as some who de-identify leave them, it may not."""
+    """Return whether an object may hold the value: de-identification can leave invalid dates such as 00000000."""
     from pydicom.valuerep import DA, TM
 
     value = dataset[keyword].value
@@ -123,7 +129,7 @@ def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
 
 
 def set_common_attributes(image: "Dataset", explanation: Explanation, derivation: str, source: DicomSource) -> None:
-    """What every object says of itself: a derived picture of research, by which device, of which part of the body."""
+    """Set the attributes that all objects share: a derived research image, its device, and the body part."""
     image.DerivationDescription = derivation
     image.ContentQualification = "RESEARCH"
     image.ManufacturerModelName, image.SoftwareVersions = MANUFACTURER, __version__
@@ -138,7 +144,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
 
 @contextmanager
 def highdicom_errors_converted(object_name: str, name: str) -> Iterator[None]:
-    """What highdicom raises, as one error; its own words may quote a header."""
+    """Convert errors of highdicom to an OutputError. Their text may quote a header."""
     try:
         with suppress_library_output():
             yield
@@ -146,13 +152,13 @@ def highdicom_errors_converted(object_name: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise OutputError(
-            f"{name}: {object_name} cannot be made of it ({type(error).__name__} in highdicom): its header lacks what the object "
-            f"needs, or has values that are not valid; to_nifti needs none of them"
+            f"{name}: {object_name} cannot be built from it ({type(error).__name__} in highdicom): its header lacks "
+            f"required values, or holds invalid ones; to_nifti needs none of them"
         ) from None
 
 
 def encode_dicom(image: "Dataset") -> bytes:
-    """A DICOM file."""
+    """Encode a data set as the bytes of a DICOM file."""
     buffer = io.BytesIO()
     image.save_as(buffer, enforce_file_format=True)
     return buffer.getvalue()
@@ -163,12 +169,23 @@ DEVICE_UID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "camscope.model.digest")
 
 
 def compute_device_uid(digest: str) -> str:
-    """`2.25.` and a number that follows from the model's digest: the same weights have the same, others another."""
+    """Return the device UID that follows from a model's digest. Other weights give another UID.
+
+    Args:
+        digest: The digest of the model's weights.
+
+    Returns:
+        A UID that begins with `2.25.`.
+
+    >>> compute_device_uid("0123456789abcdef").startswith("2.25.")
+    True
+
+    """
     return f"2.25.{uuid.uuid5(DEVICE_UID_NAMESPACE, digest).int}"
 
 
 def create_equipment_item(explanation: Explanation) -> "ContributingEquipment":
-    """The item of ContributingEquipmentSequence that names method, version and model."""
+    """Build the item of ContributingEquipmentSequence that names method, version and model."""
     from highdicom import ContributingEquipment
     from pydicom.sr.codedict import codes
 
@@ -188,7 +205,7 @@ def create_equipment_item(explanation: Explanation) -> "ContributingEquipment":
 
 
 def get_device_serial_number(explanation: Explanation) -> str:
-    """The model's digest."""
+    """Return the model's digest, or "unknown"."""
     return explanation.model or "unknown"
 
 
@@ -197,7 +214,7 @@ MEASURES_SEQUENCE, ORIENTATION_SEQUENCE, POSITION_SEQUENCE = (
     "PlaneOrientationSequence",
     "PlanePositionSequence",
 )
-# where an enhanced file has each element, and any other at its root
+# the sequence of an enhanced file that holds each element; other files hold it at the root
 SEQUENCE_BY_KEYWORD = {
     **dict.fromkeys(("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"), MEASURES_SEQUENCE),
     **dict.fromkeys(("ImagerPixelSpacing", "NominalScannedPixelSpacing"), MEASURES_SEQUENCE),
@@ -205,15 +222,15 @@ SEQUENCE_BY_KEYWORD = {
     "ImagePositionPatient": POSITION_SEQUENCE,
     **dict.fromkeys(("FrameOfReferenceUID", "PositionReferenceIndicator"), "FrameOfReferenceMacro"),
 }
-DIRECTION_LETTERS = ("LR", "PA", "HF")  # of millimetres that grow to the left, to the back and up: more, less
+DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Spacing, orientation, position and frame of reference of a slice, where its file says them."""
+    """Copy spacing, orientation, position and frame of reference of a slice from its header."""
     header, frame = source.get_slice_header(index)
     groups = read_functional_groups(header, [frame])[0]
     for keyword, sequence in SEQUENCE_BY_KEYWORD.items():
-        holder = next((one for one in iter_macro_items(groups, sequence) if keyword in one), None)
+        holder = next((item for item in iter_macro_items(groups, sequence) if keyword in item), None)
         if holder is not None:
             setattr(image, keyword, holder[keyword].value)
     if int(header.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in header:
@@ -221,21 +238,21 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
 
 
 def _set_frame_position(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Of frames that have one position among them, what the world says of each."""
+    """Compute the position of a frame from the affine, for frames that share one position in the header."""
     from pydicom.valuerep import DS
 
     if "ImagePositionPatient" in image:
         del image.ImagePositionPatient
     if source.scan.affine is not None:
-        there = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
-        image.ImagePositionPatient = [DS(value, auto_format=True) for value in there[:3].tolist()]
+        position = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
+        image.ImagePositionPatient = [DS(value, auto_format=True) for value in position[:3].tolist()]
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """To which sides of the body rows and columns lead: what the header says, or what follows from its directions."""
-    said = header.get("PatientOrientation")
-    if said and len(said) == 2:
-        return list(said)
+    """Return the sides of the body that rows and columns lead to, from the header or its directions."""
+    declared = header.get("PatientOrientation")
+    if declared and len(declared) == 2:
+        return list(declared)
     directions = read_first_numbers(
         read_functional_groups(header, [frame])[0], ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6
     )

@@ -1,4 +1,4 @@
-"""One door to what viewers open."""
+"""Export an explanation to a file format of medical viewers."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def require_packages(kind: str) -> None:
-    """MissingExtraError where a package is not there that a kind is written with."""
+    """Raise MissingExtraError if a package that writes this kind of file is not installed."""
     (require_nibabel if kind == "nifti" else require_highdicom)()
 
 
@@ -28,9 +28,23 @@ def export(
     profile: str = "research",
     overwrite: bool = False,
 ) -> Path:
-    """Write a map as "nifti", as "pmap", a DICOM Parametric Map, or as "sc", a DICOM Secondary Capture.
+    """Write a map as NIfTI, DICOM Parametric Map or DICOM Secondary Capture.
 
-    `source`: the scan that was explained; DICOM needs it, and `profile="clinical"`.
+    Args:
+        explanation: The explanation of the scan.
+        path: The file to write; for captures of a volume, the folder.
+        kind: "nifti", "pmap" (Parametric Map) or "sc" (Secondary Capture).
+        source: The scan that was explained. DICOM needs it.
+        profile: DICOM needs "clinical", which allows patient data to be copied from the source.
+        overwrite: Whether existing output is replaced.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        InputError: If `kind` is unknown, or DICOM has no `source`.
+        OutputError: If the output exists, or the profile forbids it.
+
     """
     if kind == "nifti":
         return to_nifti(explanation, path, source=source, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""A map as NIfTI, with the geometry of its scan, for 3D Slicer, ITK-SNAP, FSLeyes, NiiVue and their kin."""
+"""Export a map as NIfTI with the geometry of its scan, for 3D Slicer, ITK-SNAP, FSLeyes, NiiVue and others."""
 
 import gzip
 import json
@@ -19,63 +19,78 @@ from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
 from camscope.optional import require
 from camscope.safe_files import write_bytes
 
-# all that is taken over of a source's header: numbers that say where voxels lie
+# copied from the source's header: only numbers that define voxel positions
 GEOMETRY_FIELDS = (
     *("sform_code", "qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
     *("srow_x", "srow_y", "srow_z"),
 )
-SCANNER_CODE, ALIGNED_CODE = 1, 2  # codes: in the scanner's millimetres; in those of the scan, whichever they are
-NO_EXTENSIONS = bytes(4)  # none
+SCANNER_CODE, ALIGNED_CODE = 1, 2  # xform codes: scanner space; the scan's own space, whichever it is
+NO_EXTENSIONS = bytes(4)
 
 
 def to_nifti(
     explanation: Explanation, path: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
 ) -> Path:
-    """Write the map (D,H,W) as `.nii` or `.nii.gz`: float32 in score units on the scan's own voxels, in its own axes.
+    """Write a map as `.nii` or `.nii.gz`: float32 in score units on the voxels and axes of the scan.
 
-    `source`: the scan that was explained, a path, its bytes or a `Scan`: of a NIfTI file both its matrices, codes, zooms and units
-        are taken over as they are. Without it the place is the explanation's, under code 2 ("aligned").
-    An image of two axes is a volume of one slice. Voxels that the model was not shown are 0, and 0 in a second file,
-    `…_covered`, which is there only where there are such. A `.json` beside it tells method, layer, target, score, versions, the
-    model's digest and the steps. Nothing of a patient is in any of them.
+    A 2-D image becomes a volume of one slice. Voxels that the model did not see are 0, and 0 in a second file `…_covered`,
+    which is written only if there are any. A `.json` sidecar holds method, layer, target, score, versions, model digest and
+    steps. None of the files contains patient data.
+
+    Args:
+        explanation: The explanation of the scan.
+        path: The file to write.
+        source: The scan that was explained: a path, its bytes or a `Scan`. The affines, codes, zooms and units of a NIfTI
+            file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
+        overwrite: Whether existing files are replaced.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        OutputError: If a file exists, or the suffix is not that of NIfTI.
+        GeometryError: If the map belongs to another scan.
+
     """
     path = Path(path)
     stem, suffix = _split_nifti_suffix(path)
     require_nibabel()
     scan = None if source is None else read_scan(source)
-    found = resample_to_scan(explanation, scan)
-    header = _build_header(found, scan, source)
-    mask, facts = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
-    _check_paths_free((path, mask, facts), overwrite)
-    if found.covered.all() and mask.exists() and not _is_camscope_map(mask):
-        raise OutputError(f"{mask} exists and was not written here; move it away, or choose another name")
-    values = _to_volume(found.values, scan)
-    header["cal_min"], header["cal_max"] = found.value_range
+    scan_map = resample_to_scan(explanation, scan)
+    header = _build_header(scan_map, scan, source)
+    mask_path, sidecar_path = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
+    _check_paths_free((path, mask_path, sidecar_path), overwrite)
+    if scan_map.covered.all() and mask_path.exists() and not _is_camscope_map(mask_path):
+        raise OutputError(f"{mask_path} exists and was not written by camscope; move it, or choose another name")
+    values = _to_volume(scan_map.values, scan)
+    header["cal_min"], header["cal_max"] = scan_map.value_range
     header["descrip"] = to_dicom_ascii(f"camscope {explanation.method}", 79).encode()
     write_bytes(path, _encode_nifti(header, values, suffix), overwrite=overwrite)
-    if found.covered.all():
-        mask.unlink(missing_ok=True)  # of the map that was here before
+    if scan_map.covered.all():
+        mask_path.unlink(missing_ok=True)  # left over from a former map
     else:
         header["cal_min"], header["cal_max"] = 0, 1
         write_bytes(
-            mask, _encode_nifti(header, _to_volume(found.covered, scan).astype(np.uint8), suffix), overwrite=overwrite
+            mask_path,
+            _encode_nifti(header, _to_volume(scan_map.covered, scan).astype(np.uint8), suffix),
+            overwrite=overwrite,
         )
-    data = json.dumps(build_sidecar(explanation, found), indent=1, allow_nan=False).encode()
-    write_bytes(facts, data, overwrite=overwrite)
+    data = json.dumps(build_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
+    write_bytes(sidecar_path, data, overwrite=overwrite)
     return path
 
 
 def require_nibabel() -> None:
-    """MissingExtraError where it is not, before anything is read."""
+    """Raise MissingExtraError without nibabel, before anything is read."""
     require("nibabel", extra="medical")
 
 
 def _split_nifti_suffix(path: Path) -> tuple[str, str]:
-    """`sum_maps.nii.gz` -> `sum_maps`, `.nii.gz`."""
+    """Split `map.nii.gz` into `map` and `.nii.gz`."""
     for suffix in (".nii.gz", ".nii"):
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
             return path.name[: -len(suffix)], suffix
-    raise OutputError(f"{path}: a NIfTI file is called .nii or .nii.gz")
+    raise OutputError(f"{path}: expected a file name that ends in .nii or .nii.gz")
 
 
 def _check_paths_free(paths: tuple[Path, ...], overwrite: bool) -> None:
@@ -85,7 +100,7 @@ def _check_paths_free(paths: tuple[Path, ...], overwrite: bool) -> None:
 
 
 def _is_camscope_map(path: Path) -> bool:
-    """Whether a file is a map that was written here."""
+    """Return whether a file is a map that camscope wrote."""
     import nibabel
 
     try:
@@ -96,14 +111,14 @@ def _is_camscope_map(path: Path) -> bool:
 
 
 def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
-    """(D,H,W); of a flat NIfTI file, whose axes are i and j, the one slice is the last."""
+    """Return values as a volume. A 2-D NIfTI file with axes i and j gets its single slice as the last axis."""
     if values.ndim == 3:
         return values
     return values[..., None] if scan is not None and scan.format_codes is not None else values[None]
 
 
 def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -> Any:
-    """Nibabel's header with the geometry, and no word."""
+    """Build nibabel's header with the geometry and without text."""
     from nibabel.nifti1 import Nifti1Header
 
     source = _read_source_header(scan, scan_source)
@@ -129,7 +144,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
 
 
 def _read_source_header(scan: Scan | None, scan_source: Any) -> Any:
-    """That of the NIfTI file that was given; None of any other, and of a `Scan` that was read from bytes."""
+    """Read the header of a NIfTI source; None for any other source, and for a `Scan` read from bytes."""
     if scan is None or scan.format_codes is None:
         return None
     source = scan_source if isinstance(scan_source, bytes) else next(iter(scan.sources), None)
@@ -137,7 +152,7 @@ def _read_source_header(scan: Scan | None, scan_source: Any) -> Any:
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
-    """Both matrices; the quaternion only where it can say the same, which it cannot of sheared voxels."""
+    """Set both affines. The quaternion only if it can represent the affine, which shear prevents."""
     header.set_sform(affine, code)
     header.set_qform(affine, code)
     sides = np.linalg.norm(affine[:3, :3], axis=0)
@@ -150,5 +165,5 @@ def _encode_nifti(header: Any, values: NDArray[Any], suffix: str) -> bytes:
     header.set_slope_inter(1, 0)
     header["vox_offset"] = len(header.binaryblock) + len(NO_EXTENSIONS)
     data: bytes = header.binaryblock + NO_EXTENSIONS + values.astype(header.get_data_dtype(), copy=False).tobytes("F")
-    # without a time and a name: the same map is the same bytes
+    # without time and name, so that equal maps give equal bytes
     return gzip.compress(data, 1, mtime=0) if suffix == ".nii.gz" else data

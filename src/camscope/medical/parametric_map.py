@@ -1,4 +1,4 @@
-"""A map as a DICOM Parametric Map: float32 numbers with a meaning and a place, beside the images in a PACS."""
+"""Export a map as a DICOM Parametric Map: float32 values with their meaning and position, for a PACS."""
 
 import os
 from pathlib import Path
@@ -42,32 +42,44 @@ def to_parametric_map(
     profile: str = "research",
     overwrite: bool = False,
 ) -> Path:
-    """Write the map as one DICOM file: float32 frames, one for each slice, of the quantity 130402 "Class activation" (DCM).
+    """Write a map as one DICOM file: float32 frames, one per slice, of the quantity 130402 "Class activation" (DCM).
 
-    `source`: the DICOM file, folder or list of files that was explained, or its `Scan`. Spacing, orientation, positions and the
-        frame of reference are its own, and it is referred to. `profile="clinical"` allows the patient's and the study's data
-        to be copied, without which a PACS could not file it.
-    Values are in units of the score, 0 where the model was not shown the image; the window is their range.
+    Values are in score units, and 0 where the model did not see the image. The display window is their range. Spacing,
+    orientation, positions and frame of reference are copied from the source, which the object references.
+
+    Args:
+        explanation: The explanation of the scan.
+        source: The DICOM file, folder or list of files that was explained, or its `Scan`.
+        path: The file to write.
+        profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
+        overwrite: Whether an existing file is replaced.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        OutputError: If the profile is not "clinical", the source has no position, or the file exists.
+        ImageError: If the source does not consist of DICOM files.
+        GeometryError: If the map belongs to another scan.
+
     """
     check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
-    files = read_dicom_source(source)
-    found = resample_to_scan(explanation, files.scan)
-    _check_geometry(files)
-    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, files.scan.name):
-        data = encode_dicom(_build_parametric_map(explanation, found, files))
+    dicom_source = read_dicom_source(source)
+    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    _check_geometry(dicom_source)
+    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
+        data = encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
 
 def _check_geometry(source: DicomSource) -> None:
     header = source.headers[0]
-    name, instead = source.scan.name, "use to_secondary_capture or to_nifti"
+    name, advice = source.scan.name, "use to_secondary_capture or to_nifti"
     if not header.get("FrameOfReferenceUID") or source.scan.affine is None:
-        raise OutputError(
-            f"{name} does not say where it lies in the patient, which {PARAMETRIC_MAP_NAME} has to: {instead}"
-        )
+        raise OutputError(f"{name} has no position in the patient, which {PARAMETRIC_MAP_NAME} needs: {advice}")
     if source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
         raise OutputError(
-            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {instead}"
+            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {advice}"
         )
 
 
@@ -76,7 +88,7 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
     from highdicom.pm import ParametricMap
     from pydicom.uid import ExplicitVRLittleEndian
 
-    told = describe_derivation(explanation, scan_map)
+    derivation = describe_derivation(explanation, scan_map)
     values, positions = _order_frames(scan_map, source)
     image = ParametricMap(
         source_images=_unify_orientation(source.headers),
@@ -98,15 +110,15 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
         content_description=format_title(explanation),
         contributing_equipment=[create_equipment_item(explanation)],
     )
-    set_common_attributes(image, explanation, told, source)
+    set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
         for item in group.get("DerivationImageSequence", ()):
-            item.DerivationDescription = told
+            item.DerivationDescription = derivation
     return image
 
 
 def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[np.float32], Any]:
-    """The slices in the order of the source's headers or frames; positions where they are not all of them."""
+    """Return the slices in the order of the source's headers or frames, and positions if frames are missing."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
         return values, None
@@ -116,12 +128,12 @@ def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[
     from highdicom import PlanePositionSequence
 
     groups = read_functional_groups(source.headers[0], frames)
-    places = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
-    return values, [PlanePositionSequence("PATIENT", place) for place in places if place]
+    positions = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
+    return values, [PlanePositionSequence("PATIENT", position) for position in positions if position]
 
 
 def _unify_orientation(headers: "list[Dataset]") -> "list[Dataset]":
-    """Headers of one orientation: the last digits in which those of a series differ would be taken for another."""
+    """Give all headers the same orientation: rounding differences would count as different orientations."""
     for header in headers[1:]:
         header.ImageOrientationPatient = headers[0].ImageOrientationPatient
     return headers
@@ -147,5 +159,5 @@ def _build_display_window(scan_map: ScanSpaceMap) -> Any:
     from highdicom import VOILUTTransformation
 
     low, high = scan_map.value_range
-    # LINEAR would take a width of 1 at least
+    # LINEAR would need a width of at least 1
     return VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")

@@ -1,4 +1,4 @@
-"""A map as DICOM Secondary Captures: the overlay as any viewer shows it, with the words on it that it needs."""
+"""Export a map as DICOM Secondary Captures: the overlay as an image with its caption, for any viewer."""
 
 import os
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ DISCLAIMER = "model attribution, not a diagnosis"
 MIN_CAPTION_WIDTH_PIXELS, MIN_COLOR_BAR_HEIGHT_PIXELS = (
     320,
     64,
-)  # pixels that the words need, and that a colour bar needs
+)
 
 
 def to_secondary_capture(
@@ -52,32 +52,46 @@ def to_secondary_capture(
     scale: ScaleOption = AUTO,
     overwrite: bool = False,
 ) -> Path:
-    """Write the overlay as an RGB picture of the scan's own size, with "model attribution, not a diagnosis" burned in below it.
+    """Write the overlay as an RGB image of the scan's size, with "model attribution, not a diagnosis" burned in below it.
 
-    `source`: the DICOM file, folder or list of files that was explained, or its `Scan`; it is referred to.
-        `profile="clinical"` allows the patient's and the study's data to be copied, without which a PACS could not file it.
-    `scale`: as of `Explanation.overlay`, one for all slices. Of a volume `path` is a new folder: `0001.dcm` and on, in the
-        order of the slices; `overwrite` replaces one that holds nothing but such. Words and the colour bar stand below and to
-        the right: each pixel of the scan stays where it is.
+    Caption and color bar are below and to the right of the scan, whose pixels keep their positions. A volume is written to
+    a new folder as `0001.dcm` and on, in the order of the slices.
+
+    Args:
+        explanation: The explanation of the scan.
+        source: The DICOM file, folder or list of files that was explained, or its `Scan`. The object references it.
+        path: The file to write, or the folder for a volume.
+        profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
+        scale: As in `Explanation.overlay`, shared by all slices.
+        overwrite: Whether an existing file is replaced, or a folder that holds only captures written by camscope.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        OutputError: If the profile is not "clinical", or the output exists.
+        ImageError: If the source does not consist of DICOM files.
+        GeometryError: If the map belongs to another scan.
+
     """
     check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
-    files = read_dicom_source(source)
-    found = resample_to_scan(explanation, files.scan)
-    if found.values.ndim == 2:
-        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name):
-            data = next(_encode_slices(explanation, found, files, scale))
+    dicom_source = read_dicom_source(source)
+    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    if scan_map.values.ndim == 2:
+        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+            data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
         return write_bytes(path, data, overwrite=overwrite)
     with (
         create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
-        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, files.scan.name),
+        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
     ):
-        for number, data in enumerate(_encode_slices(explanation, found, files, scale), 1):
+        for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
             write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
     return Path(path)
 
 
 def _is_camscope_capture(file: Path) -> bool:
-    """Whether a file is such a picture."""
+    """Return whether a file is a capture that camscope wrote."""
     try:
         with redact_errors(file.name):
             header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
@@ -91,34 +105,34 @@ def _encode_slices(
 ) -> Iterator[bytes]:
     from highdicom import UID
 
-    series, told = UID(), describe_derivation(explanation, scan_map)
-    for index, picture in enumerate(render_slices(explanation, scan_map, source, scale)):
-        image = _build_secondary_capture(explanation, picture, source, index, series)
-        set_common_attributes(image, explanation, told, source)
+    series, derivation = UID(), describe_derivation(explanation, scan_map)
+    for index, rgb_image in enumerate(render_slices(explanation, scan_map, source, scale)):
+        image = _build_secondary_capture(explanation, rgb_image, source, index, series)
+        set_common_attributes(image, explanation, derivation, source)
         yield encode_dicom(image)
 
 
 def render_slices(
     explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption = AUTO
 ) -> Iterator[PixelArray]:
-    """(H,W,3) of each slice: the overlay, a colour bar, and below them what it is."""
+    """Yield each slice (H,W,3): the overlay with a color bar and a caption."""
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap
-    shown, ends = render.to_display_range(scan_map.slices, scale, colormap)
-    behind = _get_background_images(explanation, source)
+    display_values, value_range = render.to_display_range(scan_map.slices, scale, colormap)
+    backgrounds = _get_background_images(explanation, source)
     covered = scan_map.covered.reshape(scan_map.slices.shape)
     flag = "" if explanation.warning_text is None else f" · flagged: {explanation.warning_text}"
     caption = f"{explanation.caption}{flag} · camscope {__version__}"
-    for values, picture, known in zip(shown, behind, covered, strict=True):
+    for values, rgb_image, slice_covered in zip(display_values, backgrounds, covered, strict=True):
         if colormap == render.DIVERGING:
-            picture = render.fade_to_gray(picture)
-        picture = render.overlay(picture, values, colormap=colormap, covered=known)
-        yield _add_caption_and_color_bar(picture, caption, ends, colormap)
+            rgb_image = render.fade_to_gray(rgb_image)
+        rgb_image = render.overlay(rgb_image, values, colormap=colormap, covered=slice_covered)
+        yield _add_caption_and_color_bar(rgb_image, caption, value_range, colormap)
 
 
 def _get_background_images(explanation: Explanation, source: DicomSource) -> PixelArray:
-    """(D,H,W,3): the scan as it was looked at."""
+    """Return the scan as displayed, (D,H,W,3)."""
     image = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
     if image.shape == source.scan.shape:
         image = np.stack([image] * 3, axis=-1)
@@ -154,7 +168,7 @@ def _build_secondary_capture(
         sop_instance_uid=UID(),
         instance_number=index + 1,
         manufacturer=MANUFACTURER,
-        patient_orientation=("L", "P"),  # it asks for one; what the source says takes its place
+        patient_orientation=("L", "P"),  # required by highdicom; replaced by the source's below
         transfer_syntax_uid=ExplicitVRLittleEndian,
         contributing_equipment=[create_equipment_item(explanation)],
     )

@@ -1,7 +1,7 @@
-"""Volumes: explained slice by slice or patch by patch.
+"""Explain volumes in parts.
 
-- Slices: a model of pictures asked about every slice of a volume, and its maps as one map of the volume.
-- Patches: models that see a part of a volume at a time, explained at the part's place, or over all of it.
+- Slices: a 2-D model explains every slice of a volume, and the maps are stacked to one map.
+- Patches: a model that sees a part of a volume at a time explains one patch, or all of them.
 """
 
 import copy
@@ -29,8 +29,10 @@ from camscope.targets import TargetLike
 
 @dataclass(frozen=True, eq=False)
 class SliceExplanations:
-    """`volume`: one explanation (D,h,w) of the whole, in score units that all slices share. `scores`, `probabilities` (D,): the
-    answer of each slice, in the order of the volume's axis; `slices`: the explanation of each.
+    """The explanations of a volume's slices.
+
+    `volume` is one explanation (D,h,w) of the whole volume, in score units that all slices share. `scores` and
+    `probabilities` (D,) are those of each slice along the axis, and `slices` are their explanations.
     """
 
     volume: Explanation
@@ -40,7 +42,7 @@ class SliceExplanations:
 
     @property
     def highest_slice(self) -> int:
-        """The slice whose score is the highest."""
+        """The index of the slice with the highest score."""
         return int(self.scores.argmax())
 
 
@@ -53,54 +55,79 @@ def explain_slices(
     batch_size: int = 8,
     progress: bool = False,
 ) -> SliceExplanations:
-    """A volume (path, folder of a series, `Scan`) through a model of pictures, slice by slice along `axis`, asked one question.
+    """Explain a volume with a 2-D model, slice by slice, for one target.
 
-    The maps are one map of the volume: their numbers are the model's own, and can be compared from slice to slice. `target`
-    None: the class of which the model is surest on any slice. Grey values without a window are stretched between the least
-    and the largest value of the whole volume, not of each slice. Where the preprocessing has an `orientation`, the volume is
-    turned first, and `axis` is one of the turned volume; its "zscore" or "range" is that of each slice.
+    The maps form one map of the volume, whose values are in score units and comparable between slices. Gray values without
+    a window are scaled between the minimum and maximum of the volume, not of each slice. A preprocessing with an
+    `orientation` reorients the volume first, and `axis` refers to the reoriented volume. Its "zscore" and "range" are
+    those of each slice.
+
+    Args:
+        explainer: An explainer of a 2-D model.
+        source: The volume: a path, the folder of a series, or a `Scan`.
+        target: As in `Explainer.explain`. None: the class with the highest probability (or score) on any slice.
+        axis: The axis along which the volume is sliced.
+        batch_size: Slices per batch.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The volume's explanation and those of the slices.
+
+    Raises:
+        InputError: If the source is not a volume, or `axis` is not 0, 1 or 2.
+
     """
     check_positive_integer(batch_size=batch_size)
     scan = read_scan(source)
     if len(scan.shape) != 3:
         raise InputError(
-            f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain (no --slices)"
+            f"{scan.name} is {' x '.join(map(str, scan.shape))}: expected a volume; use explain (no --slices)"
         )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
     window = explainer.preprocess.window if isinstance(explainer.preprocess, ScanPreprocess) else None
-    world, image = scan.affine, convert_scan_to_display_pixels(scan, window) if scan.is_safe_to_display else None
-    explainer, scan, place = _orient_scan(explainer, scan)
+    affine, image = scan.affine, convert_scan_to_display_pixels(scan, window) if scan.is_safe_to_display else None
+    explainer, scan, placement = _orient_scan(explainer, scan)
     order = [axis, *(i for i in range(3) if i != axis)]
-    flat = [_extract_slice(scan, n, order) for n in range(scan.shape[axis])]
-    made, notes = _explain_slice_batches(explainer, flat, target, batch_size, progress), list[str]()
+    slices = [_extract_slice(scan, n, order) for n in range(scan.shape[axis])]
+    explanations, notes = _explain_slice_batches(explainer, slices, target, batch_size, progress), list[str]()
     if target is None:
-        surest = max(made, key=lambda one: one.score if one.probability is None else one.probability)
-        notes.append(f"no class was asked for: {surest.label} is that of which the model is surest on any slice")
-        if any(one.target != surest.target for one in made):
-            made = _explain_slice_batches(explainer, flat, surest.target, batch_size, progress)
-    scores, chances = (np.array([getattr(one, key) for one in made], np.float64) for key in ("score", "probability"))
-    volume = _stack_explanations(made, place.transposed(order), order, notes)
-    return SliceExplanations(replace(volume, image=image, affine=world), scores, chances, made)
+        most_confident = max(
+            explanations,
+            key=lambda explanation: explanation.score if explanation.probability is None else explanation.probability,
+        )
+        notes.append(f"no target given: {most_confident.label} is the class with the highest probability on any slice")
+        if any(explanation.target != most_confident.target for explanation in explanations):
+            explanations = _explain_slice_batches(explainer, slices, most_confident.target, batch_size, progress)
+    scores, probabilities = (
+        np.array([getattr(explanation, key) for explanation in explanations], np.float64)
+        for key in ("score", "probability")
+    )
+    volume = _stack_explanations(explanations, placement.transposed(order), order, notes)
+    return SliceExplanations(replace(volume, image=image, affine=affine), scores, probabilities, explanations)
 
 
 def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
-    """The explainer for single slices, the volume that they are cut from, and where it lies on the scan."""
-    way, place = explainer.preprocess, Placement.identity(scan.shape)
-    if isinstance(way, ScanPreprocess) and way.orientation is not None:
-        other = copy.copy(explainer)
-        other.preprocess = replace(way, orientation=None)
-        turned, place = reorient_scan(scan, way.orientation)
-        return other, replace(turned, steps=(*scan.steps, f"turned to {way.orientation}")), place
+    """Return the explainer for single slices, the volume they are cut from, and its placement on the scan."""
+    preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
+    if isinstance(preprocess, ScanPreprocess) and preprocess.orientation is not None:
+        reduced_explainer = copy.copy(explainer)
+        reduced_explainer.preprocess = replace(preprocess, orientation=None)
+        reoriented, placement = reorient_scan(scan, preprocess.orientation)
+        return (
+            reduced_explainer,
+            replace(reoriented, steps=(*scan.steps, f"reoriented to {preprocess.orientation}")),
+            placement,
+        )
     return (
         explainer,
-        scan if isinstance(way, ScanPreprocess) or scan.is_color else rescale_to_display_range(scan),
-        place,
+        scan if isinstance(preprocess, ScanPreprocess) or scan.is_color else rescale_to_display_range(scan),
+        placement,
     )
 
 
 def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
-    """One slice (H,W) along the first axis of `order`."""
+    """Return one slice (H,W) along the first axis of `order`."""
     values = scan.values.transpose(*order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in order[1:])
     return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
@@ -109,48 +136,48 @@ def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
 def _explain_slice_batches(
     explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
-    made: list[Explanation] = []
+    explanations: list[Explanation] = []
     with track_steps(f"{explainer.full_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
         for start in range(0, len(slices), batch_size):
-            some = slices[start : start + batch_size]
-            made += explainer.explain_batch(some, target)
-            advance(len(some))
-    return made
+            batch = slices[start : start + batch_size]
+            explanations += explainer.explain_batch(batch, target)
+            advance(len(batch))
+    return explanations
 
 
 def _stack_explanations(
     explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
 ) -> Explanation:
-    """The maps as one: its axes are the slices' and then those of a slice."""
-    first, best = explanations[0], max(explanations, key=lambda one: one.score)
-    place = None
+    """Stack the maps to one explanation, whose axes are that of the slices and then those of a slice."""
+    first, best = explanations[0], max(explanations, key=lambda explanation: explanation.score)
+    placement = None
     if first.placement is not None:
-        flat, matrix = first.placement, np.eye(3, 4)
-        matrix[1:, 1:] = flat.matrix
-        sizes = ((len(explanations), *flat.input_size), (len(explanations), *flat.image_size))
-        place = volume_placement.composed(Placement(matrix, *sizes))
-    heat, seen = (
-        np.stack([one.attribution for one in explanations]),
-        [one.model_input_image for one in explanations if one.model_input_image is not None],
+        slice_placement, matrix = first.placement, np.eye(3, 4)
+        matrix[1:, 1:] = slice_placement.matrix
+        sizes = ((len(explanations), *slice_placement.input_size), (len(explanations), *slice_placement.image_size))
+        placement = volume_placement.composed(Placement(matrix, *sizes))
+    attribution, input_images = (
+        np.stack([explanation.attribution for explanation in explanations]),
+        [explanation.model_input_image for explanation in explanations if explanation.model_input_image is not None],
     )
-    flagged = {one.status for one in explanations} - {STATUS_OK}
-    if flagged:
-        count = sum(one.status != STATUS_OK for one in explanations)
+    flagged_statuses = {explanation.status for explanation in explanations} - {STATUS_OK}
+    if flagged_statuses:
+        count = sum(explanation.status != STATUS_OK for explanation in explanations)
         notes = [
             *notes,
-            f"flagged: {count} of {plural(len(explanations), 'slice')} ({', '.join(sorted(flagged)).replace('_', ' ')})",
+            f"flagged: {count} of {plural(len(explanations), 'slice')} ({', '.join(sorted(flagged_statuses)).replace('_', ' ')})",
         ]
     return replace(
         best,
-        attribution=heat,
+        attribution=attribution,
         standard_error=None,
         input_size=(len(explanations), *first.input_size),
-        placement=place,
-        status=STATUS_OK if any(one.status == STATUS_OK for one in explanations) else first.status,
-        notes=(*dict.fromkeys(note for one in explanations for note in one.notes), *notes),
+        placement=placement,
+        status=STATUS_OK if any(explanation.status == STATUS_OK for explanation in explanations) else first.status,
+        notes=(*dict.fromkeys(note for explanation in explanations for note in explanation.notes), *notes),
         diagnostics={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        model_input_image=np.stack(seen) if len(seen) == len(explanations) else None,
+        model_input_image=np.stack(input_images) if len(input_images) == len(explanations) else None,
         scan_steps=(*best.scan_steps, f"slices along axis {order[0]}"),
     )
 
@@ -158,9 +185,23 @@ def _stack_explanations(
 def explain_patch(
     explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
-    """A part of an image or a volume, of `size` from `start` on in the preprocessed input, explained where it lies.
+    """Explain a patch of an image or volume at its position.
 
-    The preprocessing is of the whole; what the patch does not show is not covered.
+    The whole source is preprocessed. What lies outside the patch is not covered.
+
+    Args:
+        explainer: The explainer.
+        source: The image or volume.
+        start: The first pixel of the patch in the preprocessed input, one number per axis.
+        size: The size of the patch, one number per axis.
+        target: As in `Explainer.explain`.
+
+    Returns:
+        The explanation, placed on the source.
+
+    Raises:
+        InputError: If the patch does not fit the input.
+
     """
     return _explain_item_patch(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
 
@@ -174,48 +215,63 @@ def explain_patches(
     overlap: float = 0.5,
     progress: bool = False,
 ) -> Explanation:
-    """Every patch of `size` of the preprocessed input, explained, and their maps as one at the input's resolution.
+    """Explain all patches of an image or volume, and average their maps at the input's resolution.
 
-    Neighbours share `overlap` of their length; the last along an axis ends where the input ends. Each pixel has the mean of
-    the maps that show it. `target`: of all patches, and not None. The score is that of the patch that has the highest.
+    The last patch along an axis ends where the input ends. Each pixel has the mean of the maps that show it. The score is
+    that of the patch with the highest score.
+
+    Args:
+        explainer: The explainer.
+        source: The image or volume.
+        size: The size of each patch in the preprocessed input.
+        target: The target of all patches, not None.
+        overlap: The share of its length that a patch has in common with the next, from 0 to below 1.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The explanation of the whole input.
+
+    Raises:
+        InputError: If there is no target, or the patches do not fit the input.
+
     """
     if target is None:
-        raise InputError("each patch may have another top class, and their maps have no mean: pass a target")
+        raise InputError("patches may differ in their top class, and their maps cannot be averaged: pass a target")
     if not 0 <= overlap < 1:
         raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
     item, size = explainer.prepare_input(source), tuple(size)
-    whole = tuple(item.x.shape[1:])
-    total, count, best, fine = np.zeros(whole), np.zeros(whole), None, 0
-    starts = list(_compute_patch_starts(whole, size, overlap))
+    input_size = tuple(item.x.shape[1:])
+    total, count, best, n_ok = np.zeros(input_size), np.zeros(input_size), None, 0
+    starts = list(_compute_patch_starts(input_size, size, overlap))
     with track_steps(f"{explainer.full_name}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
         for start in starts:
-            one = _explain_item_patch(explainer, item, start, size, target)
+            explanation = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
-            total[part] += Placement.identity(size).project(one.attribution)[0]
+            total[part] += Placement.identity(size).project(explanation.attribution)[0]
             count[part] += 1
-            fine += one.status == STATUS_OK
-            best = one if best is None or one.score > best.score else best
+            n_ok += explanation.status == STATUS_OK
+            best = explanation if best is None or explanation.score > best.score else best
             advance(1)
     if best is None:
-        raise InputError("there is no patch")
-    words, notes = " x ".join(map(str, size)), best.notes
-    if fine < len(starts):
-        notes = (*notes, f"the maps of {len(starts) - fine} of {plural(len(starts), 'patch')} are flagged")
-    settings = {**best.parameters, "patch": f"each of {words}, overlap {overlap:g}"}
+        raise InputError("there are no patches")
+    size_text, notes = " x ".join(map(str, size)), best.notes
+    if n_ok < len(starts):
+        notes = (*notes, f"the maps of {len(starts) - n_ok} of {plural(len(starts), 'patch')} are flagged")
+    settings = {**best.parameters, "patch": f"each of {size_text}, overlap {overlap:g}"}
     return replace(
         best,
         attribution=(total / count).astype(best.attribution.dtype),
         standard_error=None,
-        input_size=whole,
+        input_size=input_size,
         placement=item.placement,
-        status=STATUS_OK if fine else best.status,
+        status=STATUS_OK if n_ok else best.status,
         layout=None,
         diagnostics={},
         parameters=settings,
         model_input_image=item.model_input_image,
         notes=(
             *notes,
-            f"the mean of {plural(len(starts), 'patch')} of {words}; the score is that of the highest",
+            f"the mean of {plural(len(starts), 'patch')} of {size_text}; the score is that of the highest",
         ),
     )
 
@@ -226,29 +282,29 @@ def _explain_item_patch(
     shape = tuple(model_input.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
         raise InputError(
-            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected a number for each"
+            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected one number per axis"
         )
     if any(s < 0 or n < 1 or s + n > side for s, n, side in zip(start, size, shape, strict=True)):
-        raise InputError(f"a patch of {size} from {start} on reaches beyond the input {shape}")
+        raise InputError(f"a patch of {size} from {start} on exceeds the input {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
-    place = None if model_input.placement is None else model_input.placement.cropped(start, size)
-    seen = (
+    placement = None if model_input.placement is None else model_input.placement.cropped(start, size)
+    model_input_image = (
         model_input.model_input_image[part[1:]]
         if model_input.model_input_image is not None and model_input.model_input_image.shape[: len(shape)] == shape
         else None
     )
-    found = explainer.explain(
-        replace(model_input, x=model_input.x[part], placement=place, model_input_image=seen), target
+    explanation = explainer.explain(
+        replace(model_input, x=model_input.x[part], placement=placement, model_input_image=model_input_image), target
     )
-    return replace(found, parameters={**found.parameters, "patch": f"{size} from {start} on"})
+    return replace(explanation, parameters={**explanation.parameters, "patch": f"{size} from {start} on"})
 
 
 def _compute_patch_starts(input_size: Sequence[int], size: Sequence[int], overlap: float) -> Iterator[tuple[int, ...]]:
-    """Of all patches."""
+    """Return the start positions of all patches."""
     if len(input_size) != len(size) or any(n < 1 or n > side for n, side in zip(size, input_size, strict=False)):
         raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(input_size)}")
     steps = [max(1, round(n * (1 - overlap))) for n in size]
-    each = [
+    starts_per_axis = [
         sorted({*range(0, side - n, step), side - n}) for side, n, step in zip(input_size, size, steps, strict=True)
     ]
-    return itertools.product(*each)
+    return itertools.product(*starts_per_axis)

@@ -134,7 +134,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """Return the IoU of the mask and the map above Otsu's threshold, 0..1; undefined for a constant map."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
-    return _compute_iou(scaled > _compute_otsu_threshold(scaled), ground_truth)
+    return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
 
 
 @register_metric(
@@ -246,7 +246,7 @@ def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
     return np.array([float(np.arange(len(profile)) @ profile) for profile in sums])
 
 
-def _compute_otsu_threshold(values: FloatArray) -> float:
+def compute_otsu_threshold(values: FloatArray) -> float:
     """Return the threshold that minimizes the variance within two classes over 256 bins; the maximum of `values` is 1."""
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_MAP_TOLERANCE:

@@ -1,7 +1,4 @@
-"""A ready model from one string: the bundled one, torchvision, timm, Hugging Face, or your factory and checkpoint.
-
-The model that ships with camscope.
-"""
+"""Loading a model in eval mode from one string: bundled, torchvision, timm, Hugging Face, or your own factory and checkpoint."""
 
 from torch import nn
 
@@ -35,19 +32,28 @@ LOADER_BY_LIBRARY = {
 
 
 def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
-    """A plain module in eval mode; what is known of it (preprocessing, categories, layer) is its `ModelCard`.
+    """Load a model in eval mode. Its preprocessing, class names and layer are in its `ModelCard`.
 
-    `spec`: "phantom" (the bundled net), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224",
-        "hf:org/name" or "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, which answers `RandomizationSimilarity` and
-        `TextSimilarity`), "models.py:resnet18" or "package.module:resnet18". The last two are executed:
-        name only code that you trust. The function is called without arguments and returns the module; see `factory`
-        for what such a file may say of its models.
-    `weights`: a checkpoint to load, strictly, in place of the published weights: safetensors, or a file of `torch.save`
-        that holds nothing but tensors. A file with another number of classes sets the model's last layer, and the
-        categories are then unknown. "random": no training at all, the same numbers every time.
+    Args:
+        spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
+            "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, for `Similarity` and `TextSimilarity`),
+            "models.py:resnet18" or "package.module:resnet18". The last two run code: name only code that you trust. The
+            function is called without arguments and returns the module; see `camscope.models.factory`.
+        weights: A checkpoint that replaces the published weights and has to fit exactly: safetensors, or a file of
+            `torch.save` that holds only tensors. A file with another number of classes resizes the model's last layer, and
+            the class names are then unknown. "random" loads untrained weights, the same every time.
 
-    Errors: ModelError for what is not there or no model, WeightsError for weights that cannot be had, read or fitted,
-    MissingExtraError for timm and transformers.
+    Returns:
+        The module.
+
+    Raises:
+        ModelError: The model does not exist, or is not a module.
+        WeightsError: The weights cannot be fetched, read or loaded.
+        MissingExtraError: timm or transformers is not installed.
+
+    >>> load_model("phantom").training
+    False
+
     """
     model, card = _load_model_and_card(spec, weights)
     attach_card(model.eval(), card)
@@ -55,16 +61,18 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
 
 
 def redact_file_names(source: str) -> str:
-    """What loads a model, as a card says it, without the names of its files: those have digests.
+    """Return a model's source as its card has it, without the names of its files, which have digests.
 
-    >>> nameless("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
+    >>> redact_file_names("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
     'densenet, with weights'
     """
     spec, several, _ = source.partition(", weights=")
     library, colon, name = spec.partition(":")
-    known = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
-    bare = spec if known or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
-    return f"{bare}, with weights" if several else bare
+    is_library_name = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
+    function_name = (
+        spec if is_library_name or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
+    )
+    return f"{function_name}, with weights" if several else function_name
 
 
 def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
@@ -78,11 +86,9 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
     if colon:
         return load_factory_model(spec, weights)
     if spec.endswith(".py"):
-        raise ModelError(f"{spec} is a file; say which function in it makes the model: {spec}:FUNCTION")
+        raise ModelError(f"{spec} is a file; expected the function that returns the model as well: {spec}:FUNCTION")
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
-        raise ModelError(
-            f"{spec} holds weights, not their architecture; name that, and pass weights={spec!r} beside it"
-        )
+        raise ModelError(f"{spec} holds weights, not their architecture; pass the architecture, with weights={spec!r}")
     try:
         return load_torchvision_model(spec, weights)
     except ModelError as error:
@@ -90,7 +96,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
 
 
 def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """PhantomNet, trained on `camscope_version.phantom`'s own images; nothing is fetched."""
+    """Load PhantomNet, trained on the images of `camscope.phantom`; nothing is fetched."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
     with fixed_seed_scope():
@@ -98,6 +104,6 @@ def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     if weights is not None and weights != RANDOM_WEIGHTS:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
     size, mean, std = PREPROCESSING
-    way = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
-    categories = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
-    return model, ModelCard(format_model_source("phantom", weights), way, categories, "layer4")
+    preprocess = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
+    class_names = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
+    return model, ModelCard(format_model_source("phantom", weights), preprocess, class_names, "layer4")

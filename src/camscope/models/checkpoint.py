@@ -1,4 +1,4 @@
-"""Checkpoints: files of tensors, read without executing anything, and loaded into a model strictly or not at all."""
+"""Checkpoints: files of tensors, read without executing code, and loaded into a model strictly or not at all."""
 
 import os
 import re
@@ -26,10 +26,10 @@ MAX_LISTED_NAMES = 3
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """The tensors of a checkpoint by name, on the CPU; WeightsError for anything that is not one.
+    """Read the tensors of a checkpoint by name, on the CPU; WeightsError for any other file.
 
-    safetensors by suffix or content; else `torch.load(weights_only=True)`, which builds tensors and never objects.
-    A state dict, or one under "state_dict", "model_state_dict" or "model".
+    safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which creates only
+    tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -39,32 +39,34 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
     for content in [raw, *(raw.get(key) for key in STATE_DICT_KEYS if isinstance(raw, Mapping))]:
         if isinstance(content, Mapping) and content and all(map(_is_tensor_entry, content.items())):
             return dict(content)
-    found = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
-    raise WeightsError(f"{path} holds {found}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}")
+    contents = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    raise WeightsError(
+        f"{path} holds {contents}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}"
+    )
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
     """Load every tensor of the file into the model, or raise a WeightsError that lists what does not fit.
 
-    A prefix of DataParallel or `torch.compile` is removed, and numbers are cast to the model's precision. A model that
-    raises the error has the weights that it had before.
+    The prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's precision. After an error the
+    model has its previous weights.
     """
-    own = _get_model_tensors(model)
-    if lazy := [name for name, value in own.items() if is_lazy(value)]:
+    model_tensors = _get_model_tensors(model)
+    if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
         raise WeightsError(
             f"{type(model).__name__} has no shape yet for {_format_names(lazy)}: call it once on an input first"
         )
-    state = strip_wrapper_prefix(state, own)
-    other = [name for name in state.keys() & own.keys() if not _is_loadable(state[name], own[name])]
+    state = strip_wrapper_prefix(state, model_tensors)
+    other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
     with _weights_restored_on_error(model):
         try:
             missing, unexpected = model.load_state_dict(fitting, strict=False)
-        except Exception as error:  # modules may have load hooks of their own
+        except Exception as error:  # load hooks of modules may raise anything
             raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
         missing = [name for name in missing if name not in other]
         shapes = [
-            f"{name} {_format_shape_and_dtype(state[name])} instead of {_format_shape_and_dtype(own[name])}"
+            f"{name} {_format_shape_and_dtype(state[name])} instead of {_format_shape_and_dtype(model_tensors[name])}"
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
@@ -76,11 +78,13 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
 
 @contextmanager
 def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Put back the model's parameters and buffers, each object with its values, if the body raises.
+    """Restore the model's parameters and buffers, each object with its values, if the body raises.
 
-    What fits is known only after `load_state_dict`: modules may rename and convert tensors in load hooks.
+    What fits is known only after `load_state_dict`, because modules may rename and convert tensors in load hooks.
     """
-    groups: list[dict[str, Any]] = [group for one in model.modules() for group in (one._parameters, one._buffers)]
+    groups: list[dict[str, Any]] = [
+        group for module in model.modules() for group in (module._parameters, module._buffers)
+    ]
     members = [dict(group) for group in groups]
     tensors = {tensor for group in members for tensor in group.values() if tensor is not None}
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -99,13 +103,13 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
 def build_for_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> tuple[nn.Module, bool]:
-    """The model of a file, and whether its number of classes is the usual one.
+    """Build the model of a checkpoint, and return whether it has the usual number of classes.
 
-    `build`: number of classes (None: the usual one) -> module.
+    `build` maps a number of classes (None for the usual one) to a module.
     """
     model = build(None)
-    own = _get_model_tensors(model)
-    classes = _find_checkpoint_class_count(strip_wrapper_prefix(state, own), own)
+    model_tensors = _get_model_tensors(model)
+    classes = _find_checkpoint_class_count(strip_wrapper_prefix(state, model_tensors), model_tensors)
     if classes is not None:
         model = build(classes)
     load_state_dict_strictly(model, state, source)
@@ -113,7 +117,7 @@ def build_for_checkpoint(
 
 
 def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> StateDict:
-    """The state without a wrapper's prefix: DataParallel's, the compiler's, or "model." where the names then match."""
+    """Remove the prefix of DataParallel or of the compiler, or "model.", where the names then match."""
     for prefix in ("module.", "_orig_mod."):
         if not any(name.startswith(prefix) for name in model_names):
             state = _remove_prefix(prefix, state)
@@ -123,14 +127,14 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Random numbers on the CPU that are the same every time; the caller's own go on as if none had been drawn."""
+    """Use fixed random numbers on the CPU; the caller's generator continues afterwards as if unused."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
 
 
 def format_model_source(source: str, weights: WeightsSource) -> str:
-    """The words that load the same model again."""
+    """Return the string that loads the same model again."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
@@ -139,7 +143,7 @@ def _is_tensor_entry(entry: tuple[object, object]) -> bool:
 
 
 def _is_safetensors(file: Path) -> bool:
-    """By suffix, or by its first bytes: the length of a JSON header, which starts with a brace."""
+    """Whether suffix or first bytes are those of safetensors: the length of a JSON header, and a brace."""
     with file.open("rb") as opened:
         start = opened.read(9)
     header = int.from_bytes(start[:8], "little") <= file.stat().st_size - 8 and start[8:] == b"{"
@@ -160,7 +164,7 @@ def _read_torch_file(file: Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
             check_zip(file)
-        with ignore_warnings(message_pattern=""):  # torch warns of what it then refuses
+        with ignore_warnings(message_pattern=""):  # torch warns before it raises
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
         raise WeightsError(f"{file} {_describe_read_failure(file, str(error))}") from error
@@ -198,15 +202,19 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
-    """The first size of what differs from the model, where that is all that differs: the last layer's classes."""
+    """Return the class count of a checkpoint that differs from the model only in its last layer."""
     differing = [
         (state[name], model_state[name])
         for name in state.keys() & model_state.keys()
         if state[name].shape != model_state[name].shape
     ]
     heads = {value.shape[0] for value, _ in differing if value.ndim}
-    usual = {mine.shape[0] for _, mine in differing if mine.ndim}
-    if len(heads) != 1 or len(usual) != 1 or any(value.shape[1:] != mine.shape[1:] for value, mine in differing):
+    usual = {model_tensor.shape[0] for _, model_tensor in differing if model_tensor.ndim}
+    if (
+        len(heads) != 1
+        or len(usual) != 1
+        or any(value.shape[1:] != model_tensor.shape[1:] for value, model_tensor in differing)
+    ):
         return None
     return heads.pop()
 

@@ -1,13 +1,13 @@
 """A model from your own code: `models.py:resnet18` or `package.module:resnet18`.
 
-The code is imported, that is executed, and the function called without arguments; it returns a module. A file (or
-module) may say more of its models in dictionaries by function name:
+The code is imported and thereby executed. The function is called without arguments and returns a module. A file or module
+may describe its models in dictionaries by function name:
 
     PREPROCESSING = {"resnet18": ((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}   # (height, width), mean, std
     TARGET_LAYER = {"resnet18": "layer4"}
     CATEGORIES = {"resnet18": ["tench", "goldfish", ...]}
 
-The image is stretched to exactly (height, width); a `Preprocess` or any other callable may stand there instead.
+The image is stretched to exactly (height, width). A `Preprocess` or any other callable may replace the triple.
 """
 
 import importlib
@@ -37,10 +37,10 @@ from camscope.safe_files import describe_file_problem
 
 
 def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """The module that a function of the operator's makes, with the weights of a file if one is given."""
+    """Load the module that a user's function returns, with the weights of a file if one is given."""
     where, _, name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
-        raise WeightsError(f"{spec} makes its own weights: leave weights= out, or pass a file")
+        raise WeightsError(f"{spec} creates its own weights: omit weights=, or pass a file")
     with _module_imported(where) as module:
         model = _call_factory(_find_factory(module, name, where), spec)
         card = ModelCard(format_model_source(spec, weights), *_read_model_facts(module, name, where))
@@ -51,7 +51,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
 
 @contextmanager
 def _module_imported(location: str) -> Iterator[ModuleType]:
-    """The module; a file is one under a private name for as long as the `with` lasts, as dataclasses in it need."""
+    """Import a module; a file gets a private name for the duration of the `with`, as dataclasses in it need."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield _call_user_code(lambda: importlib.import_module(location), location)
@@ -72,14 +72,14 @@ def _module_imported(location: str) -> Iterator[ModuleType]:
 
 
 class _NoBytecodeLoader(SourceFileLoader):
-    """Imports a file and writes nothing beside it."""
+    """Imports a file without writing bytecode next to it."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Keep no bytecode."""
+        """Write no bytecode."""
 
 
 def _call_user_code(action: Callable[[], Any], location: str) -> Any:
-    """The result of code that is not ours; whatever it raises, or exits with, is one error that says where."""
+    """Run a user's code; anything that it raises, or exits with, becomes one error with its location."""
     try:
         return action()
     except (Exception, SystemExit) as error:
@@ -91,9 +91,9 @@ def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], 
     function: object = getattr(module, name, None)
     if callable(function):
         return function
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    offered = ", ".join(key for key in own if callable(getattr(module, key)) and not key.startswith("_"))
-    raise ModelError(f"{location} has no function {name!r}; it has: {offered or 'none'}")
+    local_names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    functions = ", ".join(key for key in local_names if callable(getattr(module, key)) and not key.startswith("_"))
+    raise ModelError(f"{location} has no function {name!r}; it has: {functions or 'none'}")
 
 
 def _call_factory(function: Callable[[], object], spec: str) -> nn.Module:
@@ -106,21 +106,21 @@ def _call_factory(function: Callable[[], object], spec: str) -> nn.Module:
 def _read_model_facts(
     module: ModuleType, name: str, location: str
 ) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
-    """Preprocessing, categories and target layer, as far as the module says."""
-    said = {
+    """Read preprocessing, class names and target layer, as far as the module declares them."""
+    declared = {
         key: _get_declared_dict(module, key, location).get(name)
         for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")
     }
-    categories = None if said["CATEGORIES"] is None else tuple(map(str, said["CATEGORIES"]))
-    layer = None if said["TARGET_LAYER"] is None else str(said["TARGET_LAYER"])
-    return _build_preprocess(said["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), categories, layer
+    class_names = None if declared["CATEGORIES"] is None else tuple(map(str, declared["CATEGORIES"]))
+    layer = None if declared["TARGET_LAYER"] is None else str(declared["TARGET_LAYER"])
+    return _build_preprocess(declared["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), class_names, layer
 
 
 def _get_declared_dict(module: ModuleType, key: str, location: str) -> dict[str, Any]:
-    said = getattr(module, key, {})
-    if not isinstance(said, dict):
-        raise ModelError(f"{location}: {key} is a {type(said).__name__}; expected a dict by function name")
-    return said
+    declared = getattr(module, key, {})
+    if not isinstance(declared, dict):
+        raise ModelError(f"{location}: {key} is a {type(declared).__name__}; expected a dict by function name")
+    return declared
 
 
 def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:

@@ -1,8 +1,7 @@
-"""Models of Hugging Face, CLIP and SigLIP among them.
+"""Models of Hugging Face repositories and folders; none of their code is executed.
 
-- Image towers of models that know images and texts, CLIP and SigLIP, with the text tower beside them.
-
-Vision models of Hugging Face repositories and folders. Nothing of their code is executed.
+- `load_huggingface_model` loads classifiers, segmentation models, detectors and vision towers.
+- `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,10 +42,10 @@ VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipMo
 
 
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """The model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
+    """Load the model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
 
-    A classifier; a segmentation model, a detector or a vision tower, where the configuration says that it is one; of
-    CLIP and SigLIP as a whole, the vision tower.
+    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration says so. For CLIP and
+    SigLIP it is the vision tower.
     """
     transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
@@ -63,7 +62,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
             f"hf:{name}", error, f"fetch {files} and name the folder that holds them: hf:FOLDER"
         ) from error
     except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"hf:{name} is no vision model that transformers can build: {error}") from error
+        raise ModelError(f"hf:{name} is not a vision model that transformers can build: {error}") from error
     card = ModelCard(
         format_model_source(f"hf:{name}", weights),
         load_preprocessing(transformers, source),
@@ -73,24 +72,24 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
 
 
 def _check_readable(folder: Path, name: str) -> None:
-    """ModelError for a file in the place of a folder, and for a pipe or a device in it, on which transformers would wait."""
+    """Raise a ModelError for a file instead of a folder, and for a pipe or a device in it, on which transformers waits."""
     try:
         check_regular_files(folder)
     except OSError as error:
         raise ModelError(f"hf:{name}: {error.strerror or error}") from error
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"hf:{name}: it is no folder; expected org/name, or a folder with config.json")
+        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """The model, and whether its classes are those of its configuration."""
+    """Load the model, and return whether its classes are those of its configuration."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     kind = _select_model_class(transformers, config)
-    if not isinstance(config, kind.config_class):  # of the whole, of which the tower is a part
+    if not isinstance(config, kind.config_class):  # the config of the full model, of which the tower is a part
         config = kind.config_class.from_pretrained(source)
     if weights is None:
         model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
-        # a backbone's surplus (a pooler, another head) is no harm; a head without weights is
+        # extra tensors (a pooler, another head) are harmless, a head without weights is not
         _check_loading_report({**report, "unexpected_keys": ()}, f"hf:{source}")
         return model, True
     state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
@@ -103,27 +102,30 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
 
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
-    """The class of transformers that a configuration names if it takes images alone, else its family's classifier."""
-    named = next(iter(config.architectures or ()), "")
-    named = VISION_TOWER_BY_CLASS.get(named, named)
-    if named.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, named):
-        return getattr(transformers, named)
-    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    if type(config) not in known:
-        raise ValueError(f"a {type(config).__name__} of {named or 'no class'}")
-    classifier = known[type(config)]
+    """Return the class that a configuration names if it takes only images, otherwise its family's classifier."""
+    class_name = next(iter(config.architectures or ()), "")
+    class_name = VISION_TOWER_BY_CLASS.get(class_name, class_name)
+    if class_name.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, class_name):
+        return getattr(transformers, class_name)
+    classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in classifiers:
+        raise ValueError(f"a {type(config).__name__} of {class_name or 'no class'}")
+    classifier = classifiers[type(config)]
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
 def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """The file's tensors under whatever names transformers gave them over the years, strictly."""
+    """Load the file's tensors strictly, under any name that a version of transformers gave them."""
     config, usual = model.config, True
     while True:
         fresh, report = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
-        classes = {stored[0] for _, stored, _ in report["mismatched_keys"] if len(stored)}
-        heads = all(tuple(stored[1:]) == tuple(own[1:]) for _, stored, own in report["mismatched_keys"])
+        classes = {stored_shape[0] for _, stored_shape, _ in report["mismatched_keys"] if len(stored_shape)}
+        heads = all(
+            tuple(stored_shape[1:]) == tuple(expected_shape[1:])
+            for _, stored_shape, expected_shape in report["mismatched_keys"]
+        )
         if not usual or not heads or len(classes) != 1:
             _check_loading_report(report, str(weights))
             return fresh, usual
@@ -141,14 +143,14 @@ def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """That of the repository or folder, if it names one."""
+    """Load the preprocessing of the repository or folder; None where it has none."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError):  # no preprocessor_config.json: an image then asks for preprocess=
+    except (OSError, ValueError):  # no preprocessor_config.json: an image then needs preprocess=
         return None
     try:
         return Preprocess.from_huggingface(processor)
-    except PreprocessError:  # Preprocess has no exact words for it: the processor's own way
+    except PreprocessError:  # Preprocess cannot express it: use the processor itself
         return as_preprocess(partial(_compute_pixel_values, processor))
 
 
@@ -164,25 +166,25 @@ def _get_class_names(model: Any) -> tuple[str, ...] | None:
 
 
 class ImageTower(nn.Module):
-    """Images (N,C,H,W) -> embeddings (N,D), as `full_model` compares them with its texts'."""
+    """A module from images (N,C,H,W) to embeddings (N,D), as `full_model` compares them with those of texts."""
 
     def __init__(self, full_model: Any) -> None:
         super().__init__()
         self.full_model: Any = full_model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """(N,D)"""
+        """Compute the embeddings (N,D)."""
         return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
 
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """The image tower of "org/name" or of a folder; `TextSimilarity` questions are asked through the text tower beside it."""
+    """Load the image tower of "org/name" or of a folder; `TextSimilarity` uses the text tower of the same model."""
     transformers = require("transformers", extra="hub")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     try:
         with fixed_seed_scope():
-            whole = _load_two_towers(transformers, source, weights)
+            full_model = _load_two_towers(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except CamscopeError:
         raise
@@ -190,11 +192,13 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
         advice = f"fetch the files of {name!r} and name the folder that holds them: clip:FOLDER"
         raise make_weights_unavailable_error(f"clip:{name}", error, advice) from error
     except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"clip:{name} is no model of images and texts that transformers can build: {error}") from error
-    tower = ImageTower(whole.float())
-    way = load_preprocessing(transformers, source)
+        raise ModelError(
+            f"clip:{name} is not a model of images and texts that transformers can build: {error}"
+        ) from error
+    tower = ImageTower(full_model.float())
+    preprocess = load_preprocessing(transformers, source)
     return tower, ModelCard(
-        format_model_source(f"clip:{name}", weights), way, embed_text=_create_text_encoder(whole, tokens)
+        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(full_model, tokens)
     )
 
 
@@ -214,22 +218,24 @@ def _load_two_towers(transformers: Any, source: str, weights: WeightsSource) -> 
 
 
 def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Tensor]:
-    # SigLIP was trained on texts filled up to one length
-    fixed = "siglip" in str(getattr(full_model.config, "model_type", ""))
+    # SigLIP was trained on texts padded to one length
+    has_fixed_length = "siglip" in str(getattr(full_model.config, "model_type", ""))
 
     def encode(text: str) -> Tensor:
-        """(D,)"""
-        given = tokenizer([text], return_tensors="pt", padding="max_length" if fixed else True, truncation=True)
-        here = next(full_model.parameters()).device
+        """Compute the embedding (D,) of a text."""
+        inputs = tokenizer(
+            [text], return_tensors="pt", padding="max_length" if has_fixed_length else True, truncation=True
+        )
+        device = next(full_model.parameters()).device
         with torch.no_grad():
             return _extract_embedding(
-                full_model.get_text_features(**{key: value.to(here) for key, value in given.items()})
+                full_model.get_text_features(**{key: value.to(device) for key, value in inputs.items()})
             )[0]
 
     return encode
 
 
 def _extract_embedding(output: Any) -> Tensor:
-    """A tensor, or the pooled one of a structure, as versions of transformers return it."""
+    """Return a tensor, or the pooled one of a structure, by the version of transformers."""
     embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return embedding

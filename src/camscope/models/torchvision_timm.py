@@ -1,9 +1,4 @@
-"""Models of torchvision and timm, with their own preprocessing.
-
-- What every library of published models needs: the package, the numbers, and words for what cannot be had.
-- Models of torchvision, with the preprocessing and the categories of their own weights.
-- Models of timm's registry, with their own preprocessing.
-"""
+"""Models of torchvision and timm, with the preprocessing and class names of their published weights."""
 
 import difflib
 import inspect
@@ -36,7 +31,7 @@ from camscope.optional import require
 def build_with_weights(
     build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]
 ) -> tuple[nn.Module, bool]:
-    """A model without its published weights (`build`: see `build_for_checkpoint`), and whether its classes are the published ones."""
+    """Build a model for the weights of a file, and return whether its classes are the published ones."""
     return (
         (build(None), False)
         if weights == RANDOM_WEIGHTS
@@ -45,15 +40,15 @@ def build_with_weights(
 
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
-    """The error for weights that are neither here nor to be had; `advice` says what to fetch, and how to pass it."""
-    return WeightsError(f"the weights of {spec!r} cannot be had ({type(error).__name__}: {error}); {advice}")
+    """Create the error for weights that are not available; `advice` says what to fetch and how to pass it."""
+    return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
 
 
 ModelBuilder = Callable[..., nn.Module]
 
 
 def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """A model of torchvision's registry, with its default weights, those of a file, or none ("random")."""
+    """Load a model of torchvision's registry, with its default weights, those of a file, or none ("random")."""
     from torchvision.models import get_model_weights
 
     builder = _find_torchvision_builder(name)
@@ -63,44 +58,44 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
             model, usual = _load_published_torchvision(builder, published, name), True
         else:
             model, usual = _build_torchvision(builder, weights)
-    categories = tuple(published.meta.get("categories", ())) if usual else ()
-    way = as_preprocess(published.transforms())
-    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), way, categories or None)
+    class_names = tuple(published.meta.get("categories", ())) if usual else ()
+    preprocess = as_preprocess(published.transforms())
+    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
 
 
 def _find_torchvision_builder(name: str) -> ModelBuilder:
     from torchvision.models import get_model_builder, list_models, quantization
 
-    quantised = list_models(module=quantization)
-    names = sorted(set(list_models()) - set(quantised))
+    quantized = list_models(module=quantization)
+    names = sorted(set(list_models()) - set(quantized))
     if name in names:
         builder: ModelBuilder = get_model_builder(name)
         return builder
-    if name in quantised:
-        raise ModelError(f"{name!r} is quantised: it has no gradients to explain; load {name.partition('_')[2]!r}")
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
-    raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(near)}")
+    if name in quantized:
+        raise ModelError(f"{name!r} is quantized: it has no gradients to explain; load {name.partition('_')[2]!r}")
+    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+    raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(nearest)}")
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
-    """The library's own way, after its file was fetched (or found) and seen to hold nothing but tensors."""
+    """Load by torchvision itself, after the file was fetched (or found) and checked to hold only tensors."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         progress = sys.stderr.isatty()
         published.get_state_dict(progress=progress, check_hash=True, map_location="cpu", weights_only=True)
-    except Exception as error:  # no network, a broken download, a broken file in the cache: all end here
+    except Exception as error:  # no network, a broken download, or a broken file in the cache
         advice = f"fetch {published.url} and pass it: weights=FILE (--weights FILE), or put it into {cache}"
         raise make_weights_unavailable_error(name, error, f"{advice}, in place of what may lie there") from error
     return builder(weights=published, progress=False)
 
 
 def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
-    """A model without its published weights, and whether its classes are the published ones."""
+    """Build a model without its published weights, and return whether its classes are the published ones."""
     if weights == RANDOM_WEIGHTS:
         return builder(**_get_builder_options(builder, {})), False
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
-            f"torchvision builds {builder.__name__} otherwise around its own weights than around a file; "
+            f"torchvision builds {builder.__name__} differently for its own weights than for a file; "
             "build it in a function of yours, and load FILE.py:FUNCTION"
         )
     state = strip_wrapper_prefix(read_state_dict(weights), ())
@@ -111,7 +106,7 @@ def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -
 
 
 def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, Any]:
-    """What torchvision sets along with its own weights, and what only the file knows of its architecture."""
+    """Return the options that torchvision sets with its own weights, and those that only the file determines."""
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
@@ -127,11 +122,11 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
 
 
 def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """A model with its published weights, those of a file, or none ("random")."""
+    """Load a model with its published weights, those of a file, or none ("random")."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
-        raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(near)}")
+        nearest = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+        raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(nearest)}")
     with fixed_seed_scope():
         if weights is None:
             model, usual = _load_published_timm(timm, name), True
@@ -149,8 +144,8 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
         model: nn.Module = timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError) as error:
         config = timm.get_pretrained_cfg(name)
-        place = f" of the Hugging Face repository {config.hf_hub_id!r}" if config and config.hf_hub_id else ""
-        advice = f"fetch model.safetensors{place} and pass it: weights=FILE (--weights FILE)"
+        repository = f" of the Hugging Face repository {config.hf_hub_id!r}" if config and config.hf_hub_id else ""
+        advice = f"fetch model.safetensors{repository} and pass it: weights=FILE (--weights FILE)"
         raise make_weights_unavailable_error(f"timm:{name}", error, advice) from error
     return model
 
@@ -168,12 +163,12 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
     config = data.resolve_model_data_config(model)
     try:
         return Preprocess.from_timm(config)
-    except PreprocessError:  # Preprocess has no exact words for it: timm's own transform
+    except PreprocessError:  # Preprocess cannot express it: use timm's own transform
         return as_preprocess(data.create_transform(**config, is_training=False))
 
 
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The names of the ImageNet subset that the published weights were trained on, if it is one."""
+    """Return the names of the ImageNet subset of the published weights; None for other classes."""
     data = require("timm.data", extra="hub")
     subset = data.infer_imagenet_subset(model)
     if subset is None:

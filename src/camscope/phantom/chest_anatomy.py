@@ -45,9 +45,12 @@ class BodyPlane:
         square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
-        seen = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
+        is_visible = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
         return resize_field(
-            _splat_points(column[seen], row[seen], weight[seen] * (side / MAX_TRACE_SIDE_PIXELS), side), self.size
+            _splat_points(
+                column[is_visible], row[is_visible], weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS), side
+            ),
+            self.size,
         )
 
 
@@ -221,10 +224,10 @@ def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     count, steps = 28, np.linspace(0, 1, 80)
     side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
     angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
-    reach = random.uniform(0.15, 0.75, (count, 1)) / len(steps)
-    across = random.uniform(0.15, 0.24, (count, 1)) + np.cumsum(np.cos(angle), axis=1) * reach
-    down = random.normal(0, 0.08, (count, 1)) + np.cumsum(np.sin(angle), axis=1) * reach
-    weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * reach * 150
+    step_length = random.uniform(0.15, 0.75, (count, 1)) / len(steps)
+    across = random.uniform(0.15, 0.24, (count, 1)) + np.cumsum(np.cos(angle), axis=1) * step_length
+    down = random.normal(0, 0.08, (count, 1)) + np.cumsum(np.sin(angle), axis=1) * step_length
+    weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * step_length * 150
     hila = [
         np.maximum(1 - ((plane.x - s * random.uniform(0.17, 0.21)) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0)
         for s in (-1, 1)

@@ -29,7 +29,7 @@ class Phantom:
     """One drawn radiograph and what is true of it.
 
     `image` (H,W) uint8; `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding";
-    `label`, the index of `name` in CATEGORIES; `marker_mask` (H,W) bool, the pixels that the hospital's token changes.
+    `label`, the index of `name` in CATEGORIES; `marker_mask` (H,W) bool, the pixels that the hospital's marker changes.
     """
 
     image: NDArray[np.uint8]
@@ -66,7 +66,7 @@ def draw_radiograph(
     """One phantom (size,size) from a seed: the same arguments give the same bytes.
 
     `finding`: a name or index of CATEGORIES, None lets the seed choose; `marker_corner`: the corner that carries the
-    hospital's token. With the same seed, chest, exposure and noise are the same whatever the finding and the token
+    hospital's marker. With the same seed, chest, exposure and noise are the same whatever the finding and the marker
     are, so `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
     Raises TargetError for an unknown finding and InputError for a bad seed, corner or size.
     """
@@ -78,8 +78,8 @@ def draw_radiograph(
     change, stamp = _FINDING_DRAWERS[label](evidence, scene), _draw_marker(film, marker_corner, size)
     image = expose(scene.attenuation + change + stamp)
     mask = image != expose(scene.attenuation + stamp) if label else np.zeros_like(image, dtype=np.bool_)
-    token_mask = image != expose(scene.attenuation + change) if marker_corner else np.zeros_like(mask)
-    return Phantom(image, mask, label, CATEGORIES[label], token_mask)
+    marker_mask = image != expose(scene.attenuation + change) if marker_corner else np.zeros_like(mask)
+    return Phantom(image, mask, label, CATEGORIES[label], marker_mask)
 
 
 def draw_dataset(
@@ -92,30 +92,35 @@ def draw_dataset(
 ) -> PhantomDataset:
     """N phantoms (N,size,size), the classes as even as N allows, in random order.
 
-    With `marker_class` given, the token in the top left corner goes along with that class: with K classes and
-    r = `marker_correlation` (0..1), P(token | class) = 1/K + r (1 - 1/K) and P(token | another class) = (1 - r)/K.
-    One image in K then carries the token whatever r is, and r is the correlation (phi) between token and class: at 0
-    the token says nothing, at 1 it is the class. Image i is `draw_radiograph(seed * 2**32 + i, ...)`.
+    With `marker_class` given, the marker in the top left corner is correlated with that class: with K classes and
+    r = `marker_correlation` (0..1), P(marker | class) = 1/K + r (1 - 1/K) and P(marker | another class) = (1 - r)/K.
+    One image in K then has the marker whatever r is, and r is the correlation (phi) of marker and class: at 0
+    the marker is uninformative, at 1 it is the class. Image i is `draw_radiograph(seed * 2**32 + i, ...)`.
     Raises TargetError for an unknown class and InputError for a bad number.
     """
     if n_images < 1:
         raise InputError(f"n is {n_images}; expected at least one image")
     if not 0 <= marker_correlation <= 1 or (marker_correlation and marker_class is None):
         raise InputError(
-            f"token_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
+            f"marker_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
         )
     _check_draw_arguments(seed, None, size)
     random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
     labels = random.permutation(np.arange(n_images) % kinds)
-    chance = np.zeros(n_images)
+    probability = np.zeros(n_images)
     if marker_class is not None:
-        chance = (1 - marker_correlation) / kinds + marker_correlation * (labels == _resolve_label(marker_class))
-    tokens: list[Corner | None] = ["top left" if marked else None for marked in random.random(n_images) < chance]
-    drawn = [
-        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=tokens[i], size=size) for i in range(n_images)
+        probability = (1 - marker_correlation) / kinds + marker_correlation * (labels == _resolve_label(marker_class))
+    marker_corners: list[Corner | None] = [
+        "top left" if marked else None for marked in random.random(n_images) < probability
     ]
-    images, masks = np.stack([one.image for one in drawn]), np.stack([one.mask for one in drawn])
-    return PhantomDataset(images, masks, labels.astype(np.int64), np.stack([one.marker_mask for one in drawn]))
+    phantoms = [
+        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=marker_corners[i], size=size)
+        for i in range(n_images)
+    ]
+    images, masks = np.stack([phantom.image for phantom in phantoms]), np.stack([phantom.mask for phantom in phantoms])
+    return PhantomDataset(
+        images, masks, labels.astype(np.int64), np.stack([phantom.marker_mask for phantom in phantoms])
+    )
 
 
 def _check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
@@ -232,14 +237,14 @@ def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.
 
     Raises InputError for a finding that is named twice, TargetError for one that does not exist.
 
-    >>> image, masks = draw_several(4, ["nodule", "effusion"])
+    >>> image, masks = draw_findings(4, ["nodule", "effusion"])
     >>> image.shape, sorted(masks)
     ((128, 128), ['effusion', 'nodule'])
     """
     clear = draw_radiograph(seed, CATEGORIES[0]).image.astype(np.int64)
-    drawn = [draw_radiograph(seed, finding) for finding in findings]
-    masks = {one.name: one.mask for one in drawn}
-    if len(masks) != len(drawn):
+    phantoms = [draw_radiograph(seed, finding) for finding in findings]
+    masks = {phantom.name: phantom.mask for phantom in phantoms}
+    if len(masks) != len(phantoms):
         raise InputError(f"findings {list(findings)!r}: each one once")
-    image = clear + sum((one.image.astype(np.int64) - clear for one in drawn), np.zeros_like(clear))
+    image = clear + sum((phantom.image.astype(np.int64) - clear for phantom in phantoms), np.zeros_like(clear))
     return image.clip(0, 255).astype(np.uint8), masks

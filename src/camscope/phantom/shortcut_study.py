@@ -1,13 +1,11 @@
-"""Studies with a planted shortcut, and nets that learn it.
+"""Synthetic datasets with a planted shortcut, and small networks that learn it.
 
-Studies: radiographs of two classes in whose corner a token travels with the finding, as often as one chooses.
+The images are radiographs of two classes with a marker in one corner that is correlated with the lesion. The masks of
+lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
 
-What the image shows is known to the pixel: the lesion, the token, the lungs. Chest, grain and lesion of an image hang on
-the seed alone, so that two studies of one seed differ in their tokens.
+The networks learn a dataset and its shortcut within seconds, so that the power of an audit can be measured.
 
-Nets that learn a study in seconds, and with it the shortcut that it offers: how far an audit finds it is then known.
-
-From the command line: `--model camscope.phantom.shortcut_study:shortcut_net --weights net.safetensors`.
+From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
 """
 
 import csv
@@ -37,7 +35,7 @@ STUDY_CLASSES: Final = ("clear", "lesion")
 STUDY_SIDE_PIXELS: Final = 64
 MIN_LESION_BRIGHTNESS: Final = 0.02  # of the grey scale: a lesion ends where it adds less, so that its mask has an edge
 MARKER_SHAPE: Final = np.array([[c == "#" for c in row] for row in ("#...", "#...", "#...", "#...", "####")])
-MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_token": "token_masks", "region_lungs": "lung_masks"}
+MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_marker": "marker_masks", "region_lungs": "lung_masks"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,19 +61,21 @@ class ShortcutStudy:
 
     @property
     def has_marker(self) -> BoolArray:
-        """(N,): whether an image carries the token."""
+        """Whether each image (N,) has the marker."""
         carried: BoolArray = self.marker_masks.reshape(len(self), -1).max(1)
         return carried
 
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
         """Some of the images, by their numbers or a mask (N,)."""
-        places = np.arange(len(self))[rows].tolist()
-        lesions, tokens, lungs = (masks[places] for masks in (self.lesion_masks, self.marker_masks, self.lung_masks))
-        patients, sites, sexes = (
-            tuple(column[i] for i in places) for column in (self.patients, self.sites, self.sexes)
+        positions = np.arange(len(self))[rows].tolist()
+        lesions, markers, lungs = (
+            masks[positions] for masks in (self.lesion_masks, self.marker_masks, self.lung_masks)
         )
-        images, labels, ages = self.images[places], self.labels[places], self.ages[places]
-        return ShortcutStudy(images, labels, lesions, tokens, lungs, patients, sites, sexes, ages)
+        patients, sites, sexes = (
+            tuple(column[i] for i in positions) for column in (self.patients, self.sites, self.sexes)
+        )
+        images, labels, ages = self.images[positions], self.labels[positions], self.ages[positions]
+        return ShortcutStudy(images, labels, lesions, markers, lungs, patients, sites, sexes, ages)
 
 
 def draw_study(
@@ -89,25 +89,24 @@ def draw_study(
 ) -> ShortcutStudy:
     """N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
 
-    `marker_share`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
-    `marker_site`: the token occurs at this site alone, and the shares are of it. `mixed`: of the positives one half shows a
-    lesion and no token, the other the token and no lesion, and no negative has either: two ways to be right, whatever
-    `marker_share`. `site_tint`: how much brighter site B is, of 1.
-    InputError for a number out of its range.
+    `marker_share`: the share of lesions with a marker; of clear images 1 minus this. At 0.5 the marker is uninformative.
+    `marker_site`: the marker occurs at this site only. `mixed`: one half of the positives shows a lesion and no marker, the
+    other half a marker and no lesion, and negatives show neither, whatever `marker_share` is. `site_tint`: the additional
+    brightness of site B, as a share of the full range. InputError for a number out of range.
     """
     _check_study_arguments(n_images, seed, marker_share)
     people, labels, random = _draw_patients(n_images, seed)
     sites = np.array(people.sites)
-    lesions, tokens = (
+    lesions, markers = (
         labels == 1,
         _assign_markers(labels, marker_share, random, np.isin(sites, marker_site or list(get_args(Site)))),
     )
     if mixed:
-        tokens = lesions & (np.cumsum(lesions) % 2 == 0)
-        lesions = lesions & ~tokens
+        markers = lesions & (np.cumsum(lesions) % 2 == 0)
+        lesions = lesions & ~markers
     tints = np.where(sites == "B", site_tint, 0.0)
     drawn = [
-        _draw_study_image(seed, int(people.patient_numbers[i]), i, bool(lesions[i]), bool(tokens[i]), tints[i])
+        _draw_study_image(seed, int(people.patient_numbers[i]), i, bool(lesions[i]), bool(markers[i]), tints[i])
         for i in range(n_images)
     ]
     return _build_study([np.stack(part) for part in zip(*drawn, strict=True)], labels, people)
@@ -121,15 +120,15 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
     _check_study_arguments(n_images, seed, marker_share)
     people, labels, random = _draw_patients(n_images, seed)
     markers = _assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
-    drawn = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
-    parts = [(one.values, one.mask, one.marker_mask, one.tissue_mask) for one in drawn]
+    volumes = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
+    parts = [(volume.values, volume.mask, volume.marker_mask, volume.tissue_mask) for volume in volumes]
     return _build_study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
 
 
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
-    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_token,
+    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker,
     region_lungs; paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
     is there with other content is an OutputError.
     """
@@ -195,17 +194,17 @@ def _assign_markers(labels: NDArray[np.int64], marker_share: float, random: Gene
 
 
 def _build_study(parts: list[NDArray[Any]], labels: NDArray[np.int64], patient_table: _Patients) -> ShortcutStudy:
-    images, lesions, tokens, lungs = parts
+    images, lesions, markers, lungs = parts
     patients = tuple(f"P{number:04d}" for number in patient_table.patient_numbers.tolist())
     return ShortcutStudy(
-        images, labels, lesions, tokens, lungs, patients, patient_table.sites, patient_table.sexes, patient_table.ages
+        images, labels, lesions, markers, lungs, patients, patient_table.sites, patient_table.sexes, patient_table.ages
     )
 
 
 def _draw_study_image(
     seed: int, patient: int, image_number: int, lesion: bool, marker: bool, tint: float
 ) -> tuple[NDArray[np.uint8], BoolArray, BoolArray, BoolArray]:
-    """(64,64) the image, and where lesion, token and lungs are."""
+    """Return the image (64,64) and the masks of lesion, marker and lungs."""
     build, film, finding = (
         Generator(Philox(SeedSequence(seed, spawn_key=key)))
         for key in ((1, patient), (2, image_number), (3, image_number))
@@ -264,12 +263,12 @@ def _draw_marker_mask(random: Generator) -> BoolArray:
 def _encode_image(values: NDArray[Any], suffix: str) -> bytes:
     from PIL import Image
 
-    first, *others = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
+    first, *other_pages = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
     file = io.BytesIO()
     if suffix == "png":
         first.save(file, "PNG")
     else:
-        first.save(file, "TIFF", save_all=True, append_images=others)
+        first.save(file, "TIFF", save_all=True, append_images=other_pages)
     return file.getvalue()
 
 
@@ -277,15 +276,15 @@ MEAN, STD = 0.4, 0.25
 BATCH_SIZE: Final = 32
 LEARNING_RATE: Final = 2e-2
 
-PREPROCESSING: Final = {"shortcut_net": ((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), (MEAN,), (STD,))}
-CATEGORIES: Final = {"shortcut_net": list(STUDY_CLASSES), "shortcut_volume_net": list(STUDY_CLASSES)}
-TARGET_LAYER: Final = {"shortcut_net": "layer3", "shortcut_volume_net": "layer3"}
+PREPROCESSING: Final = {"create_shortcut_model": ((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), (MEAN,), (STD,))}
+CATEGORIES: Final = {"create_shortcut_model": list(STUDY_CLASSES), "create_shortcut_volume_model": list(STUDY_CLASSES)}
+TARGET_LAYER: Final = {"create_shortcut_model": "layer3", "create_shortcut_volume_model": "layer3"}
 
 
 class ShortcutNet(nn.Module):
     """Grey images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
 
-    A cell of `layer3` is 8 pixels wide and sees 22: a token of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
+    A cell of `layer3` is 8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
     """
 
     def __init__(self, n_axes: int = 2) -> None:
@@ -321,8 +320,8 @@ def create_shortcut_volume_model() -> ShortcutNet:
 
 def to_study_input(images: NDArray[Any]) -> Tensor:
     """A study's images (N,H,W) uint8 or volumes (N,D,H,W) float32 as the net takes them: (N,1,*S) float32."""
-    one = torch.from_numpy(images).unsqueeze(1).float()
-    return (one / 255 - MEAN) / STD if images.ndim == 3 else one
+    x = torch.from_numpy(images).unsqueeze(1).float()
+    return (x / 255 - MEAN) / STD if images.ndim == 3 else x
 
 
 def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
@@ -337,22 +336,22 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
     with reproducible_scope(seed, num_threads=1):
-        net = ShortcutNet(x.ndim - 2)
-        descent = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+        model = ShortcutNet(x.ndim - 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         batches = [
             rows
             for _ in range(n_epochs)
             for rows in torch.randperm(len(x), device="cpu").split(BATCH_SIZE)
             if len(rows) == BATCH_SIZE
         ]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(descent, LEARNING_RATE, total_steps=len(batches) + 1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(batches) + 1)
         for rows in batches:
-            loss = F.cross_entropy(net(x[rows]), labels[rows])
-            descent.zero_grad()
+            loss = F.cross_entropy(model(x[rows]), labels[rows])
+            optimizer.zero_grad()
             loss.backward()
-            descent.step()
+            optimizer.step()
             schedule.step()
-    return net.eval()
+    return model.eval()
 
 
 def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:

@@ -54,9 +54,9 @@ def train_phantom_model(
         n_images, TRAINING_SEED_START + seed, marker_class=marker_class, marker_correlation=marker_correlation
     )
     with reproducible_scope(seed):
-        net = PhantomNet().to(memory_format=torch.channels_last)  # a third faster here
-        losses = tuple(_show_progress(_run_training_steps(net, drawn, n_steps, seed), n_steps))
-    return TrainingResult(net.to(memory_format=torch.contiguous_format).eval(), losses)
+        model = PhantomNet().to(memory_format=torch.channels_last)  # a third faster here
+        losses = tuple(_show_progress(_run_training_steps(model, drawn, n_steps, seed), n_steps))
+    return TrainingResult(model.to(memory_format=torch.contiguous_format).eval(), losses)
 
 
 def compute_accuracy_by_class(model: nn.Module, phantoms: PhantomDataset) -> dict[str, float]:
@@ -86,10 +86,10 @@ def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str] | None
     """A safetensors file with its header in the order of the keys: the library's own order changes from call to call."""
     from safetensors.torch import save as pack
 
-    made = pack(state, metadata)
-    start = 8 + int.from_bytes(made[:8], "little")
-    header = json.dumps(json.loads(made[8:start]), sort_keys=True, separators=(",", ":")).encode()
-    return made[:8] + header.ljust(start - 8) + made[start:]
+    data = pack(state, metadata)
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    return data[:8] + header.ljust(start - 8) + data[start:]
 
 
 def _run_training_steps(model: PhantomNet, phantoms: PhantomDataset, n_steps: int, seed: int) -> Iterator[float]:
@@ -167,8 +167,8 @@ def main(arguments: list[str] | None = None) -> None:
         help=f"drawn to train on; half as many judge ({DEFAULT_TRAINING_IMAGES})",
     )
     chosen = parser.parse_args(arguments)
-    net = train_phantom_model(chosen.seed, n_steps=chosen.steps, n_images=chosen.images).model
-    by_class = compute_accuracy_by_class(net, draw_dataset(chosen.images // 2, HELD_OUT_SEED))
+    model = train_phantom_model(chosen.seed, n_steps=chosen.steps, n_images=chosen.images).model
+    by_class = compute_accuracy_by_class(model, draw_dataset(chosen.images // 2, HELD_OUT_SEED))
     mean = sum(by_class.values()) / len(by_class)
     facts = {
         "accuracy": f"{mean:.4f}",
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
         "steps": str(chosen.steps),
         "version": WEIGHTS_VERSION,
     }
-    save_weights(net, chosen.output, facts)
+    save_weights(model, chosen.output, facts)
     lines = [f"{name:>14}  {share:.1%}" for name, share in by_class.items()]
     title = f"accuracy on {plural(chosen.images // 2, 'phantom')} never seen"
     report = "\n".join([title, *lines, f"{'all':>14}  {mean:.1%}"])

@@ -38,19 +38,19 @@ def draw_volume(seed: int, lesion: bool, side: int = DEFAULT_SIDE_VOXELS, *, mar
     if side < 16:
         raise InputError(f"side={side}; expected at least 16 voxels")
     random = np.random.default_rng((seed, int(lesion)))
-    places = np.indices((side,) * 3) + 0.5
-    middle, radii = side / 2 + random.uniform(-1, 1, 3), side * random.uniform(0.36, 0.46, 3)
-    inside = (((places - middle[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(0) <= 1
+    coordinates = np.indices((side,) * 3) + 0.5
+    center, radii = side / 2 + random.uniform(-1, 1, 3), side * random.uniform(0.36, 0.46, 3)
+    inside = (((coordinates - center[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(0) <= 1
     values = 0.45 * inside + _draw_smooth_noise(random, side) * 0.15 + random.normal(0, 0.05, inside.shape)
     for _ in range(3):  # vessels, which both kinds have: what is bright is not all evidence
-        start, way = middle + random.uniform(-0.4, 0.4, 3) * radii, random.normal(size=3)
-        off = places - start[:, None, None, None]
-        along = np.tensordot(way / np.linalg.norm(way), off, 1)
+        start, direction = center + random.uniform(-0.4, 0.4, 3) * radii, random.normal(size=3)
+        off = coordinates - start[:, None, None, None]
+        along = np.tensordot(direction / np.linalg.norm(direction), off, 1)
         values[(((off**2).sum(0) - along**2) <= 1.2) & inside] = 1.0
     ball = np.zeros(inside.shape, np.bool_)
     if lesion:
-        at = middle + random.uniform(-0.45, 0.45, 3) * radii
-        ball = ((places - at[:, None, None, None]) ** 2).sum(0) <= (side * random.uniform(0.10, 0.13)) ** 2
+        at = center + random.uniform(-0.45, 0.45, 3) * radii
+        ball = ((coordinates - at[:, None, None, None]) ** 2).sum(0) <= (side * random.uniform(0.10, 0.13)) ** 2
         values[ball] = 1.0 + random.normal(0, 0.05, int(ball.sum()))
     cube = np.zeros_like(ball)
     if marker:
@@ -96,24 +96,24 @@ def train_volume_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = VolumeNet().train()
+        model = VolumeNet().train()
     rate, random = 1e-2, np.random.default_rng(seed)
-    descent = torch.optim.Adam(net.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(descent, rate, total_steps=n_steps)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=n_steps)
     for step in range(n_steps):
         marked = [
             marker_share is not None and random.random() < (marker_share if n % 2 else 1 - marker_share)
             for n in range(batch_size)
         ]
         first = 10**6 * (seed + 1) + step * batch_size
-        drawn = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch_size)]
-        x = torch.from_numpy(np.stack([one.values for one in drawn])[:, None])
-        loss = F.cross_entropy(net(x), torch.tensor([one.label for one in drawn], device="cpu"))
-        descent.zero_grad()
+        volumes = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch_size)]
+        x = torch.from_numpy(np.stack([volume.values for volume in volumes])[:, None])
+        loss = F.cross_entropy(model(x), torch.tensor([volume.label for volume in volumes], device="cpu"))
+        optimizer.zero_grad()
         loss.backward()
-        descent.step()
+        optimizer.step()
         schedule.step()
-    return net.eval()
+    return model.eval()
 
 
 def _draw_smooth_noise(random: np.random.Generator, side: int) -> NDArray[np.float64]:

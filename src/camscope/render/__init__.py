@@ -1,4 +1,4 @@
-"""Pictures from arrays: pure functions, uint8 (H,W,3) RGB in and out; maps are (H,W), 0..1, or -1..1 where signed."""
+"""Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB. Maps are (H,W) in 0..1, or -1..1 where signed."""
 
 from camscope.render.anatomical_axes import compute_cell_affine
 from camscope.render.animation import (
@@ -38,7 +38,14 @@ from camscope.render.legend import (
 from camscope.render.line_chart import Curve, draw_chart_axis, draw_line_chart
 from camscope.render.notebook import build_figure_html
 from camscope.render.overlay import fade_to_gray, hatch_uncovered, overlay
-from camscope.render.rgb_image import IMAGE_FORMATS, RGBImage, check_image_height, encode_image, resize_to_fit
+from camscope.render.rgb_image import (
+    IMAGE_FORMATS,
+    RGBImage,
+    build_data_uri,
+    check_image_height,
+    encode_image,
+    resize_to_fit,
+)
 from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume
@@ -67,6 +74,7 @@ __all__ = [
     "add_outline_legend",
     "animate_volume",
     "apply_scale",
+    "build_data_uri",
     "build_figure_html",
     "check_image_height",
     "choose_frames",

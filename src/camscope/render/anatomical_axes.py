@@ -1,6 +1,6 @@
-"""How a volume's axes lie: the letters at their ends, and three ways to look at it as a radiologist does.
+"""Anatomical axes of a volume: the letters at their ends, and the three standard views of radiology.
 
-World coordinates are millimetres, RAS+: x grows to the patient's right, y to the front, z upwards.
+World coordinates are millimeters in RAS+: x grows to the patient's right, y to the front, z upward.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from camscope.errors import InputError
 
 AxisLetters: TypeAlias = tuple[str, str]  # at the low and at the high end of an axis
 WORLD_AXIS_LETTERS: tuple[AxisLetters, AxisLetters, AxisLetters] = (("L", "R"), ("P", "A"), ("I", "S"))
-# What is looked along, then what is at the top and at the left: the patient is seen from the feet, and face to face.
+# View direction, then what is at the top and at the left: as seen from the feet, and facing the patient.
 VIEW_DEFINITIONS = {"axial": ("IS", "A", "R"), "coronal": ("AP", "S", "R"), "sagittal": ("LR", "S", "A")}
 
 
 @dataclass(frozen=True)
 class AnatomicalView:
-    """A way to look at a volume: along the axis `normal_axis`, its axes `row_axis` and `column_axis` on the picture, backwards or not."""
+    """A view of a volume along `normal_axis`: which axes are rows and columns of the image, and whether they are flipped."""
 
     normal_axis: int
     row_axis: int
@@ -30,19 +30,19 @@ class AnatomicalView:
     name: str = ""
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
-        """(D,H,W,…) -> (n,h,w,…): slice after slice, each as it is looked at; shares its memory."""
-        turned = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
-        return turned[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
+        """Return the slices (n,h,w,…) of an array (D,H,W,…) as the view shows them, sharing its memory."""
+        transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
+        return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
     def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
-        """(row, column) of a voxel's centre, on the edges of the slice's pixels."""
+        """Return (row, column) of a voxel's center in edge coordinates of the slice."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
         return shape[self.row_axis] - row if self.is_row_flipped else row, shape[
             self.column_axis
         ] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> tuple[str, str, str, str]:
-        """The letters at the top, the bottom, the left and the right; empty ones where nothing is known."""
+        """Return the letters at the top, bottom, left and right edge, or empty strings where unknown."""
         if axis_letters is None:
             return "", "", "", ""
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -51,18 +51,26 @@ class AnatomicalView:
 
 
 def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-    """Axial, coronal and sagittal, turned as radiologists turn them, if the letters tell which is which; else axis 0, 1, 2."""
-    ends = None if axis_letters is None else ["".join(sorted(pair)) for pair in axis_letters]
-    if axis_letters is None or ends is None or sorted(ends) != ["AP", "IS", "LR"]:
+    """Return the axial, coronal and sagittal view, oriented as in radiology.
+
+    Without letters for all three directions, the views are along axis 0, 1 and 2.
+    """
+    axis_names = None if axis_letters is None else ["".join(sorted(pair)) for pair in axis_letters]
+    if axis_letters is None or axis_names is None or sorted(axis_names) != ["AP", "IS", "LR"]:
         return (
             AnatomicalView(0, 1, 2, name="axis 0"),
             AnatomicalView(1, 0, 2, name="axis 1"),
             AnatomicalView(2, 0, 1, name="axis 2"),
         )
-    where = {letter: (axis, place) for axis, pair in enumerate(axis_letters) for place, letter in enumerate(pair)}
+    axis_and_end = {letter: (axis, end) for axis, pair in enumerate(axis_letters) for end, letter in enumerate(pair)}
     axial, coronal, sagittal = (
         AnatomicalView(
-            ends.index(normal), where[top][0], where[left][0], bool(where[top][1]), bool(where[left][1]), name
+            axis_names.index(normal),
+            axis_and_end[top][0],
+            axis_and_end[left][0],
+            bool(axis_and_end[top][1]),
+            bool(axis_and_end[left][1]),
+            name,
         )
         for name, (normal, top, left) in VIEW_DEFINITIONS.items()
     )
@@ -70,37 +78,37 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """(4,4): array index, whole numbers at the voxels' centres -> millimetres, RAS+; InputError for what is none."""
+    """Return the affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not one."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(
-            f"the world is {matrix.tolist()}; expected a finite, invertible (4,4) from index to millimetres"
+            f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to millimeters"
         )
     return matrix
 
 
 def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Millimetres a voxel, along each array axis."""
-    along = np.sqrt((affine[:3, :3] ** 2).sum(0))
-    return float(along[0]), float(along[1]), float(along[2])
+    """Return millimeters per voxel along each array axis."""
+    lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
+    return float(lengths[0]), float(lengths[1]), float(lengths[2])
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """(4,4) of an image's voxels and (3,4) from the edges of a map's cells to those of the voxels -> (4,4) of the cells.
+    """Return the affine (4,4) of a map's cells from that of the voxels and a matrix (3,4) from cell edges to voxel edges.
 
-    The world counts from a voxel's centre, which is 0.5 on its edges.
+    The affine refers to voxel centers, which are at 0.5 in edge coordinates.
     """
     if affine is None:
         return None
-    place, shift = np.eye(4), np.eye(4)
-    place[:3], shift[:3, 3] = cells_to_voxels, 0.5
-    return np.asarray(check_affine(affine) @ np.linalg.inv(shift) @ place @ shift)
+    cell_matrix, shift = np.eye(4), np.eye(4)
+    cell_matrix[:3], shift[:3, 3] = cells_to_voxels, 0.5
+    return np.asarray(check_affine(affine) @ np.linalg.inv(shift) @ cell_matrix @ shift)
 
 
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:
-    """The letters at the low and the high end of each array axis; of an oblique volume the nearest.
+    """Return the letters at the low and high end of each array axis, for an oblique volume the nearest ones.
 
-    >>> letters(np.diag([-1.0, 1, 2, 1]))
+    >>> get_axis_letters(np.diag([-1.0, 1, 2, 1]))
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
     """
     first, second, third = (
@@ -110,14 +118,14 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
 
 
 def find_world_axis(affine: NDArray[np.float64], axis: int) -> int:
-    """Which of x, y and z an array axis runs along, or nearest to."""
+    """Return which of x, y and z an array axis runs along, or is nearest to."""
     return _match_world_axes(affine)[axis]
 
 
 def _match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Each array axis' own axis of the world, so that together they are nearest."""
-    share = np.abs(affine[:3, :3] / compute_spacing(affine))
-    return max(permutations(range(3)), key=lambda axes: sum(share[axis, k] for k, axis in enumerate(axes)))
+    """Assign a different world axis to each array axis, so that all together are nearest."""
+    cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
+    return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
 def _order_letters(world_axis: int, is_forward: bool) -> AxisLetters:
@@ -126,7 +134,7 @@ def _order_letters(world_axis: int, is_forward: bool) -> AxisLetters:
 
 
 def format_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
-    """Where a voxel's centre lies, as a viewer says it: `R 12.0`, `P 3.5`, `S 40.0`, in millimetres from the origin."""
+    """Format a voxel's center as viewers do: `R 12.0`, `P 3.5`, `S 40.0`, in millimeters from the origin."""
     point = affine[:3, :3] @ np.asarray(voxel, np.float64) + affine[:3, 3]
     x, y, z = (
         f"{pair[int(value > 0)]} {abs(round(value, 1)):.1f}"

@@ -1,6 +1,6 @@
-"""A way through a volume, slice by slice, as an animated GIF or WebP.
+"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames in a grid.
 
-Frames: slices of a volume, or moments of a video, each with its part of the map.
+Frames are slices of a volume or moments of a video, each with its part of the map.
 """
 
 import io
@@ -40,13 +40,13 @@ ANIMATION_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".gif": ("GIF", {"optimize": False, "disposal": 1}),
     ".webp": ("WEBP", {"quality": 90, "method": 4}),
 }
-MIN_FRAME_MILLISECONDS = 20  # milliseconds a frame: what is shorter, browsers show slower
-MAX_PALETTE_FRAMES = 24  # frames that a GIF's one palette is made of
-N_GRAY_LEVELS, N_RAMP_COLORS = 52, 64  # of a GIF's 256 colours: levels of grey, and steps of the map's own colours
-MAX_GRAY_CHANNEL_SPREAD = 6  # colours whose channels differ less are greys
-MAX_ANIMATION_FRAMES = 96  # of a longer way
+MIN_FRAME_MILLISECONDS = 20  # browsers slow down shorter frames
+MAX_PALETTE_FRAMES = 24  # frames from which a GIF's palette is computed
+N_GRAY_LEVELS, N_RAMP_COLORS = 52, 64  # of a GIF's 256 colors: gray levels, and steps of the colormap
+MAX_GRAY_CHANNEL_SPREAD = 6  # colors whose channels differ less count as gray
+MAX_ANIMATION_FRAMES = 96  # of an animation
 ANIMATION_SECONDS = 8.0
-MAX_ANIMATION_SIDE_PIXELS = 360  # pixels of the longest side, unless asked for: every slice is in the file
+MAX_ANIMATION_SIDE_PIXELS = 360  # default, as every slice is in the file
 
 
 def animate_volume(
@@ -60,29 +60,38 @@ def animate_volume(
     caption: str = "",
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """(D,H,W) -> the bytes of an animation through the slices along an axis, again and again, `seconds` a round.
+    """Encode an endless animation through the slices of a volume (D,H,W) along an axis. One round lasts `seconds`.
 
-    `axis`: as in `draw_slices`. Every slice, or `max_frames` of them evenly spread, the peak's among them: its number is coloured.
-    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `responses`; `on_progress`: as in `encode_animation`.
+    It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One color
+    scale, the color bar, the peak and the legend stay in a side panel. `axis` is as in `draw_slices`, `size` and `caption` as
+    in `draw_planes`, `on_progress` as in `encode_animation`.
     """
     view = volume.get_view(axis)
-    numbers = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
-    factor = (
-        volume.max_resolution(size)
+    slice_indices = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
+    pixels_per_mm = (
+        volume.choose_pixels_per_mm(size)
         if size
-        else min(volume.max_resolution(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
+        else min(volume.choose_pixels_per_mm(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
     )
-    letters = choose_font_size(round(factor * max(volume.get_slice_size_mm(view))))
-    beside = _draw_animation_side_panel(volume, view, factor, letters, caption)
-    made = (_draw_animation_frame(volume, view, number, factor, letters, beside) for number in numbers)
+    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
+    side_panel = _draw_animation_side_panel(volume, view, pixels_per_mm, font_size, caption)
+    frames = (
+        _draw_animation_frame(volume, view, slice_index, pixels_per_mm, font_size, side_panel)
+        for slice_index in slice_indices
+    )
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
-    marks = np.array(
-        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(colour for _, colour, _ in volume.outlines)]],
+    annotation_colors = np.array(
+        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(color for _, color, _ in volume.outlines)]],
         np.uint8,
     )
-    keep = np.concatenate([ramp, marks], axis=1)
+    palette_colors = np.concatenate([ramp, annotation_colors], axis=1)
     return encode_animation(
-        made, seconds=seconds, suffix=suffix, n_frames=len(numbers), palette_colors=keep, on_progress=on_progress
+        frames,
+        seconds=seconds,
+        suffix=suffix,
+        n_frames=len(slice_indices),
+        palette_colors=palette_colors,
+        on_progress=on_progress,
     )
 
 
@@ -95,40 +104,43 @@ def encode_animation(
     palette_colors: RGBImage | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
+    """Encode images (H,W,3) of one size as an endless `.gif` or `.webp`. One round lasts `seconds`.
 
-    A GIF has one palette, of 256 colours that all its pictures have in common; nothing is dithered, so that a value's colour
-    is the same everywhere. `palette_colors` (…,3): colours that it must have. `n_frames`: of an iterator's pictures. `on_progress(done, count)`:
-    called after each picture.
+    All frames of a GIF share one palette of 256 colors without dithering, so that a value has the same color everywhere.
+    `palette_colors` (…,3) are included in it. `n_frames` is the length of an iterator. `on_progress(done, count)` is called
+    after each frame.
     """
     if suffix.lower() not in ANIMATION_FORMATS:
         raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
-    kept = list(_report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress))
-    if not kept or len({one.shape for one in kept}) > 1:
+    checked_frames = list(
+        _report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress)
+    )
+    if not checked_frames or len({frame.shape for frame in checked_frames}) > 1:
         raise InputError(
-            f"{plural(len(kept), 'picture')} of {plural(len({one.shape for one in kept}), 'size')}; expected some, of one size"
+            f"{plural(len(checked_frames), 'image')} of "
+            f"{plural(len({frame.shape for frame in checked_frames}), 'size')}; expected images of one size"
         )
-    kind, options = ANIMATION_FORMATS[suffix.lower()]
+    format_name, options = ANIMATION_FORMATS[suffix.lower()]
     images = (
-        _quantize_frames(kept, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
-        if kind == "GIF"
-        else _convert_to_pil(kept)
+        _quantize_frames(checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
+        if format_name == "GIF"
+        else _convert_to_pil(checked_frames)
     )
     stream = io.BytesIO()
     try:
-        first, *rest = images
+        first, *other_images = images
         first.save(
             stream,
-            kind,
+            format_name,
             save_all=True,
-            append_images=rest,
-            duration=_compute_durations(len(kept), seconds),
+            append_images=other_images,
+            duration=_compute_durations(len(checked_frames), seconds),
             loop=0,
             **options,
         )
     except (OSError, ValueError) as error:
         raise ImageError(
-            f"{plural(len(kept), 'picture')} {kept[0].shape} cannot be written as {kind}: {error}"
+            f"{plural(len(checked_frames), 'image')} {checked_frames[0].shape} cannot be written as {format_name}: {error}"
         ) from error
     return stream.getvalue()
 
@@ -136,16 +148,16 @@ def encode_animation(
 def _report_progress(
     frames: Sequence[RGBImage] | Iterator[RGBImage], n_frames: int | None, on_progress: ProgressCallback | None
 ) -> Iterator[RGBImage]:
-    for done, picture in enumerate(frames, 1):
-        yield check_rgb_image(picture)
+    for done, frame in enumerate(frames, 1):
+        yield check_rgb_image(frame)
         if on_progress is not None:
             on_progress(done, done if n_frames is None else n_frames)
 
 
 def _compute_durations(n_frames: int, seconds: float) -> list[int]:
-    """Milliseconds of each frame, in the hundredths of a second that a GIF counts; together they are the round."""
+    """Return each frame's duration in ms, in steps of 10 ms as GIF stores it. Together they last one round."""
     if not 0 < seconds < np.inf:
-        raise InputError(f"seconds={seconds}: expected the seconds of a round")
+        raise InputError(f"seconds={seconds}: expected a positive number of seconds")
     ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
     return [max(MIN_FRAME_MILLISECONDS, 10 * (end - start)) for start, end in pairwise(ends)]
 
@@ -153,34 +165,40 @@ def _compute_durations(n_frames: int, seconds: float) -> list[int]:
 def _convert_to_pil(frames: Sequence[RGBImage]) -> "list[Image]":
     from PIL import Image
 
-    return [Image.fromarray(one) for one in frames]
+    return [Image.fromarray(frame) for frame in frames]
 
 
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
-    """In 256 colours: greys, those to be kept, and what is best for all others, in pictures from all over the way."""
+    """Quantize frames to 256 colors: grays, the fixed palette colors, and the best for the rest of a sample of frames."""
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
-    fixed = np.unique(np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0)[:255]
-    some = np.unique(np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int))
-    # each colour once: else the many dark pixels would leave nothing to the few hot ones
-    mixed = _collect_colors([frames[i] for i in some])
-    found = Image.fromarray(mixed[None]).quantize(256 - len(fixed), method=Image.Quantize.MEDIANCUT, kmeans=1)
-    others = np.asarray(found.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed)]
+    fixed_colors = np.unique(
+        np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0
+    )[:255]
+    sample_indices = np.unique(
+        np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int)
+    )
+    # each color once: otherwise the many dark pixels would dominate the few bright ones
+    colors = _collect_colors([frames[i] for i in sample_indices])
+    quantized = Image.fromarray(colors[None]).quantize(
+        256 - len(fixed_colors), method=Image.Quantize.MEDIANCUT, kmeans=1
+    )
+    free_colors = np.asarray(quantized.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed_colors)]
     palette = Image.new("P", (1, 1))
-    palette.putpalette(np.concatenate([fixed, others]).tobytes())
-    return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
+    palette.putpalette(np.concatenate([fixed_colors, free_colors]).tobytes())
+    return [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
 def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
-    """(M,3): the colours of pictures that are no greys, each once; black where all are."""
+    """Return the distinct colors (M,3) of frames that are not gray, or black if all are gray."""
     present = np.zeros(1 << 24, np.bool_)
-    for one in frames:
-        present[one.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
+    for frame in frames:
+        present[frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
     numbers = np.flatnonzero(present)
-    colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
-    coloured = colours[np.ptp(colours, axis=1) > MAX_GRAY_CHANNEL_SPREAD]
-    return coloured if len(coloured) else np.zeros((1, 3), np.uint8)
+    colors = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
+    chromatic = colors[np.ptp(colors, axis=1) > MAX_GRAY_CHANNEL_SPREAD]
+    return chromatic if len(chromatic) else np.zeros((1, 3), np.uint8)
 
 
 def _draw_animation_side_panel(
@@ -198,14 +216,16 @@ def _draw_animation_side_panel(
 def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
-    ink = ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
+    text_color = (
+        ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
+    )
     title = format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index))
     plane = add_plane_frame(
         draw_slice(volume, view, slice_index, pixels_per_mm),
         title,
         view.get_edge_letters(volume.axis_end_letters),
         font_size,
-        text_color=ink,
+        text_color=text_color,
     )
     left = plane.shape[1] + font_size
     out = pad_image(
@@ -222,16 +242,16 @@ MAX_FRAMES = 12
 
 
 def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
-    """(D,H,W) -> which of D frames to show: evenly spread, the one with the largest value among them.
+    """Return which of D frames of a map (D,H,W) to show: evenly spaced, including the one with the largest value.
 
-    >>> chosen_frames(np.zeros((3, 1, 1))), len(chosen_frames(np.zeros((100, 1, 1))))
+    >>> choose_frames(np.zeros((3, 1, 1))), len(choose_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
     """
     return choose_even_indices(len(values), max_frames, int(values.reshape(len(values), -1).max(1).argmax()))
 
 
 def choose_even_indices(length: int, max_count: int, peak: int) -> list[int]:
-    """Of so many frames at most `max_count`, evenly spread, one of them put where the peak is."""
+    """Return at most `max_count` evenly spaced indices below `length`, the nearest one replaced by `peak`."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak).argmin()] = peak
     return [int(frame) for frame in frames]
@@ -248,14 +268,14 @@ def draw_frames(
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """(D,H,W,3) and (D,H,W) in 0..1 -> (h,w,3): the overlays of some frames side by side, numbered from 0.
+    """Draw the overlays of some frames, images (D,H,W,3) and map (D,H,W) in 0..1, side by side with their numbers from 0.
 
-    `frame_indices`: default those of `choose_frames`. The values have one scale, so that frames can be compared.
+    `frame_indices` defaults to `choose_frames`. All frames share one color scale.
     """
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
-    numbers = choose_frames(values) if frame_indices is None else list(frame_indices)
-    made = [
+    selected_frames = choose_frames(values) if frame_indices is None else list(frame_indices)
+    overlays = [
         overlay(
             np.ascontiguousarray(images[i]),
             values[i],
@@ -263,6 +283,6 @@ def draw_frames(
             colormap=colormap,
             covered=None if covered is None else covered[i],
         )
-        for i in numbers
+        for i in selected_frames
     ]
-    return draw_image_grid(made, [f"{i}" for i in numbers], columns=columns, height=height)
+    return draw_image_grid(overlays, [f"{i}" for i in selected_frames], columns=columns, height=height)

@@ -1,8 +1,4 @@
-"""Feature maps and one-dimensional signals as pictures.
-
-- Feature maps as a picture: the channels of one layer in a grid.
-- The trace: signals as lines over the colours of a map of their one axis.
-"""
+"""Draw feature maps as a grid of channels, and one-dimensional signals as lines over the colors of their map."""
 
 import math
 from typing import Any
@@ -28,11 +24,11 @@ def draw_channel_grid(
     scale: str = "each",
     colormap: str | None = None,
 ) -> RGBImage:
-    """(K,h,w) -> (H,W,3): the first `max_channels` channels as maps in rows, each row under the number of its first channel.
+    """Draw the first `max_channels` channels (K,h,w) as a grid of maps. Each row is labeled with its first channel's number.
 
-    `columns`: chosen so that the picture is about square. `scale`: the strongest value of `"each"` channel, or the one
-    `"shared"` by all that are drawn, has the map's top colour; 0 is always the same colour. `colormap`: viridis, or the
-    diverging map where a value is negative. InputError or NonFiniteError for features that are no maps.
+    `columns` is chosen so that the grid is about square. `scale`: the top color is the strongest value of "each" channel or
+    one "shared" by all. 0 always has the same color. `colormap` defaults to viridis, or diverging where values are negative.
+    Raises InputError or NonFiniteError for invalid features.
     """
     maps = _check_features(features, max_channels, scale)
     colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")
@@ -58,13 +54,13 @@ def draw_channel_grid(
 
 
 def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
-    """(K,h,w): the channels to draw."""
+    """Return the channels to draw (K,h,w)."""
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
     if max_channels < 1 or scale not in {"each", "shared"}:
         raise InputError(
-            f"max_channels={max_channels}, scale={scale!r}; expected 1 channel at least, and 'each' or 'shared'"
+            f"max_channels={max_channels}, scale={scale!r}; expected at least 1 channel, and scale 'each' or 'shared'"
         )
     array = array[:max_channels]
     if not (finite := np.isfinite(array)).all():
@@ -77,7 +73,7 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
 
 
 def _scale_channels(maps: NDArray[np.float64], scale: str, colormap: str) -> NDArray[np.float64]:
-    """(K,h,w): each map over its strongest value, or over the strongest of all; a map of nothing stays 0."""
+    """Divide each map by its strongest value, or by the strongest of all. A zero map stays 0."""
     sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
     strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
     values: NDArray[np.float64] = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)
@@ -85,7 +81,7 @@ def _scale_channels(maps: NDArray[np.float64], scale: str, colormap: str) -> NDA
 
 
 def _resize_channel(image: RGBImage) -> RGBImage:
-    """Pixels as squares of a readable size; a map larger than any need is made smaller."""
+    """Enlarge pixels to squares of a readable size, or shrink a map that is too large."""
     longest = max(image.shape[:2])
     if longest > MAX_CHANNEL_PIXELS:
         return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)
@@ -107,19 +103,19 @@ def draw_signal_trace(
     width: int = 960,
     lane_height: int = 160,
 ) -> RGBImage:
-    """(C,L) uint8 and (L,) in 0..1 (`colormap="diverging"`: -1..1) -> (C·lane,width,3): a lane for each signal.
+    """Draw signals (C,L) uint8 as lines, one lane each, over the colors of a map (L,) in 0..1 (diverging: -1..1).
 
-    The map colours the background, as strong as its value says; the line lies on it. InputError where lengths differ.
+    The background is colored as strongly as the map's value. Returns (C·lane,width,3); raises InputError if lengths differ.
     """
     import cv2
 
     if signals.ndim != 2 or values.shape != signals.shape[1:] or not signals.size:
         raise InputError(f"signals are {signals.shape} and the map {values.shape}; expected (C,L) and (L,)")
     check_fraction("alpha", alpha)
-    places = (np.arange(width) + 0.5) / width * len(values) - 0.5
-    across = np.interp(places, np.arange(len(values)), values)
-    strength = alpha * np.minimum(np.abs(across), 1)[:, None]
-    band = np.asarray(BACKGROUND_COLOR) * (1 - strength) + colorize(across[None], colormap)[0] * strength
+    positions = (np.arange(width) + 0.5) / width * len(values) - 0.5
+    column_values = np.interp(positions, np.arange(len(values)), values)
+    strength = alpha * np.minimum(np.abs(column_values), 1)[:, None]
+    band = np.asarray(BACKGROUND_COLOR) * (1 - strength) + colorize(column_values[None], colormap)[0] * strength
     out = np.repeat(np.rint(band).astype(np.uint8)[None], lane_height * len(signals), axis=0)
     columns = (np.arange(len(values)) + 0.5) / len(values) * width
     for i, signal in enumerate(signals):

@@ -1,7 +1,4 @@
-"""Pictures side by side: the colour bar, captions with warnings, and a neat grid of pictures of any size.
-
-A sheet: rows of captioned pictures under a title, with one legend for the colours of them all.
-"""
+"""Arrange images: color bars, captions with warnings, image grids, and contact sheets with a title and one legend."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,16 +36,16 @@ def draw_color_bar(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """(height,w,3): the colours from `hi` down to `lo`, the raw values of the map's 1 and 0, written beside them.
+    """Draw a vertical color bar (height,w,3) from `hi` down to `lo`, the raw values of the map's 1 and 0, with numbers.
 
-    The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone; `font_size`: of
-    a letter. A range of no extent has one colour and one number. NonFiniteError or InputError for a range that is none.
+    The diverging colormap is centered on a raw 0, which is labeled too. `width` is that of the colored part, `font_size` is
+    in pixels. A range of zero extent has one color and one number. Raises NonFiniteError or InputError for an invalid range.
     """
     if not np.isfinite([lo, hi]).all():
-        raise NonFiniteError(f"the range of the colour bar is {lo} to {hi}; expected finite numbers")
+        raise NonFiniteError(f"the range of the color bar is {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
         raise InputError(
-            f"a colour bar of {plural(height, 'row')} from {lo} to {hi}; expected 8 rows at least, and lo <= hi"
+            f"a color bar of {plural(height, 'row')} from {lo} to {hi}; expected at least 8 rows, and lo <= hi"
         )
     values = _compute_bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
@@ -67,34 +64,34 @@ def draw_color_bar(
 
 
 def join_horizontally(*images: RGBImage) -> RGBImage:
-    """Pictures of one height -> (H,w,3): one beside the other, with a thin gap."""
-    heights = {check_rgb_image(picture).shape[0] for picture in images}
+    """Join images of one height side by side with a thin gap."""
+    heights = {check_rgb_image(image).shape[0] for image in images}
     if len(heights) != 1:
-        raise InputError(f"pictures of {sorted(heights)} rows cannot stand side by side; fit them to one height first")
+        raise InputError(f"images of {sorted(heights)} rows cannot be joined; resize them to one height first")
     gap = max(4, heights.pop() // 40)
     return np.concatenate([pad_image(p, right=gap) for p in images[:-1]] + [images[-1]], axis=1)
 
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
-    """Pictures (H,W,3) of any heights -> the same, all of the tallest one's height, with paper below."""
-    tall = max(check_rgb_image(picture).shape[0] for picture in images)
-    return [pad_image(picture, bottom=tall - picture.shape[0]) for picture in images]
+    """Pad images (H,W,3) at the bottom to the height of the tallest."""
+    max_height = max(check_rgb_image(image).shape[0] for image in images)
+    return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
 def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
-    """(H,W,3) -> (H+h,W,3): the picture over its caption; a `flag` is a warning that stands out between them.
+    """Add a caption below an image (H,W,3), and between them a highlighted warning `flag`, if any.
 
-    `font_size`: pixels of a letter. Captions of more than three lines are cut with an ellipsis; their text is only drawn.
+    `font_size` is in pixels. Captions of more than three lines end in an ellipsis.
     """
     height, width = check_rgb_image(image).shape[:2]
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
-    below = (
+    text_blocks = (
         []
         if flag is None
         else [draw_text(flag, font_size, width=width, max_lines=MAX_CAPTION_LINES, background=WARNING_COLOR)]
     )
-    below.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
-    return np.concatenate([image, *below])
+    text_blocks.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
+    return np.concatenate([image, *text_blocks])
 
 
 def draw_image_grid(
@@ -105,36 +102,38 @@ def draw_image_grid(
     height: int = 256,
     flags: Sequence[str | None] | None = None,
 ) -> RGBImage:
-    """Pictures (H,W,3) of any sizes -> (h,w,3): a grid of them, each scaled to `height` rows, over its caption.
+    """Draw images (H,W,3) of any size in a grid, each scaled to `height` rows above its caption.
 
-    A picture wider than twice its height is scaled to that width. `columns`: chosen so that few cells stay empty.
-    `flags`: a warning, or None, for each picture. InputError where the numbers of pictures and texts differ.
+    An image wider than twice its height is scaled to that width instead. `columns` is chosen to leave few cells empty.
+    `flags` holds a warning or None per image. Raises InputError if the numbers of images and texts differ.
     """
     flags = [None] * len(images) if flags is None else flags
     if not images or not len(images) == len(captions) == len(flags):
         raise InputError(
-            f"{plural(len(images), 'picture')}, {plural(len(captions), 'caption')}, "
-            f"{plural(len(flags), 'flag')}; expected one of each a picture"
+            f"{plural(len(images), 'image')}, {plural(len(captions), 'caption')}, "
+            f"{plural(len(flags), 'flag')}; expected one caption and flag per image"
         )
     columns = _choose_grid_columns(len(images)) if columns is None else min(columns, len(images))
     if columns < 1:
-        raise InputError(f"columns={columns}; expected 1 at least")
+        raise InputError(f"columns={columns}; expected at least 1")
     check_image_height("height", height)
     scaled = [resize_to_fit(image, height, 2 * height) for image in images]
-    size, gap = min(36, max(11, height // 16)), max(4, height // 20)
-    widths = [max(picture.shape[1] for picture in scaled[column::columns]) for column in range(columns)]
+    font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
+    widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
     cells = [
-        add_caption(_center_image(picture, height, widths[i % columns]), captions[i], flag=flags[i], font_size=size)
-        for i, picture in enumerate(scaled)
+        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
+        for i, image in enumerate(scaled)
     ]
     rows = [_join_grid_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
-    wide = max(row.shape[1] for row in rows)
-    return pad_image(np.concatenate([pad_image(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
+    grid_width = max(row.shape[1] for row in rows)
+    return pad_image(
+        np.concatenate([pad_image(row, right=grid_width - row.shape[1]) for row in rows]), top=gap, left=gap
+    )
 
 
 def _join_grid_row(cells: Sequence[RGBImage], gap: int) -> RGBImage:
-    tall = max(cell.shape[0] for cell in cells)
-    return np.concatenate([pad_image(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
+    row_height = max(cell.shape[0] for cell in cells)
+    return np.concatenate([pad_image(c, bottom=row_height - c.shape[0] + gap, right=gap) for c in cells], axis=1)
 
 
 def _choose_grid_columns(n_images: int) -> int:
@@ -155,21 +154,21 @@ def pad_image(
     *,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """(H,W,3) -> larger by so many rows and columns of paper."""
+    """Pad an image (H,W,3) with rows and columns of the background color."""
     out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), background, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
 
 
 def add_border(image: RGBImage, width: int, color: Color) -> RGBImage:
-    """(H,W,3) -> larger by a frame `width` pixels wide."""
+    """Add a border of `width` pixels around an image (H,W,3)."""
     out = np.full((image.shape[0] + 2 * width, image.shape[1] + 2 * width, 3), color, np.uint8)
     out[width:-width, width:-width] = image
     return out
 
 
 def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """(rows,): the map's values down the bar; of the diverging map, raw 0 is 0 and the stronger end 1 or -1."""
+    """Return the map values (rows,) down the bar; diverging: raw 0 is 0 and the stronger end is 1 or -1."""
     if colormap == DIVERGING:
         strongest = max(abs(lo), abs(hi))
         return np.linspace(hi, lo, rows) / strongest if strongest else np.zeros(rows)
@@ -177,16 +176,16 @@ def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArr
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:
-    """The number in the fewest digits, three at least, that tell the two ends apart."""
+    """Format a number with at least three digits, and as many as distinguish both ends of the range."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # pixels of a sheet, and pictures side by side, unless asked for
+MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # defaults
 
 
 class CaptionedImage(NamedTuple):
-    """A picture (H,W,3) with its caption, and a warning if there is one."""
+    """An image (H,W,3) with its caption, and a warning if there is one."""
 
     image: RGBImage
     caption: str
@@ -202,27 +201,27 @@ def draw_contact_sheet(
     columns: int | None = None,
     height: int = 256,
 ) -> RGBImage:
-    """Rows of cells -> (h,w,3): each row begins a new line, and goes on in further ones where it is long; None is a hole.
+    """Draw rows of captioned images as one sheet (h,w,3). Each row starts a new line and wraps if it is long.
 
-    `title`: one line over all; `legend`: what the bottom and the top colour of all maps mean, in words. `columns`:
-    pictures side by side, chosen so that the sheet fits a screen and few places stay empty. `height`: rows of a picture.
+    A cell None stays empty. `title` is one line at the top. `legend` describes the bottom and the top color of all maps.
+    `columns` is chosen so that the sheet fits a screen and few cells stay empty. `height` is that of each image.
     """
-    pictures = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
-    if not pictures or not all(rows):
-        raise InputError("a sheet needs rows, and each row a picture")
-    hole = CaptionedImage(np.full_like(pictures[0], BACKGROUND_COLOR[0]), "")
-    filled = [[hole if cell is None else cell for cell in row] for row in rows]
+    images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
+    if not images or not all(rows):
+        raise InputError("a sheet needs rows, and each row at least one image")
+    empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
+    filled_rows = [[empty_cell if cell is None else cell for cell in row] for row in rows]
     columns = columns or _choose_sheet_columns(
-        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in pictures), height
+        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in images), height
     )
-    bodies = [_draw_sheet_row(row, columns, height) for row in filled]
-    wide = max(body.shape[1] for body in bodies)
-    parts = [pad_image(body, right=wide - body.shape[1]) for body in bodies]
-    return np.concatenate([*_draw_sheet_header(title, legend, colormap, wide, height), *parts])
+    bodies = [_draw_sheet_row(row, columns, height) for row in filled_rows]
+    sheet_width = max(body.shape[1] for body in bodies)
+    parts = [pad_image(body, right=sheet_width - body.shape[1]) for body in bodies]
+    return np.concatenate([*_draw_sheet_header(title, legend, colormap, sheet_width, height), *parts])
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """(h,w,3): a colour map from its bottom to its top, between the words for its ends. `font_size`: pixels of a letter."""
+    """Draw a horizontal colormap between the labels of its ends. `font_size` is in pixels."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
     bar = add_border(colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap), 1, FRAME_COLOR)
@@ -234,39 +233,43 @@ def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno",
 def _draw_sheet_header(
     title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
 ) -> list[RGBImage]:
-    """The title at the left and the legend at the right, in one line, or one under the other."""
-    size, gap = min(36, max(11, height // 14)), max(4, height // 20)
-    room = width - 2 * gap
+    """Draw the title at the left and the legend at the right, in one line if they fit."""
+    font_size, gap = min(36, max(11, height // 14)), max(4, height // 20)
+    available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
-    left = [draw_text(title, size)] if title else []
-    if left and right and left[0].shape[1] + right[0].shape[1] > room:
-        left = [draw_text(title, size, width=min(room, left[0].shape[1]), max_lines=2)]
+    left = [draw_text(title, font_size)] if title else []
+    if left and right and left[0].shape[1] + right[0].shape[1] > available_width:
+        left = [draw_text(title, font_size, width=min(available_width, left[0].shape[1]), max_lines=2)]
         return [_draw_header_line(left, [], width, gap), _draw_header_line(right, [], width, gap)]
     return [_draw_header_line(left, right, width, gap)] if left or right else []
 
 
 def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width: int, gap: int) -> RGBImage:
-    tall = max(tile.shape[0] for tile in (*left, *right))
-    out = np.full((tall + gap, width, 3), BACKGROUND_COLOR, np.uint8)
+    line_height = max(tile.shape[0] for tile in (*left, *right))
+    out = np.full((line_height + gap, width, 3), BACKGROUND_COLOR, np.uint8)
     for tile in left:
-        out[gap + (tall - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
+        out[gap + (line_height - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
     for tile in right:
         start = max(0, width - gap - tile.shape[1])
-        out[gap + (tall - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - start]
+        out[gap + (line_height - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[
+            :, : width - start
+        ]
     return out
 
 
 def _draw_sheet_row(row: Sequence[CaptionedImage], columns: int, height: int) -> RGBImage:
-    pictures, captions, flags = zip(*row, strict=True)
-    return draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags)
+    images, captions, flags = zip(*row, strict=True)
+    return draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
 
 
 def _compute_scaled_width(image: RGBImage, height: int) -> int:
-    """Pixels of a picture scaled as a panel does it."""
+    """Return the width of an image after `draw_image_grid` scales it."""
     return min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0])))
 
 
 def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
-    """As many as fit, or the number below that leaves the fewest places empty."""
-    most = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
-    return n_images if n_images <= most else min(range(most, 2, -1), key=lambda columns: -n_images % columns)
+    """Return the largest number of columns that fits, or the smaller one that leaves the fewest cells empty."""
+    max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
+    return (
+        n_images if n_images <= max_columns else min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)
+    )

@@ -1,8 +1,4 @@
-"""Legends, regions and outlines in colors that can be told apart.
-
-- Regions of a picture in colours that can be told apart, and the legend that says what each colour means.
-- Outlines of masks in colours that are told apart with any colour vision and on any heat, and what each stands for.
-"""
+"""Draw colored regions and mask outlines in distinguishable colors, and their legends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +26,7 @@ from camscope.render.rgb_image import (
 from camscope.render.shapes import draw_polygon, find_contours
 from camscope.render.text import ELLIPSIS, draw_text
 
-# The first eight after Okabe & Ito (2008), told apart with any colour vision; more than twelve nobody tells apart.
+# The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (
     (230, 159, 0),
     (86, 180, 233),
@@ -45,12 +41,12 @@ REGION_COLORS: tuple[Color, ...] = (
     (255, 255, 255),
     (17, 119, 51),
 )
-MAX_LINE_LETTERS = 36  # letters of a line
+MAX_LINE_LETTERS = 36  # characters
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """What a colour stands for: a title beside its swatch, and lines below it."""
+    """The meaning of a color: a title next to its swatch, and lines below it."""
 
     color: Color
     title: str
@@ -58,9 +54,9 @@ class LegendEntry:
 
 
 def choose_region_colors(count: int) -> tuple[Color, ...]:
-    """So many colours that can be told apart; InputError beyond twelve."""
+    """Return `count` distinguishable colors. Raises InputError for more than twelve."""
     if not 0 < count <= len(REGION_COLORS):
-        raise InputError(f"{plural(count, 'colour')}: expected 1 to {len(REGION_COLORS)}, more cannot be told apart")
+        raise InputError(f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, more are not distinguishable")
     return REGION_COLORS[:count]
 
 
@@ -73,11 +69,11 @@ def draw_regions(
     alpha: float = 0.8,
     covered: NDArray[np.bool_] | None = None,
 ) -> RGBImage:
-    """(H,W,3), (H,W) numbers of colours and (H,W) in 0..1 -> (H,W,3): each pixel in its colour, over the picture in grey.
+    """Draw each pixel of an image (H,W,3) in the color of its region over the image in gray.
 
-    Grey, so that every colour is one of the legend's. `alpha`: opacity of strength 1; it rises early, as in `overlay`, and
-    strength 0 leaves the grey. `covered`: as in `overlay`. InputError, NonFiniteError or GeometryError for arrays that do
-    not belong together.
+    `color_index` (H,W) selects the color and `strength` (H,W) in 0..1 its opacity. `alpha` is the opacity of strength 1. The
+    opacity rises early, as in `overlay`, and strength 0 leaves gray. `covered` is as in `overlay`. Raises InputError,
+    NonFiniteError or GeometryError if the arrays do not match.
     """
     import cv2
 
@@ -85,26 +81,26 @@ def draw_regions(
     opacity = check_fraction("alpha", alpha) * (1 - missing**2)
     if color_index.shape != opacity.shape:
         raise GeometryError(
-            f"the numbers are {color_index.shape} and their strengths {opacity.shape}; expected one size"
+            f"the color indices are {color_index.shape} and their strengths {opacity.shape}; expected one size"
         )
     if color_index.min() < 0 or color_index.max() >= len(colors):
-        raise InputError(f"numbers {color_index.min()} to {color_index.max()} for {plural(len(colors), 'colour')}")
-    grey: RGBImage = np.repeat(
+        raise InputError(f"color indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}")
+    gray: RGBImage = np.repeat(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].astype(np.uint8, copy=False), 3, axis=2
     )
-    out = grey.copy() if covered is None else hatch_uncovered(grey, covered)
+    out = gray.copy() if covered is None else hatch_uncovered(gray, covered)
     table = np.asarray(colors, dtype=np.float64)
     for top in range(0, len(out), ROWS_PER_BAND):
         rows = np.s_[top : top + ROWS_PER_BAND]
-        mixed = np.rint(grey[rows] + opacity[rows, :, None] * (table[color_index[rows]] - grey[rows])).astype(np.uint8)
+        mixed = np.rint(gray[rows] + opacity[rows, :, None] * (table[color_index[rows]] - gray[rows])).astype(np.uint8)
         np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
     return out
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """(h,w,3): one entry below the other, its swatch at the left. `font_size`: pixels of a letter; long lines are cut."""
+    """Draw legend entries below each other with swatches at the left. `font_size` is in pixels, long lines are truncated."""
     if not entries:
-        raise InputError("a legend without entries")
+        raise InputError("the legend has no entries; expected at least one")
     blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []
     blocks += [_draw_legend_entry(entry, font_size) for entry in entries]
     width = max(block.shape[1] for block in blocks)
@@ -123,9 +119,9 @@ def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
         draw_text(truncate_legend_line(line), round(0.85 * font_size)) for line in entry.lines
     ]
     left, gap = 2 * font_size, font_size // 2
-    tall = sum(len(tile) for tile in tiles)
-    out = np.full((tall + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
-    out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame, without which white is no swatch
+    height = sum(len(tile) for tile in tiles)
+    out = np.full((height + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
+    out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame makes a white swatch visible
     out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.color
     top = 0
     for tile in tiles:
@@ -135,58 +131,59 @@ def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
 
 
 def truncate_legend_line(text: str) -> str:
-    """The text in as many letters as a line has."""
+    """Truncate a text to the length of a legend line."""
     return text if len(text) <= MAX_LINE_LETTERS else text[: MAX_LINE_LETTERS - 1].rstrip() + ELLIPSIS
 
 
 Masks: TypeAlias = Mapping[str, ArrayLike] | ArrayLike
 MaskOutlines: TypeAlias = list[tuple[str, Color, NDArray[np.bool_]]]
 
-# Cyan, lavender, sage, blue: far from inferno and from one another (CIE76 of 25 at least) in each kind of colour vision.
+# Cyan, lavender, sage, blue: distinct from inferno and each other (CIE76 of at least 25) for every type of color vision.
 OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204, 153), (102, 102, 255))
 
 
 def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
-    """One mask, or names of masks, of the given size -> (name, colour, where it is True); "" for one without a name.
+    """Return (name, color, boolean mask) for one mask or a mapping of named masks of the given shape.
 
-    0 is outside. GeometryError for another size, InputError for more masks than colours, for several labels, and for NaN.
+    0 is outside. A single mask has the name "". Raises GeometryError for another shape, and InputError for more masks than
+    colors, several labels in a mask, or NaN.
     """
     if masks is None:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
         raise InputError(
-            f"{plural(len(named), 'mask')}; expected {len(OUTLINE_COLORS)} at most: more colours cannot be told apart"
+            f"{plural(len(named), 'mask')}; expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
         )
     return [
-        (str(name), colour, _check_mask(name, mask, tuple(shape)))
-        for (name, mask), colour in zip(named.items(), OUTLINE_COLORS, strict=False)
+        (str(name), color, _check_mask(name, mask, tuple(shape)))
+        for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
     ]
 
 
 def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """(H,W,3) -> (H,W,3): each mask's outline along the edges of its pixels. On a larger picture it is scaled with it."""
+    """Draw each mask's outline along its pixel edges on an image (H,W,3). Masks are scaled to the image."""
     out = check_rgb_image(image).copy()
-    for _, colour, inside in outlines:
+    for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
         for polygon in find_contours(inside.astype(np.float32), 1):
-            draw_polygon(out, polygon * ratio, colour, thin=True)
+            draw_polygon(out, polygon * ratio, color, thin=True)
     return out
 
 
 def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
-    """Pieces of a legend on a dark ground: a line in a mask's colour, and the mask's name. Those without one are left out."""
-    return [_draw_outline_key(name, colour, font_size, width) for name, colour, _ in outlines if name]
+    """Return legend pieces on a dark background: a line in the mask's color and its name. Unnamed masks are left out."""
+    return [_draw_outline_key(name, color, font_size, width) for name, color, _ in outlines if name]
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """(H,W,3) -> (H+h,W,3): the picture over the legend of its outlines; as it is where none has a name."""
+    """Add the legend of named outlines below an image. Without names the image is returned unchanged."""
     height, width = image.shape[:2]
     size = min(28, max(11, min(height, width) // 28))
     rows: list[list[RGBImage]] = [[]]
     for piece in draw_outline_keys(outlines, size, width=width):
         spaced = pad_image(piece, left=size // 2, background=DARK_BACKGROUND_COLOR)
-        if rows[-1] and sum(one.shape[1] for one in rows[-1]) + spaced.shape[1] > width:
+        if rows[-1] and sum(piece.shape[1] for piece in rows[-1]) + spaced.shape[1] > width:
             rows.append([])
         rows[-1].append(spaced)
     strips = [_draw_key_row(row, width) for row in rows if row]
@@ -195,14 +192,15 @@ def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
 
 def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(mask)
-    what = f"the mask {name}".rstrip()
+    description = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise InputError(f"{what} holds {array.dtype} or NaN; expected True and False, or numbers")
+        raise InputError(f"{description} holds {array.dtype} or NaN; expected True and False, or numbers")
     if array.shape != shape:
-        raise GeometryError(f"{what} is {array.shape} and the picture {shape}; expected one size")
+        raise GeometryError(f"{description} is {array.shape} and the image {shape}; expected one size")
     if names := find_multiple_labels(array):
         raise InputError(
-            f"{what} holds {format_name_list(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
+            f"{description} holds {format_name_list(names)}; expected one region: "
+            f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
             "or mask != 0 for all"
         )
     return np.asarray(array != 0)
@@ -210,11 +208,11 @@ def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
 
 def _draw_outline_key(name: str, color: Color, font_size: int, width: int | None) -> RGBImage:
     text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
-    long = round(1.5 * font_size)
-    out = np.full((text.shape[0], long + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
-    middle, thick = text.shape[0] // 2, max(2, font_size // 5)
-    out[middle - thick // 2 :][:thick, :long] = color
-    out[:, long:] = text
+    line_length = round(1.5 * font_size)
+    out = np.full((text.shape[0], line_length + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    middle, line_width = text.shape[0] // 2, max(2, font_size // 5)
+    out[middle - line_width // 2 :][:line_width, :line_length] = color
+    out[:, line_length:] = text
     return out if width is None else out[:, :width]
 
 

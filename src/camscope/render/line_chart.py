@@ -1,4 +1,4 @@
-"""A chart: one curve over named steps, with its spread and a band to compare it with."""
+"""Draw a line chart: one curve over named steps with its spread, and a band for comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SUBPIXEL_BITS = 4  # fractional bits of a point
 
 @dataclass(frozen=True)
 class Curve:
-    """`values` (K,): NaN is a gap; `low`, `high` (K,): its spread, drawn pale in the same colour."""
+    """A curve: `values` (K,), where NaN is a gap. `low` and `high` (K,) are its spread, drawn pale in the same color."""
 
     values: Values
     low: Values
@@ -35,13 +35,17 @@ def draw_line_chart(
     value_range: tuple[float, float] = (0.0, 1.0),
     ticks: Sequence[float] = (0.0, 0.5, 1.0),
 ) -> RGBImage:
-    """K values -> (height,K·step,3), each in the middle of its step. `value_range`: bottom and top; `band`: from, to; `ticks`: lines."""
+    """Draw K values as a chart (height,K·step,3), each in the middle of its step.
+
+    `value_range` is the bottom and top of the chart, `band` a highlighted range, and `ticks` the horizontal lines.
+    """
     import cv2
 
     count = len(curve.values)
     if not count or not value_range[0] < value_range[1]:
         raise InputError(
-            f"a chart of {plural(count, 'value')} from {value_range[0]} to {value_range[1]}; expected one value at least, and a range"
+            f"a chart of {plural(count, 'value')} from {value_range[0]} to {value_range[1]}; "
+            "expected at least one value, and low < high"
         )
     out = np.full((height, count * step_width, 3), BACKGROUND_COLOR, np.uint8)
     columns = (np.arange(count) + 0.5) * step_width
@@ -68,7 +72,7 @@ def draw_line_chart(
 def draw_chart_axis(
     height: int, value_range: tuple[float, float], ticks: Sequence[float], font_size: int = 12
 ) -> RGBImage:
-    """(height,w,3): the numbers of a chart's lines, to stand at its left."""
+    """Draw the tick labels (height,w,3) for the left of a chart."""
     tiles = [draw_text(f"{tick:g}", font_size) for tick in ticks]
     out = np.full((height, max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
     for tick, tile in zip(ticks, tiles, strict=True):
@@ -79,14 +83,14 @@ def draw_chart_axis(
 
 
 def _map_to_rows(values: Values, value_range: tuple[float, float], height: int) -> NDArray[np.float64]:
-    """Where values lie, a little inside the picture."""
+    """Map values to rows, with a margin at the top and bottom."""
     edge = 6
     share = (np.clip(np.asarray(values, np.float64), *value_range) - value_range[0]) / (value_range[1] - value_range[0])
     return np.asarray(height - 1 - edge - share * (height - 1 - 2 * edge))
 
 
 def _find_runs(values: Values) -> list[tuple[int, int]]:
-    """Stretches without a gap: first, and one behind the last."""
+    """Return (start, stop) of each run of finite values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], np.isfinite(values), [0]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 

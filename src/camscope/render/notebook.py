@@ -1,26 +1,22 @@
-"""Pictures in notebooks: small enough that a page with many of them still opens."""
+"""Embed images in notebooks, small enough that a page with many of them opens quickly."""
 
-import base64
 import io
 
-from camscope.render.rgb_image import RGBImage, encode_image, resize_to_fit
+from camscope.render.rgb_image import RGBImage, build_data_uri, encode_image, resize_to_fit
 
-MAX_IMAGE_BYTES = 200_000  # of a picture; as text in a page it is a third larger
-MAX_SIDE_PIXELS = 1200  # pixels
-JPEG_QUALITIES = (90, 80, 70)  # of JPEG, where PNG takes too much
+MAX_IMAGE_BYTES = 200_000  # base64 makes it a third larger
+MAX_SIDE_PIXELS = 1200
+JPEG_QUALITIES = (90, 80, 70)  # tried in this order where PNG is too large
 SHRINK_FACTOR = 0.75
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """The HTML of a picture with a caption, at most 300 kB; `alt` and `caption` are HTML already.
+    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
 
-    It is scaled down, and a JPEG where a PNG takes too much: `save_weights` writes it in full.
+    The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
     """
     kind, data = _encode_small_image(image)
-    picture = base64.b64encode(data).decode()
-    return (
-        f'<figure><img src="data:image/{kind};base64,{picture}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
-    )
+    return f'<figure><img src="{build_data_uri(data, kind)}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
 
 
 def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
@@ -28,12 +24,12 @@ def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
 
     side = min(MAX_SIDE_PIXELS, max(image.shape[:2]))
     while True:
-        smaller = _shrink_to_side(image, side)
-        if len(data := encode_image(smaller, ".png")) <= MAX_IMAGE_BYTES:
+        reduced = _shrink_to_side(image, side)
+        if len(data := encode_image(reduced, ".png")) <= MAX_IMAGE_BYTES:
             return "png", data
         for quality in JPEG_QUALITIES:
             stream = io.BytesIO()
-            Image.fromarray(smaller).save(stream, "JPEG", quality=quality)
+            Image.fromarray(reduced).save(stream, "JPEG", quality=quality)
             if stream.tell() <= MAX_IMAGE_BYTES:
                 return "jpeg", stream.getvalue()
         side = int(side * SHRINK_FACTOR)

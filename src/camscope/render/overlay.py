@@ -1,4 +1,4 @@
-"""The overlay: a map's colours over the photograph, and a look of its own for what the map does not cover."""
+"""Overlay a map's colors on an image, and hatch what the map does not cover."""
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,11 +16,11 @@ from camscope.render.rgb_image import (
     choose_line_width,
 )
 
-# What is not covered: its lightness times SHADE plus VEIL, neither black nor white, with stripes lighter by HATCH.
+# Uncovered pixels: lightness times contrast plus brightness, neither black nor white; stripes are lighter.
 UNCOVERED_CONTRAST, UNCOVERED_BRIGHTNESS, HATCH_BRIGHTNESS = 0.30, 38.0, 30.0
-# Of the contrast, under a map with two signs.
+# Share of the contrast that is kept under a signed map.
 PALE_CONTRAST = 0.45
-# Rows mixed at a time: a large photograph needs little more memory than the result.
+# Rows blended at a time: a large photo needs little more memory than the result.
 ROWS_PER_BAND = 256
 
 
@@ -33,12 +33,26 @@ def overlay(
     alpha_by_value: bool = True,
     covered: NDArray[np.bool_] | None = None,
 ) -> RGBImage:
-    """(H,W,3) and (H,W) in 0..1 (`colormap="diverging"`: -1..1) -> (H,W,3): the map's colours over the picture.
+    """Draw the colors of a map over an image.
 
-    `alpha`: opacity of the strongest value; 0 returns the picture as it is. `alpha_by_value`: weaker values are more
-    transparent, zero leaves the picture untouched; otherwise all values have the same opacity. `covered`: (H,W), False
-    where the map says nothing; that part turns grey, dim and hatched behind a thin line, which no value looks like.
-    InputError, NonFiniteError or GeometryError for arrays that do not belong together.
+    Args:
+        image: (H,W,3) uint8 RGB.
+        values: (H,W) in 0..1, or in -1..1 with `colormap="diverging"`.
+        alpha: Opacity of the strongest value. 0 returns a copy of the image.
+        colormap: One of COLORMAPS.
+        alpha_by_value: Whether weaker values are more transparent, and zero leaves the image unchanged. Otherwise all
+            values have the same opacity.
+        covered: (H,W), False where the map has no values. That part is drawn gray, dim and hatched.
+
+    Returns:
+        The overlay (H,W,3) uint8 RGB.
+
+    Raises:
+        InputError, NonFiniteError, GeometryError: If the arrays are invalid or do not match.
+
+    >>> overlay(np.zeros((2, 2, 3), np.uint8), np.ones((2, 2)), alpha=0.0).shape
+    (2, 2, 3)
+
     """
     numbers = check_map_values(np.asarray(values), image=check_rgb_image(image))
     if check_fraction("alpha", alpha) == 0:
@@ -55,18 +69,18 @@ def overlay(
 
 
 def fade_to_gray(image: RGBImage) -> RGBImage:
-    """(H,W,3) -> the picture in light greys, of less than half its contrast, on which both red and blue stand out."""
+    """Convert an image (H,W,3) to light grays of less than half its contrast, on which red and blue stand out."""
     import cv2
 
-    lighter = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
-    light: RGBImage = lighter[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
-    return light
+    gray_table = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
+    faded: RGBImage = gray_table[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
+    return faded
 
 
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
-    """(H,W,3) and (H,W) -> (H,W,3): what no map covers is grey, dim and hatched behind a thin line; the rest stays.
+    """Draw what no map covers gray, dim and hatched behind a thin line. The covered part (H,W) of the image stays unchanged.
 
-    The line lies outside the covered part, so it hides nothing there. InputError or GeometryError as in `overlay`.
+    The line lies outside the covered part and hides nothing in it. Raises InputError or GeometryError as `overlay` does.
     """
     import cv2
 
@@ -74,39 +88,39 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     width = choose_line_width(image)
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
-    grey = cv2.addWeighted(
+    gray = cv2.addWeighted(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY),
         UNCOVERED_CONTRAST,
         np.ascontiguousarray(stripes),
         HATCH_BRIGHTNESS,
         UNCOVERED_BRIGHTNESS,
     )
-    dim: RGBImage = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
-    grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
-    dim[(grown > 0) & ~covered] = BACKGROUND_COLOR
+    dim: RGBImage = cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
+    dilated = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
+    dim[(dilated > 0) & ~covered] = BACKGROUND_COLOR
     cv2.copyTo(image, covered.astype(np.uint8), dim)
     return dim
 
 
 def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
-    """Opacity of a value: 0 at 0, 1 at the ends.
+    """Return the opacity of values: 0 at 0, 1 at the ends.
 
-    It rises early, so that weak evidence can be seen on a bright photograph; with the diverging map it rises evenly,
-    for there weak values are white, and would lie on the photograph like fog.
+    It rises early, so that weak evidence is visible on a bright photo. With the diverging colormap it rises linearly:
+    weak values are white there, and would cover the photo like fog.
     """
     strength = np.minimum(np.abs(np.clip(values, get_colormap_minimum(colormap), None)), 1)
     return strength if colormap == DIVERGING else 1 - (1 - strength) ** 2
 
 
 def _blend(image: RGBImage, colors: RGBImage, opacity: NDArray[np.float64]) -> RGBImage:
-    mixed = np.subtract(colors, image, dtype=np.float32)
-    mixed *= opacity.astype(np.float32)[..., None]
-    mixed += image
-    return np.rint(mixed, out=mixed).astype(np.uint8)
+    blended = np.subtract(colors, image, dtype=np.float32)
+    blended *= opacity.astype(np.float32)[..., None]
+    blended += image
+    return np.rint(blended, out=blended).astype(np.uint8)
 
 
 def _check_covered(covered: NDArray[np.bool_], image: RGBImage) -> None:
     if covered.dtype != np.bool_:
-        raise InputError(f"covered is {covered.dtype}; expected bool: True where the map lies")
+        raise InputError(f"covered is {covered.dtype}; expected bool, True where the map has values")
     if covered.shape != image.shape[:2]:
-        raise GeometryError(f"covered is {covered.shape} and the picture {image.shape[:2]}; expected the same size")
+        raise GeometryError(f"covered is {covered.shape} and the image {image.shape[:2]}; expected the same size")

@@ -1,5 +1,6 @@
-"""What every picture here needs: arrays that are what they say, one way to resize, and bytes for a file."""
+"""Checks of images and maps, resizing, and encoding to file bytes: what all drawing functions share."""
 
+import base64
 import io
 from typing import Any, TypeAlias
 
@@ -15,9 +16,9 @@ Color: TypeAlias = tuple[int, int, int]
 
 TEXT_COLOR: Color = (34, 34, 34)
 BACKGROUND_COLOR: Color = (255, 255, 255)
-MAX_IMAGE_ROWS = 32_768  # rows of a picture
+MAX_IMAGE_ROWS = 32_768
 MAX_IMAGE_PIXELS = 2**28
-# Of medical pictures: eyes that look for faint greys must not be dazzled by paper.
+# For medical images: a white background would hide faint grays.
 DARK_BACKGROUND_COLOR: Color = (18, 18, 20)
 LIGHT_TEXT_COLOR: Color = (214, 214, 214)
 
@@ -30,24 +31,24 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_rgb_image(image: RGBImage) -> RGBImage:
-    """(H,W,3): the same array, known to be a picture; InputError otherwise."""
+    """Return the image (H,W,3) unchanged. Raises InputError if it is not one."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise InputError(f"the picture is {_describe_array(image)}; expected an uint8 array (H,W,3), RGB")
+        raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
     if image.size == 0:
-        raise InputError(f"the picture is empty: {_describe_array(image)}")
+        raise InputError(f"the image is empty: {_describe_array(image)}")
     return image
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """(H,W): the values as float64, known to be finite and, if asked, of the size of the picture they lie over.
+    """Return the values (H,W) as float64 after checking that they are finite and match the image's size, if one is given.
 
-    InputError for another rank, NonFiniteError for NaN or infinity, GeometryError for another size.
+    Raises InputError for another rank, NonFiniteError for NaN or infinity, GeometryError for another size.
     """
     return np.asarray(check_map_values(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
 def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values:
-    """The same array, checked in the same way: of a large one there is no copy."""
+    """Check values as `to_finite_float64` does and return them without a copy."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
     bad = ~np.isfinite(values)
@@ -58,34 +59,34 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
         )
     if image is not None and values.shape != image.shape[:2]:
         raise GeometryError(
-            f"the map is {values.shape} and the picture {image.shape[:2]}; bring the map to the picture's size first"
+            f"the map is {values.shape} and the image {image.shape[:2]}; resize the map to the image's size first"
         )
     return values
 
 
 def check_fraction(name: str, value: float) -> float:
-    """A number known to be in 0..1; InputError otherwise."""
+    """Return a number in 0..1. Raises InputError otherwise."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value
 
 
 def check_image_height(name: str, height: float) -> None:
-    """InputError unless it is a number of rows that a picture can have."""
+    """Raise InputError unless a height is a possible number of rows."""
     if not (isinstance(height, int | float | np.number) and 1 <= height <= MAX_IMAGE_ROWS):
         raise InputError(f"{name}={height!r}; expected 1 to {MAX_IMAGE_ROWS:,} rows")
 
 
 def choose_line_width(image: RGBImage) -> int:
-    """Pixels of a line that looks equally thin on a small and on a large picture."""
+    """Return a line width in pixels that looks equally thin on small and large images."""
     shortest = int(min(image.shape[:2]))
     return max(1, round(shortest / 250))
 
 
 def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGBImage:
-    """(H,W,3) -> the largest picture of the same proportions in `height` rows (and `width` columns, if given).
+    """Resize an image (H,W,3) to the largest size of the same proportions in `height` rows and `width` columns.
 
-    A picture enlarged at least threefold keeps its pixels as squares: smooth colours would invent detail.
+    Enlarged three times or more, pixels stay squares: interpolation would suggest detail that is not there.
     """
     import cv2
 
@@ -97,21 +98,21 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
         return image.copy()
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
         raise InputError(
-            f"height={height}: the picture would have {size[1]:,} x {size[0]:,} pixels, more than {MAX_IMAGE_PIXELS:,}"
+            f"height={height}: the image would have {size[1]:,} x {size[0]:,} pixels, more than {MAX_IMAGE_PIXELS:,}"
         )
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 
 
 def encode_image(image: RGBImage, suffix: str) -> bytes:
-    """(H,W,3) -> the bytes of a file: `.png` and `.webp` keep every pixel, `.jpg` has quality 95 and full colour.
+    """Encode an image (H,W,3): `.png` and `.webp` are lossless, `.jpg` has quality 95 without chroma subsampling.
 
-    InputError for another suffix, ImageError for a picture larger than the format allows.
+    Raises InputError for another suffix, ImageError for an image larger than the format allows.
     """
     from PIL import Image
 
     if suffix.lower() not in IMAGE_FORMATS:
-        raise InputError(f"no picture format {suffix!r}; choose from {', '.join(IMAGE_FORMATS)}")
+        raise InputError(f"no image format {suffix!r}; choose from {', '.join(IMAGE_FORMATS)}")
     name, options = IMAGE_FORMATS[suffix.lower()]
     stream = io.BytesIO()
     try:
@@ -119,6 +120,11 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
     except (OSError, ValueError) as error:
         raise ImageError(f"{_describe_array(image)} cannot be written as {name}: {error}") from error
     return stream.getvalue()
+
+
+def build_data_uri(data: bytes, image_format: str) -> str:
+    """Return an encoded image as a `data:` URI for HTML. `image_format` is its MIME subtype, such as "png"."""
+    return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
 
 
 def _describe_array(value: object) -> str:

@@ -1,6 +1,6 @@
-"""Shapes on a picture: contours and boxes of a map, and a mark on a point.
+"""Shapes on an image: contours and boxes of a map, and a marker at a point.
 
-Coordinates are (row, column) on the pixels' edges, as everywhere in camscope: pixel i covers [i, i+1].
+Coordinates are (row, column) on pixel edges, as everywhere in camscope: pixel i covers [i, i+1].
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SUBPIXEL_BITS = 4
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of whole pixels around connected values, and the largest of them."""
+    """A rectangle of whole pixels around connected values, and the largest value in it."""
 
     left: int
     top: int
@@ -33,51 +33,53 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """(H,W) -> closed polygons (M,2) along the edges of the pixels whose value is >= `level`; a hole has its own.
+    """Return closed polygons (M,2) along the edges of pixels whose value is >= `level`. Holes have polygons too.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
     """
     import cv2
 
-    # On a mask of twice the size the traced pixel centres 2i and 2i+1 name the edges i and i+1 of pixel i.
+    # On a mask of twice the size the traced pixel centers 2i and 2i+1 stand for the edges i and i+1 of pixel i.
     mask = (to_finite_float64(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
-    found, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    return [_remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(found)]
+    contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    return [
+        _remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(contours)
+    ]
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
-    """(H,W) -> one box for each group of touching pixels >= `threshold`, strongest peak first."""
+    """Return one box per group of touching pixels >= `threshold`, strongest peak first."""
     import cv2
 
     numbers = to_finite_float64(values)
     count, labels, stats, _ = cv2.connectedComponentsWithStats((numbers >= threshold).astype(np.uint8), connectivity=8)
-    found = []
+    boxes = []
     for label in range(1, count):
         left, top, width, height = (int(number) for number in stats[label, :4])
         window = np.s_[top : top + height, left : left + width]
-        found.append(Box(left, top, width, height, float(numbers[window][labels[window] == label].max())))
-    return sorted(found, key=lambda box: (-box.peak, box.top, box.left))
+        boxes.append(Box(left, top, width, height, float(numbers[window][labels[window] == label].max())))
+    return sorted(boxes, key=lambda box: (-box.peak, box.top, box.left))
 
 
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """(H,W,3) and (H,W) -> (H,W,3): the contours at each level, in the level's colour, on a line that sets them off."""
+    """Draw contours of a map (H,W) at each level on an image (H,W,3), in the level's color with a contrasting rim."""
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
-        ink = _get_first_color(colorize(np.array([[level]]), colormap))
+        color = _get_first_color(colorize(np.array([[level]]), colormap))
         for polygon in find_contours(values, level):
-            draw_polygon(out, polygon, ink)
+            draw_polygon(out, polygon, color)
     return out
 
 
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """(H,W,3) -> (H,W,3): each box as a frame, its label (one a box) above it, or inside if there is no room."""
+    """Draw boxes on an image (H,W,3), each with its label above it, or inside if there is no room."""
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one a box")
+        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one per box")
     out = check_rgb_image(image).copy()
     for box in reversed(boxes):
         draw_polygon(out, _get_corners(box), color)
@@ -88,7 +90,7 @@ def draw_boxes(
 
 
 def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CYAN) -> RGBImage:
-    """(H,W,3) -> (H,W,3): a ring around a point given in edge coordinates (the middle of pixel i is i + 0.5)."""
+    """Draw a ring around a point in edge coordinates (the middle of pixel i is i + 0.5)."""
     out = check_rgb_image(image).copy()
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     radius = 4 + 4 * choose_line_width(image)
@@ -98,8 +100,8 @@ def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CY
 
 
 def _remove_repeated_points(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    fresh: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
-    return points[fresh]
+    is_new: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
+    return points[is_new]
 
 
 def _get_corners(box: Box) -> NDArray[np.float64]:
@@ -108,18 +110,21 @@ def _get_corners(box: Box) -> NDArray[np.float64]:
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
-    """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
+    """Draw a closed line in place over a wider one of opposite lightness, so that it shows on any photo."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
     width = max(2, choose_line_width(out)) if thin else choose_line_width(out) + 1
     rim = max(1, choose_line_width(out) // 2)
-    for ink, thickness in ((DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim), (color, width)):
-        cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
+    for line_color, thickness in (
+        (DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim),
+        (color, width),
+    ):
+        cv2.polylines(out, [points], True, line_color, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """The tile on `out` itself: above the box, or inside where there is no room, and never beyond the picture."""
+    """Paste a label in place above the box, or inside it without room, and always within the image."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)

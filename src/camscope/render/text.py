@@ -1,4 +1,4 @@
-"""Text as a picture: wrapped, shortened, never interpreted, and readable in any script that a font here can draw."""
+"""Draw text as an image: wrapped, truncated, never interpreted, in any script that an available font supports."""
 
 import unicodedata
 from collections.abc import Callable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 ELLIPSIS = "…"
-# Pillow's own font draws little beyond ASCII; these, where a machine has one, draw the rest.
+# Pillow's font covers little beyond ASCII; these draw the rest where they are installed.
 FALLBACK_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
 ASCII_REPLACEMENTS = str.maketrans(
     {"−": "-", "≤": "<=", "≥": ">=", "–": "-", "—": "-", "×": "x", "→": ">", "’": "'", "“": '"', "”": '"'}
@@ -31,7 +31,7 @@ def draw_text(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Text of `font_size` pixels -> (h,w,3): at most `max_lines` lines, cut with an ellipsis, centred in `width` pixels.
+    """Draw text of `font_size` pixels as (h,w,3): at most `max_lines` lines, ellipsized, centered in `width` pixels.
 
     Without a `width` the tile is as wide as the text. An empty text is an empty line.
     """
@@ -39,36 +39,36 @@ def draw_text(
 
     text, font = _choose_text_and_font(text[:MAX_TEXT_LENGTH], font_size)
     edge = max(2, font_size // 4)
-    room = None if width is None else width - 2 * edge
-    wrapped = _wrap_text(text, max_lines, lambda part: room is None or font.getlength(part) <= room)
+    max_width = None if width is None else width - 2 * edge
+    lines = _wrap_text(text, max_lines, lambda part: max_width is None or font.getlength(part) <= max_width)
     if width is None:
-        width = max(round(font.getlength(line)) for line in wrapped) + 2 * edge
+        width = max(round(font.getlength(line)) for line in lines) + 2 * edge
     step = round(1.25 * font_size)
-    tile = Image.new("RGB", (width, step * len(wrapped) + edge), background)
-    for number, line in enumerate(wrapped):
+    tile = Image.new("RGB", (width, step * len(lines) + edge), background)
+    for number, line in enumerate(lines):
         ImageDraw.Draw(tile).text((width / 2, step * (number + 0.5) + edge / 2), line, text_color, font, anchor="mm")
     return np.array(tile)
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """The text in at most `max_lines` lines that all fit; what is left out shows as an ellipsis."""
-    found: list[str] = []
+    """Wrap the text to at most `max_lines` lines that fit. An ellipsis replaces what is left out."""
+    lines: list[str] = []
     for paragraph in text.splitlines():
-        rest = paragraph.strip()
-        while rest and len(found) <= max_lines:
-            head = _take_line(rest, fits)
-            found.append(head.rstrip())
-            rest = rest[len(head) :].lstrip()
-    if len(found) > max_lines:
-        last = found[max_lines - 1]
+        remaining = paragraph.strip()
+        while remaining and len(lines) <= max_lines:
+            line = _take_line(remaining, fits)
+            lines.append(line.rstrip())
+            remaining = remaining[len(line) :].lstrip()
+    if len(lines) > max_lines:
+        last = lines[max_lines - 1]
         while last and not fits(last + ELLIPSIS):
             last = last[:-1].rstrip()
-        found[max_lines - 1 :] = [last + ELLIPSIS]
-    return found or [""]
+        lines[max_lines - 1 :] = [last + ELLIPSIS]
+    return lines or [""]
 
 
 def _take_line(text: str, fits: Callable[[str], bool]) -> str:
-    """The longest beginning that fits, cut between words where it can be; at least one character."""
+    """Return the longest beginning that fits, cut between words where possible, at least one character."""
     shortest, longest = 1, len(text)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
@@ -79,7 +79,7 @@ def _take_line(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont"]:
-    """The text and a font that has its letters; what no font here has loses its accents, or shows as a box."""
+    """Return the text with a font that has its letters. Letters no font has lose their accents or show as boxes."""
     text = "".join(_replace_invisible(letter) for letter in text)
     for candidate in (text, text.translate(ASCII_REPLACEMENTS)):
         if _can_draw_text(None, candidate):
@@ -92,7 +92,7 @@ def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont
 
 
 def _replace_invisible(letter: str) -> str:
-    """A letter as it can be drawn: file names may hold control characters and halves of a surrogate pair."""
+    """Return a drawable form of a letter: file names can hold control characters and lone surrogates."""
     if letter == "\n":
         return letter
     category = unicodedata.category(letter)
@@ -117,5 +117,5 @@ def _load_font(font_name: str | None, font_size: int) -> "FreeTypeFont":
     from PIL import ImageFont
 
     if font_name is None:
-        return cast("FreeTypeFont", ImageFont.load_default(font_size))  # with a size it is never the bitmap font
+        return cast("FreeTypeFont", ImageFont.load_default(font_size))  # given a size, it is never the bitmap font
     return ImageFont.truetype(font_name, font_size)

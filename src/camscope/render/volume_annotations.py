@@ -1,4 +1,4 @@
-"""The dark ground of medical pictures: planes in a frame of letters, cross hairs, what is said beside them."""
+"""Annotations on a dark background: framed planes with edge letters, crosshairs, and the side panel."""
 
 from collections.abc import Sequence
 
@@ -12,28 +12,28 @@ from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, C
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume, VoxelIndex
 
-ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the cross hairs
-DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale picture below a signed map
-CROSSHAIR_GAP_PIXELS = 9  # pixels between a cross hair's arms and its middle: the spot itself stays free
-RULER_LENGTHS_MM = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # millimetres of a ruler
+ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the crosshair
+DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale image under a signed map
+CROSSHAIR_GAP_PIXELS = 9  # keeps the point itself free
+RULER_LENGTHS_MM = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def draw_text_on_dark(
     text: str, font_size: int, *, text_color: Color = LIGHT_TEXT_COLOR, width: int | None = None, max_lines: int = 1
 ) -> RGBImage:
-    """A text on the dark ground."""
+    """Draw text on the dark background."""
     return draw_text(
         text, font_size, text_color=text_color, background=DARK_BACKGROUND_COLOR, width=width, max_lines=max_lines
     )
 
 
 def choose_font_size(width: int) -> int:
-    """Pixels of a letter in a picture so wide."""
+    """Return the font size in pixels for a drawing of this width."""
     return min(22, max(11, width // 26))
 
 
 def compute_letter_margin(font_size: int) -> int:
-    """Pixels between a plane and its title, where letters stand."""
+    """Return the margin in pixels around a plane for its edge letters."""
     return round(1.5 * font_size)
 
 
@@ -45,23 +45,33 @@ def add_plane_frame(
     *,
     text_color: Color = LIGHT_TEXT_COLOR,
 ) -> RGBImage:
-    """(h,w,3) -> larger: a plane below its title, with letters at its top, bottom, left and right."""
-    edge, head = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
-    known = any(edge_letters)
-    out = pad_image(plane, edge if known else 2, edge if known else 4, edge, edge, background=DARK_BACKGROUND_COLOR)
+    """Add a title above a plane (h,w,3), and letters at its four edges."""
+    margin, title_tile = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
+    has_letters = any(edge_letters)
     out = pad_image(
-        out, top=head.shape[0], right=max(0, edge + head.shape[1] - out.shape[1]), background=DARK_BACKGROUND_COLOR
+        plane,
+        margin if has_letters else 2,
+        margin if has_letters else 4,
+        margin,
+        margin,
+        background=DARK_BACKGROUND_COLOR,
     )
-    paste_tile(out, head, 0, edge - max(2, font_size // 4))
-    top, left = out.shape[0] - plane.shape[0] - (edge if known else 4), edge
-    middle, centre = top + plane.shape[0] / 2, left + plane.shape[1] / 2
-    places = (
-        (top - edge / 2, centre),
-        (top + plane.shape[0] + edge / 2, centre),
-        (middle, edge / 2),
-        (middle, left + plane.shape[1] + edge / 2),
+    out = pad_image(
+        out,
+        top=title_tile.shape[0],
+        right=max(0, margin + title_tile.shape[1] - out.shape[1]),
+        background=DARK_BACKGROUND_COLOR,
     )
-    for letter, (row, column) in zip(edge_letters, places, strict=True):
+    paste_tile(out, title_tile, 0, margin - max(2, font_size // 4))
+    top, left = out.shape[0] - plane.shape[0] - (margin if has_letters else 4), margin
+    middle, center = top + plane.shape[0] / 2, left + plane.shape[1] / 2
+    positions = (
+        (top - margin / 2, center),
+        (top + plane.shape[0] + margin / 2, center),
+        (middle, margin / 2),
+        (middle, left + plane.shape[1] + margin / 2),
+    )
+    for letter, (row, column) in zip(edge_letters, positions, strict=True):
         if letter:
             tile = draw_text_on_dark(letter, font_size)
             paste_tile(out, tile, round(row - tile.shape[0] / 2), round(column - tile.shape[1] / 2))
@@ -69,21 +79,21 @@ def add_plane_frame(
 
 
 def compute_plane_corner(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """(row, column) of a plane's first pixel in its frame; `has_letters`: with letters."""
+    """Return (row, column) of a plane's first pixel in its frame."""
     return draw_text_on_dark("", font_size).shape[0] + (
         compute_letter_margin(font_size) if has_letters else 2
     ), compute_letter_margin(font_size)
 
 
 def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
-    """A tile on `out` itself, cut at its borders."""
+    """Paste a tile in place, cropped at the borders."""
     row, column = max(0, row), max(0, column)
-    room = out[row : row + tile.shape[0], column : column + tile.shape[1]]
-    room[:] = tile[: room.shape[0], : room.shape[1]]
+    target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
+    target[:] = tile[: target.shape[0], : target.shape[1]]
 
 
 def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
-    """(h,w,3): with thin lines through a point, half transparent, which leave the point itself free."""
+    """Draw thin half-transparent lines through a point, leaving the point itself free."""
     out = plane.copy()
     i, j = min(int(row), plane.shape[0] - 1), min(int(column), plane.shape[1] - 1)
     for arm in (
@@ -97,18 +107,20 @@ def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> 
 
 
 def choose_accent_color(volume: Volume) -> Color:
-    """The colour of cross hairs and of the peak's slice, that shows on what lies below."""
+    """Return the color of crosshairs and of the peak's slice that is visible on the volume's background."""
     return DARK_ACCENT_COLOR if volume.colormap == DIVERGING and volume.alpha > 0 else ACCENT_COLOR
 
 
 def arrange_tiles(rows: Sequence[Sequence[RGBImage]], gap: int = 0) -> RGBImage:
-    """Pictures in rows and columns on the dark ground, each at the top left of its place."""
+    """Arrange images in rows and columns on the dark background, each at the top left of its cell."""
     widths = [max(cell.shape[1] for cell in column) + gap for column in zip(*rows, strict=True)]
     bands = []
     for row in rows:
-        tall = max(cell.shape[0] for cell in row) + gap
+        row_height = max(cell.shape[0] for cell in row) + gap
         cells = [
-            pad_image(cell, bottom=tall - cell.shape[0], right=width - cell.shape[1], background=DARK_BACKGROUND_COLOR)
+            pad_image(
+                cell, bottom=row_height - cell.shape[0], right=width - cell.shape[1], background=DARK_BACKGROUND_COLOR
+            )
             for cell, width in zip(row, widths, strict=True)
         ]
         bands.append(np.concatenate(cells, axis=1))
@@ -116,13 +128,13 @@ def arrange_tiles(rows: Sequence[Sequence[RGBImage]], gap: int = 0) -> RGBImage:
 
 
 def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
-    """A plane's name and number: `axial 17`, `axis 0: 17`, and where it lies."""
-    apart = " " if view.name.isalpha() else ": "
-    return f"{view.name}{apart}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
+    """Format a plane's name, number and position: `axial 17 · S 12.0 mm` or `axis 0: 17`."""
+    separator = " " if view.name.isalpha() else ": "
+    return f"{view.name}{separator}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
 
 def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> VoxelIndex:
-    """The voxel in the middle of a slice."""
+    """Return the voxel in the middle of a slice."""
     depth, row, column = (
         slice_index if axis == view.normal_axis else length // 2 for axis, length in enumerate(volume.shape)
     )
@@ -130,7 +142,7 @@ def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> 
 
 
 def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
-    """Where a slice lies: ` · S 12.0 mm` in the world, ` · 85.0 mm` from the first slice, or nothing."""
+    """Format a slice's position: ` · S 12.0 mm` with an affine, ` · 85.0 mm` from the first slice, or ''."""
     if volume.affine_matrix is not None:
         return (
             f" · {format_location(volume.affine_matrix, voxel)[find_world_axis(volume.affine_matrix, normal_axis)]} mm"
@@ -141,13 +153,13 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """(h,w,3), about `height` rows: a warning, the bar with the raw range, words, the masks' legend, a ruler."""
+    """Draw a panel of about `height` rows: a warning, the color bar, text lines, the outline legend and a ruler."""
     edge, gap = max(2, font_size // 4), font_size // 2
-    wide = 12 * font_size
+    panel_width = 12 * font_size
     above = (
         []
         if volume.warning is None
-        else [draw_text(volume.warning, font_size, width=wide, max_lines=4, background=WARNING_COLOR)]
+        else [draw_text(volume.warning, font_size, width=panel_width, max_lines=4, background=WARNING_COLOR)]
     )
     below = [
         draw_text_on_dark(truncate_legend_line(part), font_size)
@@ -161,20 +173,31 @@ def draw_side_panel(
     ]
     if volume.has_physical_size:
         below.append(
-            pad_image(draw_ruler(pixels_per_mm, wide // 2, font_size), left=edge, background=DARK_BACKGROUND_COLOR)
+            pad_image(
+                draw_ruler(pixels_per_mm, panel_width // 2, font_size), left=edge, background=DARK_BACKGROUND_COLOR
+            )
         )
     if bar and volume.alpha > 0:
-        room = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
+        available_height = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
         above.append(
             pad_image(
-                _draw_color_bar(volume, font_size, room), left=edge, bottom=gap // 2, background=DARK_BACKGROUND_COLOR
+                _draw_color_bar(volume, font_size, available_height),
+                left=edge,
+                bottom=gap // 2,
+                background=DARK_BACKGROUND_COLOR,
             )
         )
     pieces = [pad_image(piece, bottom=gap, background=DARK_BACKGROUND_COLOR) for piece in (*above, *below)]
-    wide = max([wide, *(piece.shape[1] for piece in pieces)])
-    top = np.full((1, wide, 3), DARK_BACKGROUND_COLOR, np.uint8)
+    panel_width = max([panel_width, *(piece.shape[1] for piece in pieces)])
+    top = np.full((1, panel_width, 3), DARK_BACKGROUND_COLOR, np.uint8)
     return np.concatenate(
-        [top, *(pad_image(one, right=wide - one.shape[1], background=DARK_BACKGROUND_COLOR) for one in pieces)]
+        [
+            top,
+            *(
+                pad_image(piece, right=panel_width - piece.shape[1], background=DARK_BACKGROUND_COLOR)
+                for piece in pieces
+            ),
+        ]
     )
 
 
@@ -192,8 +215,10 @@ def _draw_color_bar(volume: Volume, font_size: int, max_height: int) -> RGBImage
 
 
 def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
-    """(h,w,3): a line as long as so many millimetres, and how many."""
-    length = max((one for one in RULER_LENGTHS_MM if one * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
+    """Draw a ruler (h,w,3): a line of a round number of millimeters with its label."""
+    length = max(
+        (candidate for candidate in RULER_LENGTHS_MM if candidate * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0]
+    )
     pixels = max(2, round(length * pixels_per_mm))
     text = draw_text_on_dark(f"{length} mm", font_size)
     out = np.full((text.shape[0], pixels + 6 + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
@@ -205,23 +230,23 @@ def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
 
 
 def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
-    """Where the patient's sides are on a slice, in words: for pictures too small for letters at their edges."""
+    """Describe the patient's sides of a slice as text, for images too small for edge letters."""
     top, _, left, _ = view.get_edge_letters(volume.axis_end_letters)
     return f"top {top}, left {left}" if top and left else ""
 
 
 def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
-    """What the map says at a voxel, and where that lies."""
+    """Describe a voxel's map value, index and position."""
     value = float(volume.values[voxel])
-    what = "peak" if voxel == volume.peak and not volume.warning else "value"
-    words = [f"{what} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
+    label = "peak" if voxel == volume.peak and not volume.warning else "value"
+    descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
     return (
-        words
+        descriptions
         if volume.affine_matrix is None
-        else [*words, f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm"]
+        else [*descriptions, f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm"]
     )
 
 
 def describe_peak(volume: Volume) -> list[str]:
-    """The peak's words, of a map that has one and is shown."""
+    """Describe the peak, if the map has one and is visible."""
     return describe_voxel(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []

@@ -1,8 +1,8 @@
-"""Views of a volume: three planes, slices side by side, and projections.
+"""Views of a volume with its map.
 
-- Three planes through one voxel, as a viewer shows a volume: one scale, true proportions, lines that meet.
-- Slices of a volume side by side, numbered, with one scale.
-- A volume seen through: the strongest value along each line of sight.
+- Three planes through one voxel, on one scale and in true proportions, with crosshairs.
+- Slices side by side, numbered, on one scale.
+- Maximum projections: the strongest value along each line of sight.
 """
 
 from typing import Literal
@@ -42,7 +42,7 @@ from camscope.render.volume_annotations import (
     get_middle_voxel,
 )
 
-MIN_HEIGHT_WITH_TEXT = 240  # rows of a picture below which words would leave no room for the planes
+MIN_HEIGHT_WITH_TEXT = 240  # below this, text would leave no room for the planes
 EDGE_PIXELS = 8
 
 
@@ -55,52 +55,64 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): the three slices through voxel `voxel_index`, by default the peak's; what is known of it at the top right.
+    """Draw the three planes of a volume (D,H,W) through a voxel, by default the peak, with its description.
 
-    Axial, coronal and sagittal, turned as radiologists do (the patient's right at the left, the front at the top or left),
-    where `label_image` or `affine` tell which axis is which; else along axis 0, 1 and 2 as they are. Planes that share an axis
-    stand in one line. Slices are numbered from 0. `size`: pixels of the volume's longest side; `height`: rows of the whole
-    picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
+    With the volume's `axis_letters` or `affine`, the planes are axial, coronal and sagittal as in radiology: the patient's
+    right at the left, the front at the top or left. Otherwise they are along axis 0, 1 and 2. Slices are numbered from 0.
+
+    Args:
+        volume: The volume with its map.
+        voxel_index: (d, row, column). Default: the peak.
+        size: Pixels of the volume's longest side.
+        height: Rows of the whole drawing, instead of `size`.
+        caption: Text to show.
+        bar: Whether to draw the color bar and the value as a number.
+
     """
     if height is not None:
         check_image_height("height", height)
-    voxel, factor = volume.resolve_voxel(voxel_index), volume.max_resolution(size)
+    voxel, pixels_per_mm = volume.resolve_voxel(voxel_index), volume.choose_pixels_per_mm(size)
     if height is not None and height < MIN_HEIGHT_WITH_TEXT:
         return _draw_bare_planes(volume, voxel, height)
-    letters = choose_font_size(round(factor * max(volume.extent_mm)) if height is None else height // 2)
-    factor = factor if height is None else _compute_pixels_per_mm(volume, height, letters)
-    first, second, third = (_draw_framed_plane(volume, view, voxel, factor, letters) for view in volume.views)
-    head = draw_text_on_dark("", letters).shape[0]
-    words = [caption, *(describe_voxel(volume, voxel) if bar and volume.alpha > 0 else [])]
-    beside = draw_side_panel(volume, letters, factor, first.shape[0] - head, words, bar=bar)
-    beside = pad_image(
-        beside, top=head, left=compute_letter_margin(letters) - letters // 4, background=DARK_BACKGROUND_COLOR
+    font_size = choose_font_size(round(pixels_per_mm * max(volume.extent_mm)) if height is None else height // 2)
+    pixels_per_mm = pixels_per_mm if height is None else _compute_pixels_per_mm(volume, height, font_size)
+    first, second, third = (_draw_framed_plane(volume, view, voxel, pixels_per_mm, font_size) for view in volume.views)
+    title_height = draw_text_on_dark("", font_size).shape[0]
+    text_lines = [caption, *(describe_voxel(volume, voxel) if bar and volume.alpha > 0 else [])]
+    side_panel = draw_side_panel(volume, font_size, pixels_per_mm, first.shape[0] - title_height, text_lines, bar=bar)
+    side_panel = pad_image(
+        side_panel,
+        top=title_height,
+        left=compute_letter_margin(font_size) - font_size // 4,
+        background=DARK_BACKGROUND_COLOR,
     )
-    picture = arrange_tiles([[first, beside], [second, third]])
-    picture = pad_image(picture, letters // 2, letters // 2, 0, letters // 2, background=DARK_BACKGROUND_COLOR)
-    return picture if height is None else resize_to_fit(picture, height)
+    composed = arrange_tiles([[first, side_panel], [second, third]])
+    composed = pad_image(composed, font_size // 2, font_size // 2, 0, font_size // 2, background=DARK_BACKGROUND_COLOR)
+    return composed if height is None else resize_to_fit(composed, height)
 
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
-    """(height,w,3): the planes alone, for there is no room for words."""
-    factor = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
-    first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, factor) for view in volume.views)
-    nothing = np.full((first.shape[0], third.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
-    return resize_to_fit(arrange_tiles([[first, nothing], [second, third]], gap=EDGE_PIXELS // 2), height)
+    """Draw the planes alone (height,w,3), for heights without room for text."""
+    pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
+    empty_cell = np.full((first.shape[0], third.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    return resize_to_fit(arrange_tiles([[first, empty_cell], [second, third]], gap=EDGE_PIXELS // 2), height)
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
-    """Pixels a millimetre, so that two planes, one below the other, have so many rows with all that stands around them."""
-    around = 2 * compute_plane_corner(font_size, has_letters=volume.axis_end_letters is not None)[0] + font_size
-    around += 2 * (compute_letter_margin(font_size) if volume.axis_end_letters is not None else 4)
+    """Return pixels per millimeter such that two planes with all annotations fill `height` rows."""
+    annotation_rows = (
+        2 * compute_plane_corner(font_size, has_letters=volume.axis_end_letters is not None)[0] + font_size
+    )
+    annotation_rows += 2 * (compute_letter_margin(font_size) if volume.axis_end_letters is not None else 4)
     rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
-    return max(height / 4, height - around) / rows
+    return max(height / 4, height - annotation_rows) / rows
 
 
 def _draw_framed_plane(
     volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
-    """One plane in its frame."""
+    """Draw one plane in its frame."""
     plane = _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm)
     return add_plane_frame(
         plane, format_plane_title(volume, view, voxel), view.get_edge_letters(volume.axis_end_letters), font_size
@@ -110,14 +122,14 @@ def _draw_framed_plane(
 def _draw_plane_with_crosshair(
     volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float
 ) -> RGBImage:
-    """One plane with its cross hairs."""
+    """Draw one plane with its crosshair."""
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
     row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
     return draw_crosshair(plane, row, column, choose_accent_color(volume))
 
 
-MAX_GRID_WIDTH = 1200  # pixels of a grid of slices, unless asked for
+MAX_GRID_WIDTH = 1200  # default
 
 
 def draw_slices(
@@ -129,37 +141,41 @@ def draw_slices(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): `n_slices` slices along an axis, evenly spread, the peak's among them and in a frame; one scale.
+    """Draw `n_slices` evenly spaced slices of a volume (D,H,W) along an axis, including the peak's, which is framed.
 
-    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where `label_image` or `affine` tell which is which; by default the first
-    or the axial one. Numbered from 0. `size`: pixels of a slice's longer side; `columns`: slices side by side.
+    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial one.
+    Slices are numbered from 0. `size`: pixels of a slice's longer side. `columns`: slices side by side.
     """
     if n_slices < 1:
-        raise InputError(f"n_slices={n_slices}: expected 1 slice at least")
+        raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
     view = volume.get_view(axis)
-    numbers = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
+    slice_indices = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
     height, width = volume.get_slice_size_mm(view)
-    columns = min(columns or _choose_slice_columns(len(numbers), height / width), len(numbers))
+    columns = min(columns or _choose_slice_columns(len(slice_indices), height / width), len(slice_indices))
     if size is not None:
         check_image_height("size", size)
-    factor = (
-        min(volume.max_resolution(None), MAX_GRID_WIDTH / columns / width)
+    pixels_per_mm = (
+        min(volume.choose_pixels_per_mm(None), MAX_GRID_WIDTH / columns / width)
         if size is None
         else size / max(height, width)
     )
-    letters = choose_font_size(round(0.4 * columns * factor * width))
-    cells = [_draw_slice_cell(volume, view, number, factor, letters) for number in numbers]
-    blank = np.full_like(cells[0], DARK_BACKGROUND_COLOR)
+    font_size = choose_font_size(round(0.4 * columns * pixels_per_mm * width))
+    cells = [_draw_slice_cell(volume, view, slice_index, pixels_per_mm, font_size) for slice_index in slice_indices]
+    empty_cell = np.full_like(cells[0], DARK_BACKGROUND_COLOR)
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    rows[-1] += [blank] * (columns - len(rows[-1]))
-    grid = arrange_tiles(rows, gap=letters // 2)
-    said = [caption, *describe_peak(volume), " · ".join(filter(None, (view.name, describe_orientation(view, volume))))]
-    beside = draw_side_panel(volume, letters, factor, min(440, grid.shape[0]), said)
+    rows[-1] += [empty_cell] * (columns - len(rows[-1]))
+    grid = arrange_tiles(rows, gap=font_size // 2)
+    text_lines = [
+        caption,
+        *describe_peak(volume),
+        " · ".join(filter(None, (view.name, describe_orientation(view, volume)))),
+    ]
+    side_panel = draw_side_panel(volume, font_size, pixels_per_mm, min(440, grid.shape[0]), text_lines)
     return pad_image(
-        arrange_tiles([[grid, pad_image(beside, left=letters, background=DARK_BACKGROUND_COLOR)]]),
-        letters,
+        arrange_tiles([[grid, pad_image(side_panel, left=font_size, background=DARK_BACKGROUND_COLOR)]]),
+        font_size,
         0,
-        letters,
+        font_size,
         0,
         background=DARK_BACKGROUND_COLOR,
     )
@@ -171,22 +187,25 @@ def _draw_slice_cell(
     plane = draw_slice(volume, view, slice_index, pixels_per_mm)
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
     plane = add_border(plane, 2, ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
-    head = draw_text_on_dark(
+    title_tile = draw_text_on_dark(
         f"{slice_index}{format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)}",
         font_size,
         text_color=ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR,
     )
-    wide = max(plane.shape[1], head.shape[1])
+    cell_width = max(plane.shape[1], title_tile.shape[1])
     return np.concatenate(
-        [pad_image(part, right=wide - part.shape[1], background=DARK_BACKGROUND_COLOR) for part in (head, plane)]
+        [
+            pad_image(part, right=cell_width - part.shape[1], background=DARK_BACKGROUND_COLOR)
+            for part in (title_tile, plane)
+        ]
     )
 
 
 def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
-    """So many that the grid is about half as wide again as it is high, and few places stay empty. `height_to_width`: of a slice."""
+    """Return the columns for a grid about 1.5 times as wide as high with few empty cells."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
-    near = range(max(1, best - 1), min(n_slices, best + 1) + 1)
-    return min(near, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
+    candidates = range(max(1, best - 1), min(n_slices, best + 1) + 1)
+    return min(candidates, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
 
 
 def draw_projection(
@@ -197,26 +216,26 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """(D,H,W) -> (h,w,3): the strongest value along an axis over the picture's mean, or maximum, along it.
+    """Draw the strongest map value along an axis of a volume (D,H,W) over the image's mean or maximum along it.
 
-    Three side by side, at one size of a millimetre, unless an `axis` is named (as in `draw_slices`). Of a signed map the value
-    of the largest size keeps its sign. What is covered anywhere along the way is covered.
+    Without `axis` (as in `draw_slices`) all three projections are drawn side by side at one scale. In a signed map the value
+    of the largest magnitude keeps its sign. What is covered anywhere along the line of sight counts as covered.
     """
     if background not in ("mean", "max"):
         raise InputError(f"background={background!r}: expected 'mean' or 'max'")
-    factor = volume.max_resolution(size)
-    chosen = volume.views if axis is None else (volume.get_view(axis),)
-    letters = choose_font_size(round(factor * max(max(volume.get_slice_size_mm(view)) for view in chosen)))
-    cells = [_draw_projected_view(volume, view, background, factor, letters) for view in chosen]
-    tall = max(cell.shape[0] for cell in cells)
-    beside = draw_side_panel(volume, letters, factor, tall, [caption, *describe_peak(volume)])
+    pixels_per_mm = volume.choose_pixels_per_mm(size)
+    views = volume.views if axis is None else (volume.get_view(axis),)
+    font_size = choose_font_size(round(pixels_per_mm * max(max(volume.get_slice_size_mm(view)) for view in views)))
+    cells = [_draw_projected_view(volume, view, background, pixels_per_mm, font_size) for view in views]
+    max_height = max(cell.shape[0] for cell in cells)
+    side_panel = draw_side_panel(volume, font_size, pixels_per_mm, max_height, [caption, *describe_peak(volume)])
     return pad_image(
-        arrange_tiles([[*cells, beside]], gap=letters // 2), top=letters // 2, background=DARK_BACKGROUND_COLOR
+        arrange_tiles([[*cells, side_panel]], gap=font_size // 2), top=font_size // 2, background=DARK_BACKGROUND_COLOR
     )
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:
-    """(D,H,W) -> the maximum along an axis; with two signs the value of the largest size."""
+    """Return the maximum of a map (D,H,W) along an axis, for a signed map the value of the largest magnitude."""
     if colormap != DIVERGING:
         return np.asarray(values.max(axis))
     high, low = values.max(axis), values.min(axis)
@@ -226,16 +245,16 @@ def project_strongest(values: Values, axis: int, colormap: str) -> Values:
 def _draw_projected_view(
     volume: Volume, view: AnatomicalView, background: str, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
-    grey = view.extract_slices(volume.gray_image)
-    flat = grey.max(0) if background == "max" else _stretch_contrast(grey.mean(0, dtype=np.float32))
+    gray = view.extract_slices(volume.gray_image)
+    background_plane = gray.max(0) if background == "max" else _stretch_contrast(gray.mean(0, dtype=np.float32))
     covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))
-    masks = [(name, colour, np.asarray(view.extract_slices(inside).any(0))) for name, colour, inside in volume.outlines]
+    masks = [(name, color, np.asarray(view.extract_slices(inside).any(0))) for name, color, inside in volume.outlines]
     values = project_strongest(view.extract_slices(volume.values), 0, volume.colormap)
-    plane = draw_slice_overlay(volume, view, flat, values, covered, masks, pixels_per_mm)
+    plane = draw_slice_overlay(volume, view, background_plane, values, covered, masks, pixels_per_mm)
     return add_plane_frame(plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size)
 
 
 def _stretch_contrast(image: Values) -> RGBImage:
-    """Black to white: means of many slices are all of a middling grey."""
+    """Stretch an image from black to white: means of many slices are all mid-gray."""
     low, high = float(image.min()), float(image.max())
     return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

@@ -1,4 +1,11 @@
-"""Targets: the question that is asked of a model, and the number per sample that answers it."""
+"""Targets: what an explanation explains. Each target computes one number per sample from a model's output.
+
+    from camscope import targets
+
+    cam.explain("street.jpg", targets.Box(10, 20, 50, 60))
+
+A class index, a class name, None (the top class) and any callable output -> (N,) are targets too.
+"""
 
 from camscope.targets.base import ImageContext, Target
 from camscope.targets.box import Box

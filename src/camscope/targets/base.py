@@ -1,4 +1,4 @@
-"""Target: a question of an output's own kind, which can say itself in words."""
+"""Base classes of targets, and the image context that a target may use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ ClassNameLookup = Callable[[int], str]
 
 @dataclass(frozen=True)
 class ImageContext:
-    """What a question may ask of the image that it is about.
+    """What a target may use of the image that is explained.
 
-    `input_size`, `image_size`: of the model's input and of the original, None where that is unknown; `to_input`,
-    `to_image`: points (M,n) in array order, from the one to the other. `embed_image`: what the model makes of another image;
-    `embed_text`: of a text, None where it knows none.
+    `input_size` and `image_size` are the sizes of the model's input and of the original image, None where the latter is unknown.
+    `to_input` and `to_image` map points (M,n) in array order between the two. `embed_image` returns the model's embedding of
+    another image. `embed_text` returns the embedding of a text; it is None where the model has no text encoder.
     """
 
     input_size: tuple[int, ...]
@@ -35,80 +35,81 @@ class ImageContext:
 
 
 class Target(ABC):
-    """A callable output -> (N,) that is asked the same of every pass.
+    """A callable output -> (N,) whose choices are fixed by the first, clean forward pass.
 
-    `bind` brings what is said of the original image to the model's input; `resolve` fixes, on the first, clean output,
-    what is left open, and raises TargetError where the output has no such thing.
+    `bind` converts coordinates of the original image to the model's input. `resolve` fixes every choice that is left open, from
+    the first output, and raises TargetError where the output has no such thing.
     """
 
     @property
     def dense(self) -> bool:
-        """Whether it is of one place among many that the output has an answer for."""
+        """Whether the target is one place among many that the output has a score for."""
         return False
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:
-        """(N,): the score of each sample."""
+        """Compute the score of each sample (N,)."""
 
     @abstractmethod
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """The question of one sample in words; `class_name`: of a class."""
+        """Describe the target of one sample as text. `class_name` returns the name of a class index."""
 
     def bind_model(self, model: nn.Module) -> "Target":
-        """The same question with what it needs to know of the model itself; called once for each score."""
+        """Return the target with the facts of the model that it needs; called once for each score."""
         return self
 
     def bind(self, image_context: ImageContext) -> "Target":
-        """The same question of the model's input; the same where it says nothing of the original."""
+        """Return the target in coordinates of the model's input."""
         return self
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """The same question with all that it leaves open fixed; `input_size`: of the model's input (*S)."""
+        """Return the target with every open choice fixed. `input_size` is that of the model's input (*S)."""
         return self
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
-        """The settled question, of the input with these spatial axes flipped, then brought to `size`."""
+        """Return the resolved target for an input with these spatial axes flipped and then resized to `size`."""
         if self.dense:
             raise TargetError(
-                f"{type(self).__name__} is of one place: write its viewed(flips, size), or explain one view"
+                f"{type(self).__name__} is one place in the image and does not implement flipped(flips, size): implement it, or "
+                "explain without flips"
             )
         return self
 
 
 def parse_finite_numbers(values: Any) -> list[float] | None:
-    """Several numbers, in whatever kind of row; None for anything else, or where one is not finite."""
+    """Return a sequence of finite numbers as a list of floats or ints; None for anything else."""
     try:
-        found = np.asarray([one.tolist() if hasattr(one, "tolist") else one for one in values])
+        numbers = np.asarray([value.tolist() if hasattr(value, "tolist") else value for value in values])
     except (TypeError, ValueError):
         return None
-    plain = found.ndim == 1 and found.dtype.kind in "iuf" and bool(np.isfinite(found).all())
-    return found.tolist() if plain else None
+    is_finite_vector = numbers.ndim == 1 and numbers.dtype.kind in "iuf" and bool(np.isfinite(numbers).all())
+    return numbers.tolist() if is_finite_vector else None
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTarget(Target):
-    """A question of one class: an index, a name, or None, the one that scores most there. A target writes `candidate_scores`."""
+    """Base class of targets of one class: an index, a name, or None for the class with the highest candidate score."""
 
     label: int | str | None = None
     resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        wanted = None if self.label is None else parse_class_label(self.label, "label", type(self).__name__)
-        object.__setattr__(self, "label", wanted)
+        label = None if self.label is None else parse_class_label(self.label, "label", type(self).__name__)
+        object.__setattr__(self, "label", label)
 
     @abstractmethod
     def candidate_scores(self, output: Any) -> Tensor:
-        """(N,K): what the class is chosen by."""
+        """Compute the scores (N,K) by which the class is chosen."""
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
-        """The class of each sample (N,), fixed."""
+        """Return the target with the class of each sample (N,) fixed."""
         scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
-        found = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
-        return replace(self, resolved_classes=torch.tensor(found, device=scores.device))
+        indices = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
+        return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
-        """(N,): the classes, those of this output where none are fixed."""
+        """Return the class of each sample (N,): the fixed ones, or those of this output."""
         if self.resolved_classes is not None:
             return self.resolved_classes
         if self.label is not None:
@@ -118,5 +119,5 @@ class ClassTarget(Target):
         return scores.detach().argmax(1)
 
     def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
-        """The class of one sample."""
+        """Return the name of one sample's class."""
         return str(self.label) if self.resolved_classes is None else class_name(int(self.resolved_classes[sample]))

@@ -1,4 +1,4 @@
-"""Box: a question of one detection among those that a detector returns."""
+"""Box: a target that is one detection of a detector."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from camscope.targets.base import ClassNameLookup, ImageContext, Target, parse_f
 from camscope.targets.classes import parse_class_label, resolve_class_index
 from camscope.targets.outputs import full_precision, get_output_tensor
 
-MIN_MATCH_IOU = 0.5  # overlap that makes a detection the one that is meant
+MIN_MATCH_IOU = 0.5  # overlap from which a detection matches the box
 Activation = Literal["softmax", "sigmoid"]
 DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentation)$")  # of Hugging Face
 
@@ -32,7 +32,7 @@ class DetectionHead:
 
 @dataclass(frozen=True)
 class Detections:
-    """One sample's detections: boxes (D,4) as x0, y0, x1, y1 on the model's input, and class probabilities (D,K)."""
+    """The detections of one sample: boxes (D,4) as x0, y0, x1, y1 on the model's input, and class probabilities (D,K)."""
 
     boxes: Tensor
     probabilities: Tensor
@@ -40,15 +40,25 @@ class Detections:
 
 @dataclass(frozen=True, eq=False)
 class Box(Target):
-    """Why this box: its overlap (IoU) with a detection, times that detection's probability of the class, the largest such.
+    """One detection: its overlap (IoU) with the box, times the detection's probability of the class. The best detection counts.
 
-    Detections are matched in every pass anew, as a perturbed image may have others (Petsiuk et al. 2021); the overlap is
-    a factor, not differentiated. `x0, y0, x1, y1`: left, top, right, bottom on the original image, or on the model's
-    input where a tensor is explained. `label`: class index or name; None: that of the detection that overlaps most. Outputs:
-    those of torchvision's detectors and of Hugging Face's detectors. `activation`: how class logits become probabilities:
-    "softmax", where the last class means "no object" (DETR, YOLOS), or "sigmoid", where there is no such class (Deformable
-    DETR, RT-DETR); None: as the config of a Hugging Face model has it. A channel's weight holds for the whole image:
-    `hirescam`, `layercam` and `gradcam-elementwise` keep what belongs to one box, `gradcam` shows its class anywhere.
+    Detections are matched anew in every forward pass, because a perturbed image may have others (Petsiuk et al. 2021). The
+    overlap is a factor that is not differentiated. The target reads the outputs of torchvision's detectors and of those of
+    Hugging Face. A channel's weight holds for the whole image: `hirescam`, `layercam` and `gradcam-elementwise` keep what
+    belongs to one box, while `gradcam` shows its class anywhere.
+
+    Args:
+        x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained.
+        y0: Top edge.
+        x1: Right edge.
+        y1: Bottom edge.
+        label: Index or name of the class; None for the class of the detection that overlaps most.
+        activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR, YOLOS),
+            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face model.
+
+    >>> Box(0, 0, 4, 4, "dog").corners
+    (0, 0, 4, 4)
+
     """
 
     x0: float
@@ -63,12 +73,12 @@ class Box(Target):
     dense = True
 
     def __post_init__(self) -> None:
-        found = parse_finite_numbers(self.corners)
-        if found is None:
+        corners = parse_finite_numbers(self.corners)
+        if corners is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers, left, top, right, bottom")
-        known = dict(zip(("x0", "y0", "x1", "y1"), found, strict=True))
+        fields = dict(zip(("x0", "y0", "x1", "y1"), corners, strict=True))
         for name, value in {
-            **known,
+            **fields,
             "label": None if self.label is None else parse_class_label(self.label, "label", "Box"),
         }.items():
             object.__setattr__(self, name, value)
@@ -79,24 +89,24 @@ class Box(Target):
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
-        """x0, y0, x1, y1"""
+        """The corners as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
 
     def bind_model(self, model: nn.Module) -> "Box":
-        """The box, with the class counts of the model's configs."""
+        """Return the box with the class counts of the model's configs."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
     def bind(self, image_context: ImageContext) -> "Box":
-        """The box on the model's input."""
+        """Return the box in pixels of the model's input."""
         ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
         (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
         height, width = image_context.input_size
         if left >= width or top >= height or right <= 0 or bottom <= 0:
-            raise TargetError(f"Box{self.corners} lies outside of what the model sees: the crop has cut it away")
+            raise TargetError(f"Box{self.corners} lies outside of the model's input: the crop has removed it")
         return replace(self, x0=left, y0=top, x1=right, y1=bottom)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """The box where the view shows it."""
+        """Return the box at its place in the flipped and resized input."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -106,55 +116,59 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
-        """The class, fixed; TargetError where no detection is meant."""
-        known = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
-        found = parse_detections(output, known.input_size, known.activation)
-        # a list of detections has the classes that were found, no more: how many there are it does not say
-        count = len(class_names or ()) if isinstance(output, list | tuple) else found[0].probabilities.shape[1]
-        if isinstance(self.label, str) or (self.label is not None and count):
-            known = replace(
-                known, label=resolve_class_index(self.label, count or found[0].probabilities.shape[1], class_names)
+        """Return the box with its class fixed; TargetError where no detection overlaps it by half."""
+        resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
+        detections = parse_detections(output, resolved.input_size, resolved.activation)
+        # a list of detections holds only the classes that were detected, not their number
+        n_classes = len(class_names or ()) if isinstance(output, list | tuple) else detections[0].probabilities.shape[1]
+        if isinstance(self.label, str) or (self.label is not None and n_classes):
+            resolved = replace(
+                resolved,
+                label=resolve_class_index(self.label, n_classes or detections[0].probabilities.shape[1], class_names),
             )
-        best = [known._find_best_match(one) for one in found]
-        for sample, (overlap, _, near) in enumerate(best):
+        matches = [resolved._find_best_match(sample_detections) for sample_detections in detections]
+        for sample, (overlap, _, nearest) in enumerate(matches):
             if overlap < MIN_MATCH_IOU:
                 raise TargetError(
                     f"sample {sample} has no detection that overlaps Box{tuple(round(c, 1) for c in self.corners)} by half; "
-                    f"{near}"
+                    f"{nearest}"
                 )
-        classes = {index for _, index, _ in best}
-        if known.label is None and len(classes) > 1:
-            raise TargetError(f"the box is of different classes in the samples ({sorted(classes)}): pass of=")
-        return replace(known, label=classes.pop()) if known.label is None else known
+        classes = {index for _, index, _ in matches}
+        if resolved.label is None and len(classes) > 1:
+            raise TargetError(f"the box has a different class in some samples ({sorted(classes)})", fix="pass label=")
+        return replace(resolved, label=classes.pop()) if resolved.label is None else resolved
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
+        """Compute the score of each sample (N,)."""
         return torch.stack(
             [
-                self._score_sample(one)
-                for one in parse_detections(output, self.input_size, self._resolve_activation(output))
+                self._score_sample(detections)
+                for detections in parse_detections(output, self.input_size, self._resolve_activation(output))
             ]
         )
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """`nodule in the box (10, 20, 50, 60)`"""
+        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the input`."""
         label = class_name(self.label) if isinstance(self.label, int) else "what is"
         return f"{label} in the box ({', '.join(f'{value:.4g}' for value in self.corners)}) of the input"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
-        """That of the output's class logits; None where it has none, or where nothing tells."""
+        """Return the activation of the output's class logits; None where it cannot be inferred."""
         logits = get_output_tensor(output, "logits")
         return self.activation or (None if logits is None else infer_activation(self.heads, logits.shape[-1]))
 
     def _score_sample(self, detections: Detections) -> Tensor:
         if len(detections.boxes) == 0:
             return detections.probabilities.sum()
-        chances, overlaps = self._class_probabilities(detections), compute_iou(detections.boxes.detach(), self.corners)
-        best = (overlaps * chances.detach()).argmax()
-        return overlaps[best] * chances[best]
+        probabilities, overlaps = (
+            self._class_probabilities(detections),
+            compute_iou(detections.boxes.detach(), self.corners),
+        )
+        best = (overlaps * probabilities.detach()).argmax()
+        return overlaps[best] * probabilities[best]
 
     def _class_probabilities(self, detections: Detections) -> Tensor:
-        """(D,): of the class that is asked for; of the likeliest where none is."""
+        """Return the probability of the class for each detection (D,), or of the likeliest class without one."""
         if not isinstance(self.label, int):
             return detections.probabilities.amax(1)
         return (
@@ -164,21 +178,21 @@ class Box(Target):
         )
 
     def _find_best_match(self, detections: Detections) -> tuple[float, int, str]:
-        """Overlap and class of the detection that is meant, and what there is in words."""
+        """Return overlap and class of the detection that matches best, and a description of the nearest one."""
         if len(detections.boxes) == 0:
-            return 0.0, -1, "it has no detection at all"
-        chances = detections.probabilities.detach()
+            return 0.0, -1, "it has no detection"
+        probabilities = detections.probabilities.detach()
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
         overlaps = torch.where(self._class_probabilities(detections).detach() > 0, overlaps, 0)
-        best = int((overlaps + 1e-6 * chances.amax(1)).argmax())
-        index = self.label if isinstance(self.label, int) else int(chances[best].argmax())
+        best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
+        index = self.label if isinstance(self.label, int) else int(probabilities[best].argmax())
         corners = ", ".join(f"{value:.0f}" for value in detections.boxes[best].tolist())
-        near = f"the nearest: class {int(chances[best].argmax())} at ({corners}), overlap {float(overlaps[best]):.2f}"
-        return float(overlaps[best]), index, near
+        nearest = f"the nearest: class {int(probabilities[best].argmax())} at ({corners}), overlap {float(overlaps[best]):.2f}"
+        return float(overlaps[best]), index, nearest
 
 
 def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
-    """The heads of the Hugging Face detectors in a model, the outermost first."""
+    """Return the heads of the Hugging Face detectors in a model, the outermost first."""
     heads = []
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -190,9 +204,9 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """How logits of so many columns become probabilities; None where no head has as many.
+    """Infer how class logits become probabilities from their count; None where no head has that many.
 
-    A column beyond the labels is the no-object class of a softmax.
+    One logit more than labels is the no-object class of a softmax.
     """
     for head in heads:
         if head.n_labels is None:
@@ -205,50 +219,55 @@ def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activatio
 def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
-    """What a detector returned for each sample.
+    """Parse a detector's output into the detections of each sample.
 
-    `input_size`: of the model's input, for boxes given as parts of it. `activation`: see `Box`; for class logits only.
+    `input_size` is that of the model's input, needed for boxes given as fractions of it. `activation` is described in `Box`.
     """
-    if isinstance(output, list | tuple) and output and all(_is_torchvision_prediction(one) for one in output):
-        return [_parse_torchvision_detections(one) for one in output]
+    if (
+        isinstance(output, list | tuple)
+        and output
+        and all(_is_torchvision_prediction(prediction) for prediction in output)
+    ):
+        return [_parse_torchvision_detections(prediction) for prediction in output]
     boxes, logits = (get_output_tensor(output, name) for name in ("pred_boxes", "logits"))
     if boxes is None or logits is None:
         raise TargetError(
-            f"a Box asks a detector: a list of dicts with boxes, labels and scores, or an output with pred_boxes and "
-            f"logits; {type(output).__name__} came"
+            f"a Box needs the output of a detector: expected a list of dicts with boxes, labels and scores, or an output with "
+            f"pred_boxes and logits; received {type(output).__name__}"
         )
     if input_size is None:
-        raise TargetError("a Box of an output whose boxes are parts of the input must be settled by a first pass")
+        raise TargetError(
+            "the boxes of this output are fractions of the input: resolve the Box on a first forward pass"
+        )
     if activation is None:
         raise TargetError(
-            f"the {plural(logits.shape[-1], 'class logit')} of each box may or may not end with a no-object "
-            "class, and the model has "
-            f"no Hugging Face config that decides: pass Box(..., activation='softmax') where the last one is 'no object', "
-            f"else activation='sigmoid'"
+            f"the {plural(logits.shape[-1], 'class logit')} of each box may or may not end with a no-object class, and the model "
+            "has no Hugging Face config that decides",
+            fix="pass Box(..., activation='softmax') where the last one is 'no object', else activation='sigmoid'",
         )
     height, width = input_size
-    centre, extent = boxes.unflatten(2, (2, 2)).unbind(2)
-    corners = torch.cat([centre - extent / 2, centre + extent / 2], 2) * boxes.new_tensor([width, height] * 2)
+    center, extent = boxes.unflatten(2, (2, 2)).unbind(2)
+    corners = torch.cat([center - extent / 2, center + extent / 2], 2) * boxes.new_tensor([width, height] * 2)
     scores = full_precision(logits)
-    chances = scores.sigmoid() if activation == "sigmoid" else scores.softmax(2)[..., :-1]
-    return [Detections(*pair) for pair in zip(corners, chances, strict=True)]
+    probabilities = scores.sigmoid() if activation == "sigmoid" else scores.softmax(2)[..., :-1]
+    return [Detections(*pair) for pair in zip(corners, probabilities, strict=True)]
 
 
 def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
-    """(D,4), one box -> (D,): area in common over area of both."""
-    own = boxes.new_tensor(list(corners))
-    low, high = torch.maximum(boxes[:, :2], own[:2]), torch.minimum(boxes[:, 2:], own[2:])
-    common = (high - low).clamp(min=0).prod(1)
-    both = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (own[2:] - own[:2]).prod() - common
-    return torch.where(both > 0, common / both, 0)
+    """Compute the intersection over union of boxes (D,4) with one box, (D,)."""
+    box = boxes.new_tensor(list(corners))
+    low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
+    intersection = (high - low).clamp(min=0).prod(1)
+    union = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (box[2:] - box[:2]).prod() - intersection
+    return torch.where(union > 0, intersection / union, 0)
 
 
 def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
-    """Of torchvision: one class and its score a detection, here one row (K,) each."""
+    """Convert one score per detection, as torchvision returns it, to a row (K,) per detection."""
     scores, labels = prediction["scores"], prediction["labels"].long()
-    classes = int(labels.max()) + 1 if len(labels) else 1
-    chances = scores.new_zeros(len(scores), classes)
-    return Detections(prediction["boxes"], chances.scatter(1, labels[:, None], scores[:, None]))
+    n_classes = int(labels.max()) + 1 if len(labels) else 1
+    probabilities = scores.new_zeros(len(scores), n_classes)
+    return Detections(prediction["boxes"], probabilities.scatter(1, labels[:, None], scores[:, None]))
 
 
 def _is_torchvision_prediction(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Questions of class scores beyond one class: several at once, and how probable one is."""
+"""Targets of class scores beyond a single class: the mean of several, and a log-probability."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,45 +17,49 @@ from camscope.targets.outputs import are_probabilities, class_scores, full_preci
 
 @dataclass(frozen=True, eq=False)
 class Classes(Target):
-    """The mean score of several classes: what speaks for any of them. Indices or names.
+    """The mean score of several classes.
+
+    Args:
+        labels: Indices or names of the classes, each once.
 
     >>> Classes([0, 2])(Tensor([[1.0, 5.0, 3.0]])).tolist()
     [2.0]
+
     """
 
     labels: Sequence[int | str] | NDArray[Any] | Tensor
     class_indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        given = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise TargetError(f"Classes({given!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
+        labels = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
+            raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
         object.__setattr__(
-            self, "labels", self._check_distinct([parse_class_label(one, "labels", "Classes") for one in given])
+            self, "labels", self._check_distinct([parse_class_label(label, "labels", "Classes") for label in labels])
         )
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
+        """Compute the mean score of the classes for each sample (N,)."""
         scores = full_precision(class_scores(output))
-        chosen = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
-        return scores[:, list(chosen)].mean(1)
+        indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
+        return scores[:, list(indices)].mean(1)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
-        """Names as indices."""
+        """Return the target with the classes as indices."""
         return replace(self, class_indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
 
     def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
-        return self._check_distinct([resolve_class_index(one, n_classes, class_names) for one in self.labels])
+        return self._check_distinct([resolve_class_index(label, n_classes, class_names) for label in self.labels])
 
     def _check_distinct(self, classes: list[Any]) -> tuple[Any, ...]:
         if len(set(classes)) < len(classes):
-            raise TargetError(f"Classes({self.labels!r}) has a class twice: name each once")
+            raise TargetError(f"Classes({self.labels!r}) has a class twice: expected each class once")
         return tuple(classes)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """`tabby and tiger cat`"""
+        """Describe the classes, such as `tabby and tiger cat`."""
         return (
-            " and ".join(str(one) for one in self.labels)
+            " and ".join(str(label) for label in self.labels)
             if self.class_indices is None
             else " and ".join(map(class_name, self.class_indices))
         )
@@ -63,34 +67,38 @@ class Classes(Target):
 
 @dataclass(frozen=True, eq=False)
 class LogProbability(ClassTarget):
-    """The logarithm of the class's probability, from logits and without rounding it to 0 or 1.
+    """The logarithm of a class's probability, computed from logits without rounding the probability to 0 or 1.
 
-    The softmax of all; with one output, or where labels do not exclude each other (`multilabel`), the sigmoid of its own.
+    Args:
+        label: Index or name of the class; None for the top class of each sample.
+        multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is the
+            softmax of all classes. A model with one output always gets the sigmoid.
 
-    >>> Probability(0)(Tensor([[200.0, 0.0]])).tolist(), Probability(1)(Tensor([[200.0, 0.0]])).tolist()
+    >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
     ([0.0], [-200.0])
+
     """
 
     multilabel: bool = False
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
+        """Compute the log-probability of each sample (N,)."""
         logits = full_precision(class_scores(output))
-        chosen = self.class_indices(logits)[:, None]
+        indices = self.class_indices(logits)[:, None]
         if self.multilabel or logits.shape[1] == 1:
-            return F.logsigmoid(logits.gather(1, chosen))[:, 0]
-        return logits.log_softmax(1).gather(1, chosen)[:, 0]
+            return F.logsigmoid(logits.gather(1, indices))[:, 0]
+        return logits.log_softmax(1).gather(1, indices)[:, 0]
 
     def candidate_scores(self, output: Any) -> Tensor:
-        """(N,K)"""
+        """Return the logits (N,K); TargetError where the output holds probabilities."""
         logits = class_scores(output)
         if are_probabilities(logits.detach()):
             raise TargetError(
-                "the model's output is probabilities already (rows sum to 1): ask for the class itself, or explain the "
-                "logits before the softmax"
+                "the model's output is probabilities already (rows sum to 1): pass the class itself as the target, or "
+                "explain the logits before the softmax"
             )
         return logits
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """`log-probability of tabby`"""
+        """Describe the target, such as `log-probability of tabby`."""
         return f"log-probability of {self.describe_class(sample, class_name)}{' by itself' if self.multilabel else ''}"

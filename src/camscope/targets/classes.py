@@ -1,8 +1,4 @@
-"""Classes as targets: indices, names, and differences of two.
-
-- Classes: the indices that a user means by indices and names.
-- Questions: what is asked of a model's output, in words that a user writes.
-"""
+"""Classes as targets: indices, names, and differences of two classes."""
 
 import difflib
 import numbers
@@ -18,11 +14,15 @@ from camscope.plurals import plural
 
 @dataclass(frozen=True)
 class Difference:
-    """The question why class `a` rather than class `b`: the difference of their scores, their log-odds where those are
-    logits. Indices or names.
+    """Class `a` rather than class `b`: the difference of their scores. For logits it is the log-odds of `a` over `b`.
+
+    Args:
+        a: Index or name of the class.
+        b: Index or name of the class that it is compared with.
 
     >>> Difference("dog", "cat")
     Difference(a='dog', b='cat')
+
     """
 
     a: int | str
@@ -35,7 +35,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Class:
-    """The question of one class: the same as its index or name alone."""
+    """One class, the same as its index or name alone.
+
+    Args:
+        label: Index or name; None for the top class of each sample.
+
+    >>> Class("dog")
+    Class(label='dog')
+
+    """
 
     label: int | str | None = None
 
@@ -50,22 +58,22 @@ TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike |
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """The class that a setting of a question names, as a plain index or name; TargetError for anything else."""
-    one = normalize_target(value)
-    if not isinstance(one, int | str):
-        raise TargetError(f"{parameter}={one!r} of a {target_name}: expected one class index or name")
-    return one
+    """Return a class label of a target as a plain index or name; TargetError for anything else."""
+    label = normalize_target(value)
+    if not isinstance(label, int | str):
+        raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
+    return label
 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """A target as plain ints and names; a bool, a float or anything else is refused by name."""
+    """Convert a target to plain ints and names; TargetError for a bool, a float or anything else."""
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
-        found = [normalize_target(one) for one in target]
-        if any(isinstance(one, list) for one in found):
+        targets = [normalize_target(item) for item in target]
+        if any(isinstance(item, list) for item in targets):
             raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
-        return found  # type: ignore[return-value]  # the line above leaves no list inside
+        return targets  # type: ignore[return-value]  # the line above leaves no list inside
     if isinstance(target, Class):
         return normalize_target(target.label)
     if target is None or isinstance(target, str | Difference):
@@ -83,7 +91,10 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> tuple[int, int]:
-    """The class of so many that is asked for, None being the `top_class`, and the class that it is held against or -1."""
+    """Return the index of the class, and that of the class it is compared with or -1.
+
+    The class is `top_class` where the target is None.
+    """
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
     first, second = (
@@ -91,19 +102,20 @@ def resolve_class_pair(
         resolve_class_index(target.b, n_classes, class_names),
     )
     if first == second:
-        raise TargetError(f"{target} is of class {first} with itself, which is always 0: name two classes")
+        raise TargetError(f"{target} is of class {first} with itself, which is always 0: expected two classes")
     return first, second
 
 
 def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:
-    """The class of so many that an index or a name means; TargetError for one that is not there, or ambiguous."""
+    """Return the index of a class given by index or name; TargetError where it is unknown or ambiguous."""
     index = label if isinstance(label, int) else _find_class_by_name(label, n_classes, class_names)
     if 0 <= index < n_classes:
         return index
     if n_classes == 1:
         raise TargetError(
-            f"class {index} of a model with one output: its only class is 0 (or None); for the evidence against it "
-            f"pass target=lambda output: -output.flatten()"
+            f"class {index} of a model with one output: its only class is 0 (or None)",
+            fix="for the evidence against it pass target=lambda output: -output.flatten()",
+            remedy=Remedy.SET_CLASS_INDEX,
         )
     raise TargetError(f"class {index} is out of range: the model has {plural(n_classes, 'class')} (0..{n_classes - 1})")
 
@@ -122,12 +134,14 @@ def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | 
             remedy=Remedy.SET_CLASS_NAMES,
         )
     folded = name.casefold()
-    exact = [i for i, category in enumerate(class_names) if category.casefold() == folded]
-    found = exact or [i for i, c in enumerate(class_names) if folded in map(str.strip, c.casefold().split(","))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        choice = ", ".join(f"{i} {class_names[i]!r}" for i in found)
-        raise TargetError(f"class {name!r} is ambiguous: {choice}", fix="pass the index", remedy=Remedy.SET_CLASS_INDEX)
-    near = difflib.get_close_matches(name, class_names, n=3, cutoff=0.0)
-    raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
+    exact = [i for i, class_name in enumerate(class_names) if class_name.casefold() == folded]
+    matches = exact or [i for i, c in enumerate(class_names) if folded in map(str.strip, c.casefold().split(","))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        candidates = ", ".join(f"{i} {class_names[i]!r}" for i in matches)
+        raise TargetError(
+            f"class {name!r} is ambiguous: {candidates}", fix="pass the index", remedy=Remedy.SET_CLASS_INDEX
+        )
+    nearest = difflib.get_close_matches(name, class_names, n=3, cutoff=0.0)
+    raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, nearest))}")

@@ -1,4 +1,4 @@
-"""Output: a question of one part of what a model returns."""
+"""OutputPart: a target that reads one part of a structured output."""
 
 import numbers
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,16 @@ from camscope.targets.score import Score
 
 @dataclass(frozen=True, eq=False)
 class OutputPart(Target):
-    """A question of one part of a structured output: `path` is a key, an index or an attribute, several with dots between.
+    """A target of one part of a model's output.
 
-    `target`: what is asked of that part, as of a model that returned it alone. Output("aux", "tabby").
+    Args:
+        path: Key, index or attribute of the part; several are joined by dots, such as "heads.2".
+        target: The target of that part, as of a model that returns the part alone.
+
+    >>> part = OutputPart("aux", 1)
+    >>> part({"aux": Tensor([[3.0, 5.0]]), "out": None}).tolist()
+    [5.0]
+
     """
 
     path: str | int
@@ -28,40 +35,40 @@ class OutputPart(Target):
     def __post_init__(self) -> None:
         if isinstance(self.path, bool) or not isinstance(self.path, str | numbers.Integral):
             raise TargetError(
-                f"Output({self.path!r}): expected a key, an index or an attribute, several with dots between"
+                f"OutputPart({self.path!r}): expected a key, an index or an attribute, several joined by dots"
             )
         object.__setattr__(self, "path", self.path if isinstance(self.path, str) else int(self.path))
 
     @property
     def dense(self) -> bool:
-        """Whether the inner question is."""
+        """Whether the inner target is dense."""
         return isinstance(self.target, Target) and self.target.dense
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
-        """The inner question there."""
+        """Return the target with the inner target flipped."""
         return replace(self, part_score=self.part_score and self.part_score.flipped(flips, size))
 
     def bind_model(self, model: nn.Module) -> "OutputPart":
-        """The inner question, for that model."""
+        """Return the target with the inner target bound to the model."""
         return replace(self, target=self.target.bind_model(model)) if isinstance(self.target, Target) else self
 
     def bind(self, image_context: ImageContext) -> "OutputPart":
-        """The inner question there."""
+        """Return the target with the inner target bound to the image."""
         return replace(self, target=self.target.bind(image_context)) if isinstance(self.target, Target) else self
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "OutputPart":
-        """The inner question, settled on the part."""
+        """Return the target with the inner target resolved on the part."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, part_score=score)
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
+        """Compute the score of each sample (N,)."""
         part = self._select_part(output)
         return (self.part_score or Score(nn.Identity(), self.target)).read_score(part, _count_samples(part))
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """`tabby of the output 'aux'`"""
+        """Describe the target, such as `tabby of the output 'aux'`."""
         inner = self.target if self.part_score is None else self.part_score.describe(sample)
         return f"{inner} of the output {self.path!r}"
 
@@ -84,11 +91,11 @@ def _get_item(container: Any, key: str | int, path: str | int) -> Any:
             return container[int(key)]
     elif isinstance(key, str) and not key.startswith("_") and hasattr(container, key):
         return getattr(container, key)
-    offered = (
+    keys = (
         list(container)
         if isinstance(container, Mapping)
         else list(range(len(container)))
         if isinstance(container, Sequence)
         else []
     )
-    raise TargetError(f"Output({path!r}): a {type(container).__name__} has no {key!r}; it has {offered or 'no parts'}")
+    raise TargetError(f"OutputPart({path!r}): a {type(container).__name__} has no {key!r}; it has {keys or 'no parts'}")

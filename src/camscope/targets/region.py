@@ -1,4 +1,4 @@
-"""Region: a question of a part of a map of class scores, as segmentation models return."""
+"""Region: a target that is a part of a segmentation's map of class scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from camscope.errors import TargetError
+from camscope.geometry import project_mask_to_input
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
@@ -28,8 +29,16 @@ ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = {
 class Region(ClassTarget):
     """The mean score of a class over a region of a segmentation's output (N,K,*s) (Vinogradova et al. 2020).
 
-    `mask`: of the original image's size, or of the model's input's; 0 outside, one value inside. `point`: (x, y), one pixel
-    instead. Neither: wherever the class is the answer. `label`: default the class that scores most there.
+    Without `mask` and `point` the region is where the model predicts the class.
+
+    Args:
+        label: Index or name of the class; None for the class that scores most in the region.
+        mask: The region, 0 outside and one value inside, in the size of the original image or of the model's input.
+        point: The region as one pixel (x, y).
+
+    >>> Region(3, point=(12, 30)).point
+    (12, 30)
+
     """
 
     mask: ArrayLike | Tensor | None = None
@@ -41,69 +50,69 @@ class Region(ClassTarget):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask is not None and self.point is not None:
-            raise TargetError("Region: a mask or a point, not both")
+            raise TargetError("Region: expected a mask or a point, not both")
         if self.mask is not None and not _to_boolean_mask(self.mask).any():
-            raise TargetError("Region: the mask is empty: nothing is asked")
+            raise TargetError("Region: the mask is empty; expected at least one pixel inside")
         if self.point is not None:
-            found = parse_finite_numbers(self.point)
-            if found is None:
+            point = parse_finite_numbers(self.point)
+            if point is None:
                 raise TargetError(f"point={self.point!r} of a Region: expected finite numbers (x, y)")
-            object.__setattr__(self, "point", tuple(found))
+            object.__setattr__(self, "point", tuple(point))
 
     def bind(self, image_context: ImageContext) -> "Region":
-        """Mask and point as they lie on the model's input."""
+        """Return the target with mask and point on the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
-            at = image_context.to_input([list(self.point)[::-1]])[0][::-1].tolist()
-            _check_point_inside(at, image_context.input_size, self.point)
-            return replace(self, point=tuple(at))
+            point = image_context.to_input([list(self.point)[::-1]])[0][::-1].tolist()
+            _check_point_inside(point, image_context.input_size, self.point)
+            return replace(self, point=tuple(point))
         if self.mask is None:
             return self
         mask = _to_boolean_mask(self.mask)
         if mask.shape == image_context.image_size:
-            mask = _resample_mask_to_input(mask, image_context)
+            mask = project_mask_to_input(mask, image_context.input_size, image_context.to_image)
         if not mask.any():
-            raise TargetError("the region lies outside of what the model sees: the crop has cut it away")
+            raise TargetError("the region lies outside of the model's input: the crop has removed it")
         _check_mask_size(mask, image_context.input_size, image_context.image_size)
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """The weights where the view shows them; `candidate_scores` brings them to the grid that its output has."""
+        """Return the target with its cell weights flipped; `candidate_scores` resizes them to the output's grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
-        """The class, and weights (N,*s) of the output's cells."""
+        """Return the target with its class fixed, and with the weights (N,*s) of the output's cells."""
         maps = full_precision(class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
-            raise TargetError(f"the output has places {grid}, the input {input_size}: pass a function output -> (N,)")
-        whole = self.mask is None and self.point is None
-        weights = torch.ones_like(maps[:, 0]) if whole else self._compute_cell_weights(maps, input_size)
-        known = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
-        if not whole or known.resolved_classes is None:
-            return known
-        weights = (maps.argmax(1) == known.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)
+            raise TargetError(f"the output has a grid {grid}, the input {input_size}: pass a function output -> (N,)")
+        is_whole_map = self.mask is None and self.point is None
+        weights = torch.ones_like(maps[:, 0]) if is_whole_map else self._compute_cell_weights(maps, input_size)
+        resolved = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
+        if not is_whole_map or resolved.resolved_classes is None:
+            return resolved
+        weights = (maps.argmax(1) == resolved.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)
         if not bool(weights.flatten(1).any(1).all()):
             raise TargetError(
-                f"Region: class {known.label!r} is the answer nowhere in a sample; pass a mask, or a point"
+                f"Region: class {resolved.label!r} is predicted nowhere in a sample", fix="pass a mask, or a point"
             )
-        return replace(known, cell_weights=weights)
+        return replace(resolved, cell_weights=weights)
 
     def candidate_scores(self, output: Any) -> Tensor:
-        """(N,K)"""
+        """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
-            raise TargetError("a Region must be settled by a first pass: ask it through a method, or a Score")
+            raise TargetError("a Region must be resolved on a first forward pass: use it through a method, or a Score")
         return _weighted_mean(full_precision(class_score_maps(output)), self.cell_weights)
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
+        """Compute the score of each sample (N,)."""
         scores = self.candidate_scores(output)
         return scores.gather(1, self.class_indices(scores)[:, None])[:, 0]
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """`tabby in a region`, `tabby at (12, 30)`, `tabby where it is the answer`"""
-        place = "where it is the answer"
+        """Describe the target, such as `tabby in a region`."""
+        place = "where it is predicted"
         if self.point is not None:
             place = f"at ({', '.join(f'{value:.4g}' for value in self.point)}) of the input"
         elif self.mask is not None:
@@ -111,15 +120,15 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """(N,*s): how much of each cell lies in the region; (N,K,*s) is the output, `input_size` the input's."""
+        """Compute which share of each cell lies in the region (N,*s), for an output (N,K,*s)."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = self.point or ()
             _check_point_axes(point, input_size)
             _check_point_inside(point, input_size, point)
             part = torch.zeros(grid, dtype=maps.dtype, device=maps.device)
-            places = zip(list(point)[::-1], input_size, grid, strict=True)
-            part[tuple(min(int(at * cells / pixels), cells - 1) for at, pixels, cells in places)] = 1
+            axes = zip(list(point)[::-1], input_size, grid, strict=True)
+            part[tuple(min(int(position * cells / pixels), cells - 1) for position, pixels, cells in axes)] = 1
             return part.expand(len(maps), *grid)
         mask = torch.as_tensor(_to_boolean_mask(self.mask), dtype=maps.dtype, device=maps.device)
         _check_mask_size(mask, input_size)
@@ -127,24 +136,24 @@ class Region(ClassTarget):
 
 
 def class_score_maps(output: Any) -> Tensor:
-    """(N,K,*s) scores of every class at every place: a tensor, `lateral`, `logits`, or the only float tensor of such a shape."""
+    """Return the scores of every class at every place (N,K,*s): a tensor, `out`, `logits`, or the only such one."""
     check_no_detections(output)
     named = output if isinstance(output, Tensor) else None
     for name in ("out", "logits"):
         named = get_output_tensor(output, name) if named is None else named
-    many = (
+    candidates = (
         [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim > 2]
         if named is None
         else [named]
     )
-    if len(many) != 1 or many[0].ndim < 3:
+    if len(candidates) != 1 or candidates[0].ndim < 3:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
-        raise TargetError(f"a Region asks for class scores at every place (N,K,*s); the output is {shapes}")
-    return many[0]
+        raise TargetError(f"a Region needs class scores at every place (N,K,*s); the output is {shapes}")
+    return candidates[0]
 
 
 def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
-    """(N,K,*s), (N,*t) -> (N,K); weights of another grid, as where a view has another size, lie where they lay."""
+    """Compute the weighted mean (N,K) of maps (N,K,*s); weights (N,*t) are resized to the grid of the maps."""
     if maps.shape[2:] != weights.shape[1:]:
         weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
     shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
@@ -152,20 +161,21 @@ def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Where a mask is not 0; TargetError for what is none."""
+    """Return where a mask is not 0; TargetError where it is not a mask of one region."""
     if isinstance(mask, Tensor):
         return _to_boolean_mask(mask.detach().cpu().double().numpy())
     try:
-        found = np.asarray(mask)
+        array = np.asarray(mask)
     except ValueError as error:
         raise TargetError("the mask of a Region has rows of different lengths: expected an array (H,W)") from error
-    if found.dtype.kind not in "biuf" or np.isnan(found).any():
-        raise TargetError("the mask of a Region is no array of numbers, or holds NaN: expected 0 outside, 1 inside")
-    if names := find_multiple_labels(found):
+    if array.dtype.kind not in "biuf" or np.isnan(array).any():
+        raise TargetError("the mask of a Region is not an array of numbers, or holds NaN: expected 0 outside, 1 inside")
+    if names := find_multiple_labels(array):
         raise TargetError(
-            f"the mask of a Region holds {format_name_list(names)}; expected one region: pass mask == {names[0]}, or mask != 0 for all"
+            f"the mask of a Region holds {format_name_list(names)}; expected one region",
+            fix=f"pass mask == {names[0]}, or mask != 0 for all",
         )
-    return np.asarray(found != 0)
+    return np.asarray(array != 0)
 
 
 def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
@@ -176,8 +186,8 @@ def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
 
 
 def _check_point_inside(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
-    if not all(0 <= at < pixels for at, pixels in zip(list(point)[::-1], size, strict=True)):
-        raise TargetError(f"the point {tuple(original_point)} lies outside of what the model sees")
+    if not all(0 <= position < pixels for position, pixels in zip(list(point)[::-1], size, strict=True)):
+        raise TargetError(f"the point {tuple(original_point)} lies outside of the model's input")
 
 
 def _check_mask_size(
@@ -188,15 +198,3 @@ def _check_mask_size(
     if tuple(mask.shape) != size:
         original = "" if image_size is None else f"the image's size {image_size}, or "
         raise TargetError(f"the mask is {tuple(mask.shape)}; expected {original}the model's input {size}")
-
-
-def _resample_mask_to_input(
-    mask: "np.ndarray[Any, np.dtype[np.bool_]]", image_context: ImageContext
-) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """The mask of the original image where the centre of each pixel of the input lies."""
-    centres = np.indices(image_context.input_size).reshape(len(image_context.input_size), -1).T + 0.5
-    places = np.floor(image_context.to_image(centres)).astype(int)
-    inside = ((places >= 0) & (places < mask.shape)).all(1)
-    found = np.zeros(len(places), bool)
-    found[inside] = mask[tuple(places[inside].T)]
-    return np.asarray(found.reshape(image_context.input_size))

@@ -1,4 +1,4 @@
-"""Score: the one number per sample that is explained."""
+"""Score: the number per sample that is explained."""
 
 import copy
 import re
@@ -42,22 +42,34 @@ FLOAT_TYPE_NAMES = {
 
 
 class Score:
-    """The number explained, one per sample (N,).
+    """The number that is explained, one per sample (N,).
 
-    The first, clean call fixes the classes, so a perturbed input never changes the question.
+    The first, clean call fixes the classes, so a perturbed input never changes the target.
 
-    `target`: a class index; a class name, one of `class_names`; a Difference of two; None, each sample's top class; a
-    sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
-    output -> (N,). `args`, `kwargs`: handed to the model with x. `input_key`: see `signatures.input_key_of`.
-    `frames_first`: the model takes (N,T,C,H,W) where x is (N,C,T,H,W). `classes` (N,): known after the first call, None
-    where the score is not one class's.
-    Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
+    `classes` (N,) is known after the first call; it is None where the score is not that of a single class.
+
+    Args:
+        model: The model whose output is read.
+        target: A class index; a class name of `class_names`; a Difference of two; None for each sample's top class; a sequence
+            or tensor (N,) with one of these per sample; a Target such as Region, Box or Similarity; or a callable output -> (N,).
+        class_names: The name of each class.
+        args: Positional arguments of the model after x.
+        kwargs: Keyword arguments of the model.
+        forward_context: A context manager in which the model runs.
+        input_size: Size of the model's input; by default that of the first call.
+        input_key: Name of the keyword that takes x; see `forward_signature.find_input_key`.
+        frames_first: The model takes (N,T,C,H,W) where x is (N,C,T,H,W).
+        one_sample_per_pass: Run every row in a forward pass of its own, for a model whose samples influence one another.
+
+    Raises:
+        TargetError: At once for a bad kind of target, at the first call for a class that the output does not have.
 
     >>> score = Score(nn.Identity(), ["dog", None], class_names=["cat", "dog"])
     >>> score(torch.tensor([[3.0, 1.0], [5.0, 2.0]])).tolist()
     [1.0, 5.0]
-    >>> score.label_of(0), score.label_of(1)
+    >>> score.describe(0), score.describe(1)
     ('dog', 'cat')
+
     """
 
     def __init__(
@@ -76,7 +88,7 @@ class Score:
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
-                f"the target is the class {target.__name__} itself: pass one of it, e.g. {target.__name__}(…)"
+                f"the target is the class {target.__name__} itself: pass an instance, e.g. {target.__name__}(…)"
             )
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
         self.target = target if callable(target) else _make_per_sample_target(target) or normalize_target(target)
@@ -85,29 +97,25 @@ class Score:
         self.class_names = class_names
         self._input_key, self._frames_first = input_key, frames_first
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
-        self.one_sample_per_pass = (
-            one_sample_per_pass  # the model's samples see one another: each row has a pass of its own
-        )
-        self._input_size = tuple(
-            input_size
-        )  # of the model's input; that of the score's own first pass where it is not given
+        self.one_sample_per_pass = one_sample_per_pass
+        self._input_size = tuple(input_size)
         self.classes: Tensor | None = None
         self._class_pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
         self._score_range: ScoreRange | None = None
-        self.dtype = torch.float32  # what the model gave the score in; read() makes at least float32 of it
+        self.dtype = torch.float32  # of the model's score; read_score() converts it to at least float32
 
     def __call__(self, x: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """(N,): run the model on x (N,C,*S) and read the score off its output.
+        """Run the model on x (N,C,*S) and read the score (N,) from its output.
 
-        `sample_index` (R,): x holds R versions of the samples first asked about, row i one of sample owners[i]: each is asked
-        its own sample's question, and what else the model takes for each sample goes with it.
+        `sample_index` (R,) is for x with R variants of the samples of the first call: row i belongs to sample `sample_index[i]`.
+        It gets that sample's target and its extra inputs.
         """
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
-        """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
+        """Return the model's whole output for x; InputError if the model changed x in place."""
         if self.one_sample_per_pass and len(x) > 1:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
@@ -121,30 +129,30 @@ class Score:
             )
         if x._version != version:
             raise InputError(
-                "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
-                "another image; let its forward begin with x = x.clone()"
+                "the model changes its input in place (a tensor that you passed is changed now), so a second forward pass would "
+                "see another image; start its forward with x = x.clone()"
             )
         return output
 
     def _forward_row(self, x: Tensor, row: int, sample_index: Tensor | None) -> Any:
-        if sample_index is None and self.values is None:  # the first pass: each has its own extra inputs
+        if sample_index is None and self.values is None:  # the first forward pass: each row has its own extra inputs
             sample_index = torch.tensor([row], device=x.device)
-            alone = copy.copy(self)
-            alone._args, alone._kwargs = self._select_extra_inputs(sample_index, len(x))
-            return alone.forward(x[row : row + 1])
+            single = copy.copy(self)
+            single._args, single._kwargs = self._select_extra_inputs(sample_index, len(x))
+            return single.forward(x[row : row + 1])
         sample_index = torch.arange(len(x), device=x.device) if sample_index is None else sample_index
         return self.forward(x[row : row + 1], sample_index[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
-        """The same number, once it is settled, of the input with these spatial axes flipped, then brought to `size`."""
+        """Return the resolved score for an input with these spatial axes flipped and then resized to `size`."""
         if not isinstance(self.target, Target):
             return self
-        other = copy.copy(self)
-        other.target = self.target.flipped(flips, size)
-        return other
+        flipped = copy.copy(self)
+        flipped.target = self.target.flipped(flips, size)
+        return flipped
 
     def combined_class_score(self, x: Tensor) -> Tensor:
-        """(N,): all classes at once, in fixed proportions, or what a callable target reads: for choosing a layer."""
+        """Compute a fixed combination of all classes (N,), or a callable target's score; used to choose a layer."""
         if callable(self.target):
             return self(x)
         logits = class_scores(self.forward(x))
@@ -152,7 +160,7 @@ class Score:
 
     @contextmanager
     def score_range_tracked(self) -> Iterator[ScoreRange]:
-        """How far the scores go that are read inside the `with`, and the clean ones that are known before."""
+        """Track how far the scores move that are read inside the `with`, from the clean ones on."""
         outer, self._score_range = self._score_range, ScoreRange()
         if self.values is not None:
             self._score_range.add("score", self.values, None, len(self.values))
@@ -163,11 +171,11 @@ class Score:
 
     @property
     def machine_epsilon(self) -> float:
-        """Of the type in which the model gave the score: the least step from 1."""
+        """The machine epsilon of the dtype in which the model computed the score."""
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """(N,): the score in an output of the model for so many rows; `sample_index`: see `__call__`."""
+        """Read the score (N,) from an output of the model with `n_rows` rows; `sample_index` as in `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._update_score_range("score", values, sample_index)
         return values
@@ -184,44 +192,48 @@ class Score:
             self._score_range.add(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """(N,): the class's probability, the softmax of all; of a difference, that of the one against the other.
+        """Compute the probability (N,) of each sample's class, the softmax over all; for a difference, first over second.
 
-        Without rivals, of a callable or of one output, the score itself.
+        For a callable target or a model with one output it is the score itself.
         """
         values = self._read_full_precision(output, n_rows, sample_index)
         if callable(self.target) or self._class_pairs is None or (logits := class_scores(output)).shape[1] == 1:
             self._update_score_range("score", values, sample_index)
             return values
         pairs = self._class_pairs if sample_index is None else self._class_pairs[sample_index]
-        chances = torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
-        self._update_score_range("probability", chances, sample_index)
-        return chances
+        probabilities = torch.where(
+            pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp()
+        )
+        self._update_score_range("probability", probabilities, sample_index)
+        return probabilities
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
+        """Raise an InputError where an argument (N,) of the model is not one number per sample of x (N,C,*S).
 
-        The samples in the opposite order must keep their scores.
+        The samples in reversed order have to keep their scores.
         """
-        rows = [leaf for _, leaf in iter_leaves((self._args, self._kwargs)) if leaf.ndim == 1 and len(leaf) == len(x)]
-        if len(x) == 1 or not rows or self.values is None:
+        per_sample = [
+            leaf for _, leaf in iter_leaves((self._args, self._kwargs)) if leaf.ndim == 1 and len(leaf) == len(x)
+        ]
+        if len(x) == 1 or not per_sample or self.values is None:
             return
-        back = torch.arange(len(x), device=x.device).flip(0)
-        off = (self(x[back], back) - self.values[back]).abs().max()
-        if bool(off > 0.01 * self.values.abs().max()):
+        reversed_index = torch.arange(len(x), device=x.device).flip(0)
+        deviation = (self(x[reversed_index], reversed_index) - self.values[reversed_index]).abs().max()
+        if bool(deviation > 0.01 * self.values.abs().max()):
             raise InputError(
-                f"an argument of the model has {plural(len(x), 'entry')}, as the batch has samples, and yet is not one a sample: "
-                f"explain one image at a time"
+                f"an argument of the model has {plural(len(x), 'entry')}, as many as the batch has samples, but not one per "
+                "sample: explain one image at a time"
             )
 
     def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
+        """Select the extra inputs for rows of `sample_index`: a tensor with one entry per sample gets one per row."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
 
-        def of_its_owner(value: Tensor) -> Tensor:
+        def select_entries(value: Tensor) -> Tensor:
             return value[sample_index.to(value.device)] if value.ndim > 0 and len(value) == n_samples else value
 
-        return map_leaves(self._args, of_its_owner), map_leaves(self._kwargs, of_its_owner)
+        return map_leaves(self._args, select_entries), map_leaves(self._kwargs, select_entries)
 
     def _read_raw(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
         if isinstance(self.target, PerSampleTarget) and len(self.target.targets) != n_rows:
@@ -242,19 +254,19 @@ class Score:
             warn_if_probabilities(self.logits)
         pairs = self._class_pairs if sample_index is None else self._class_pairs[sample_index]
         if len(pairs) != len(logits):
-            raise TargetError(f"the output has {plural(len(logits), 'sample')}; the question was asked of {len(pairs)}")
+            raise TargetError(f"the output has {plural(len(logits), 'sample')}; the first call had {len(pairs)}")
         values = logits.gather(1, pairs[:, :1])[:, 0]
         if self.classes is not None:
             return values
-        others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
-        return torch.where(pairs[:, 1] >= 0, values - others, values)
+        contrast_scores = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
+        return torch.where(pairs[:, 1] >= 0, values - contrast_scores, values)
 
     @classmethod
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
-        """The scores of several calls of one sample each as those of one call."""
+        """Join the scores of several calls with one sample each into the score of one call."""
         first = copy.copy(scores[0])
         for name in ("values", "logits", "classes", "_class_pairs"):
-            parts = [getattr(one, name) for one in scores]
+            parts = [getattr(score, name) for score in scores]
             setattr(first, name, torch.cat(parts) if all(part is not None for part in parts) else None)
         if callable(first.target):
             first.target = PerSampleTarget.from_scores(scores)
@@ -262,35 +274,37 @@ class Score:
 
     @property
     def class_pairs(self) -> Tensor | None:
-        """(N,2): each sample's class, and the class it is held against or -1; None for a callable target."""
+        """The class of each sample, and the class it is compared with or -1, (N,2); None for a callable target."""
         return self._class_pairs
 
     def _score_in_rounds(self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor) -> Tensor:
-        """(R,): what a callable says of each row in its own sample's place: it may hold something of each sample."""
-        samples = len(sample_index) if self.values is None else len(self.values)
-        found: list[Tensor] = []
-        for rows, chosen in _iter_rounds(sample_index, samples):
-            asked = select_rows(output, chosen, len(sample_index))
-            found.append(check_one_per_sample(check_target_scores(target(asked), target), samples)[sample_index[rows]])
-        order = torch.cat([rows for rows, _ in _iter_rounds(sample_index, samples)])
-        return torch.cat(found)[order.argsort()]
+        """Score rows (R,) by a callable target, each at its own sample's position: it may differ by sample."""
+        n_samples = len(sample_index) if self.values is None else len(self.values)
+        round_scores: list[Tensor] = []
+        for rows, row_per_sample in _iter_rounds(sample_index, n_samples):
+            round_output = select_rows(output, row_per_sample, len(sample_index))
+            round_scores.append(
+                check_one_per_sample(check_target_scores(target(round_output), target), n_samples)[sample_index[rows]]
+            )
+        order = torch.cat([rows for rows, _ in _iter_rounds(sample_index, n_samples)])
+        return torch.cat(round_scores)[order.argsort()]
 
     def to_cpu(self) -> "Score":
-        """The same questions and answers, where they are read one by one without waiting for a GPU."""
-        one = copy.copy(self)
-        one.values, one.logits, one._class_pairs, one.classes = (
+        """Return a copy whose values are on the CPU, so that reading them one by one does not wait for a GPU."""
+        score = copy.copy(self)
+        score.values, score.logits, score._class_pairs, score.classes = (
             value if value is None else value.detach().cpu()
             for value in (self.values, self.logits, self._class_pairs, self.classes)
         )
-        return one
+        return score
 
     def class_index(self, sample: int) -> int | None:
-        """Class index explained in one sample; None for a difference, a callable target, or before the first call."""
+        """Return the class index of one sample; None for a difference, a callable target, or before the first call."""
         first, second = self._class_pair(sample)
         return first if second is None else None
 
     def describe(self, sample: int) -> str:
-        """The question of one sample in words: its class name, `class 3`, `log-odds of a over b`, or what a callable says."""
+        """Describe the target of one sample: its class name, `class 3`, `log-odds of a over b`, or a callable's own text."""
         first, second = self._class_pair(sample)
         if isinstance(self.target, Target):
             return self.target.describe(sample, self.class_name)
@@ -304,70 +318,76 @@ class Score:
         )
 
     def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Class of one sample, and the class it is held against; None for neither."""
+        """Return the class of one sample and the class it is compared with, each None where there is none."""
         if self._class_pairs is None:
             return None, None
         first, second = self._class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
-        """(N,K): probability of each class: the softmax of logits, an output of probabilities as it is, else NaN.
+        """Compute the probability of each class (N,K): the softmax of logits; an output of probabilities is returned unchanged.
 
-        None of a callable target and where there is one output.
+        A row that is neither is NaN. The result is None for a callable target, and for a model with one output.
         """
         if self.logits is None or self.logits.shape[1] == 1:
             return None
         rows = self.logits.double()
-        scores, whole = ((rows < 0) | (rows > 1)).any(1, keepdim=True), (rows.sum(1, keepdim=True) - 1).abs() < 1e-3
-        return torch.where(scores, rows.softmax(1), torch.where(whole, rows, torch.nan))
+        is_logits, sums_to_one = (
+            ((rows < 0) | (rows > 1)).any(1, keepdim=True),
+            (rows.sum(1, keepdim=True) - 1).abs() < 1e-3,
+        )
+        return torch.where(is_logits, rows.softmax(1), torch.where(sums_to_one, rows, torch.nan))
 
     def class_name(self, index: int) -> str:
-        """Category of a class, or `class 3` where categories are not known."""
-        named = self.class_names is not None and (self.logits is None or len(self.class_names) == self.logits.shape[1])
-        return self.class_names[index] if self.class_names and named else f"class {index}"
+        """Return the name of a class, or `class 3` where the names are unknown."""
+        has_names = self.class_names is not None and (
+            self.logits is None or len(self.class_names) == self.logits.shape[1]
+        )
+        return self.class_names[index] if self.class_names and has_names else f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """(N,2) int64: the class of each sample, and the class it is held against or -1."""
+        """Resolve the class of each sample, and the class it is compared with or -1, (N,2) int64."""
         target: Any = self.target
-        wanted = list(target) if isinstance(target, list) else [target] * len(logits)
-        if len(wanted) != len(logits):
+        targets = list(target) if isinstance(target, list) else [target] * len(logits)
+        if len(targets) != len(logits):
             raise TargetError(
-                f"{plural(len(wanted), 'target')} for a batch of {len(logits)}: give one, or one per sample"
+                f"{plural(len(targets), 'target')} for a batch of {len(logits)}: give one, or one per sample"
             )
         top = logits.argmax(1).tolist()
         pairs = [
-            resolve_class_pair(one, best, logits.shape[1], self.class_names)
-            for one, best in zip(wanted, top, strict=True)
+            resolve_class_pair(requested, best, logits.shape[1], self.class_names)
+            for requested, best in zip(targets, top, strict=True)
         ]
         return torch.tensor(pairs, device=logits.device)
 
 
 @contextmanager
 def _dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """An InputError for torch's complaint of two types that meet, where no parameter is of the input's type.
+    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
 
-    Only when it fails: a model may bring its input to its own type itself.
+    The check runs only after the error, because a model may convert its input itself.
     """
     try:
         yield
     except RuntimeError as error:
-        own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-        said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
-        named = any(name in str(error).lower() for name in INTEGER_TYPE_NAMES.get(x.dtype, ()))
-        if named and not said.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in own):
+        model_dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+        named_dtypes = set(re.findall("bfloat16|double|float|half", str(error).lower()))
+        names_input_dtype = any(name in str(error).lower() for name in INTEGER_TYPE_NAMES.get(x.dtype, ()))
+        if names_input_dtype and not named_dtypes.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in model_dtypes):
             raise InputError(
-                f"the input is {_dtype_name(x.dtype)}, and the model does not convert it: pass x.float(), or the floats that the "
-                f"model's preprocessing makes of it"
+                f"the input is {_dtype_name(x.dtype)}, and the model does not convert it: pass x.float(), or the float "
+                "tensor that the model's preprocessing returns"
             ) from error
         if (
-            x.dtype in own
-            or FLOAT_TYPE_NAMES.get(x.dtype) not in said
-            or said.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in own)
+            x.dtype in model_dtypes
+            or FLOAT_TYPE_NAMES.get(x.dtype) not in named_dtypes
+            or named_dtypes.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in model_dtypes)
         ):
             raise
         raise InputError(
-            f"the input is {_dtype_name(x.dtype)}, the model's parameters are {' and '.join(map(_dtype_name, own))}: pass "
-            f"x.to(torch.{_dtype_name(own[0])}), or the model as model.to(torch.{_dtype_name(x.dtype)})"
+            f"the input is {_dtype_name(x.dtype)}, the model's parameters are "
+            f"{' and '.join(map(_dtype_name, model_dtypes))}: pass "
+            f"x.to(torch.{_dtype_name(model_dtypes[0])}), or the model as model.to(torch.{_dtype_name(x.dtype)})"
         ) from error
 
 
@@ -376,59 +396,61 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 class PerSampleTarget(Target):
-    """Another question of each sample: a list in which one at least is a callable."""
+    """Another target for each sample: a list in which at least one is a callable."""
 
     def __init__(self, targets: Sequence[TargetLike]) -> None:
         self.targets = list(targets)
         self._scores: list[Score] = []
 
     def bind_model(self, model: nn.Module) -> "PerSampleTarget":
-        """Each question, for that model."""
-        return PerSampleTarget([one.bind_model(model) if isinstance(one, Target) else one for one in self.targets])
+        """Return the targets, each bound to the model."""
+        return PerSampleTarget(
+            [target.bind_model(model) if isinstance(target, Target) else target for target in self.targets]
+        )
 
     @classmethod
     def from_scores(cls, scores: Sequence[Score]) -> "PerSampleTarget":
-        """The questions of scores that are settled, one a sample."""
-        known = cls([score.target for score in scores])
-        known._scores = list(scores)
-        return known
+        """Create the target from resolved scores, one per sample."""
+        result = cls([score.target for score in scores])
+        result._scores = list(scores)
+        return result
 
     @property
     def dense(self) -> bool:
-        """Whether one of them is."""
-        return any(isinstance(one, Target) and one.dense for one in self.targets)
+        """Whether one of the targets is dense."""
+        return any(isinstance(target, Target) and target.dense for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
-        """Each question there."""
-        other = PerSampleTarget(self.targets)
-        other._scores = [score.flipped(flips, size) for score in self._scores]
-        return other
+        """Return the targets, each flipped."""
+        flipped = PerSampleTarget(self.targets)
+        flipped._scores = [score.flipped(flips, size) for score in self._scores]
+        return flipped
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "PerSampleTarget":
-        """Each question, settled on its own sample."""
-        known = PerSampleTarget(self.targets)
-        known._scores = [
-            Score(nn.Identity(), one, class_names=class_names, input_size=input_size) for one in self.targets
+        """Return the targets, each resolved on its own sample."""
+        resolved = PerSampleTarget(self.targets)
+        resolved._scores = [
+            Score(nn.Identity(), target, class_names=class_names, input_size=input_size) for target in self.targets
         ]
-        known(output)
-        return known
+        resolved(output)
+        return resolved
 
     def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
-        count = len(self.targets)
-        parts = (select_rows(output, torch.tensor([i], device="cpu"), count) for i in range(count))
+        """Compute the score of each sample (N,)."""
+        n_samples = len(self.targets)
+        parts = (select_rows(output, torch.tensor([i], device="cpu"), n_samples) for i in range(n_samples))
         return torch.cat([score.read_score(part, 1) for score, part in zip(self._scores, parts, strict=True)])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Those of its question."""
+        """Describe the target of one sample."""
         return self._scores[sample].describe(0)
 
 
 class AllClassScores(Score):
-    """All class scores at once, (N,classes), where a `Score` has one number a sample; (N,0) of a model that has none."""
+    """The scores of all classes (N,K) instead of one number per sample; (N,0) for a model without class scores."""
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """(N,classes): the class scores in an output of the model for so many rows."""
+        """Read the class scores (N,K) from an output of the model with `n_rows` rows."""
         try:
             logits = class_scores(output)
         except TargetError:
@@ -440,15 +462,15 @@ class AllClassScores(Score):
 
 
 def _iter_rounds(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows that are the first versions of their samples, then the second ones …, and for each turn a row of every sample."""
+    """Yield the rows that are the first variant of their sample, then the second ones, …, with a row of every sample."""
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
-    place = torch.empty_like(sample_index)
-    place[order] = (
+    occurrence = torch.empty_like(sample_index)
+    occurrence[order] = (
         torch.arange(len(sample_index), device=sample_index.device) - (counts.cumsum(0) - counts)[sample_index[order]]
     )
-    for turn in range(int(counts.max())):
-        rows = (place == turn).nonzero()[:, 0]
+    for round_number in range(int(counts.max())):
+        rows = (occurrence == round_number).nonzero()[:, 0]
         yield (
             rows,
             torch.zeros(n_samples, dtype=torch.long, device=sample_index.device).scatter_(0, sample_index[rows], rows),
@@ -456,6 +478,6 @@ def _iter_rounds(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor,
 
 
 def _make_per_sample_target(target: object) -> PerSampleTarget | None:
-    """Of a list in which a question is a callable."""
-    several = isinstance(target, list | tuple) and any(callable(one) for one in target)
-    return PerSampleTarget(target) if several and isinstance(target, list | tuple) else None
+    """Return a PerSampleTarget for a list with at least one callable; None for anything else."""
+    has_callable = isinstance(target, list | tuple) and any(callable(item) for item in target)
+    return PerSampleTarget(target) if has_callable and isinstance(target, list | tuple) else None

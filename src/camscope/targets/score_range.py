@@ -1,11 +1,11 @@
-"""ScoreRange: how far a score went while a method altered its input."""
+"""ScoreRange: how far a score moved while a method changed its input."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-ROUNDING_STEPS = 4  # of a number's own precision: what two ways to the same sum may differ by
+ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
 
 
 @dataclass
@@ -16,7 +16,7 @@ class ScoreRange:
     _n_rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
-        """Take in scores (R,): row i is one of sample owners[i], or of sample i."""
+        """Add scores (R,): row i belongs to sample `sample_index[i]`, or to sample i without an index."""
         values = values.detach()
         if sample_index is None:
             if len(values) != n_samples:
@@ -26,18 +26,18 @@ class ScoreRange:
             empty = values.new_full((n_samples,), torch.inf)
             low = empty.scatter_reduce(0, sample_index, values, "amin")
             high = (-empty).scatter_reduce(0, sample_index, values, "amax")
-        known = self._limits.get(kind)
-        self._limits[kind] = (low, high) if known is None else (low.minimum(known[0]), high.maximum(known[1]))
+        limits = self._limits.get(kind)
+        self._limits[kind] = (low, high) if limits is None else (low.minimum(limits[0]), high.maximum(limits[1]))
         self._n_rows[kind] = self._n_rows.get(kind, 0) + len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """(N,): whether no score went farther than rounding; None where nothing was altered.
+        """Whether each sample's scores (N,) stayed within rounding; None where no input was changed.
 
-        `machine_epsilon`: of the type that the scores were computed in, relative.
+        `machine_epsilon` is that of the dtype in which the scores were computed.
         """
-        still = []
+        constant = []
         for kind, (low, high) in self._limits.items():
             if self._n_rows[kind] > len(low):
                 rounding = ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
-                still.append(high - low <= rounding)
-        return torch.stack(still).all(0) if still else None
+                constant.append(high - low <= rounding)
+        return torch.stack(constant).all(0) if constant else None

@@ -18,7 +18,7 @@ from camscope.audit.clustering.spectral import (
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimate_mean
 
-QUICK = {"bootstraps": 10, "references": 5}
+QUICK = {"n_resamples": 10, "n_references": 5}
 
 
 def blobs(random, centres, size=48, width=4.0, noise=0.05):
@@ -225,11 +225,11 @@ def test_a_line_leaps_by_four():
         (lambda: cluster_maps(np.ones((30, 4)), max_maps=9), UndefinedError, "9 patients"),
         (lambda: cluster_maps(np.ones(30)), InputError, r"maps \(30,\)"),
         (lambda: cluster_maps(np.full((30, 4), np.nan)), InputError, "map 0 holds NaN"),
-        (lambda: cluster_maps(np.ones((30, 4)), cluster_counts=(1,)), InputError, r"k=\(1,\)"),
+        (lambda: cluster_maps(np.ones((30, 4)), cluster_counts=(1,)), InputError, r"cluster_counts=\(1,\)"),
         (lambda: cluster_maps(np.ones((30, 4)), sign="negative"), InputError, "sign='negative'"),
         (lambda: cluster_maps(np.ones((30, 4)), ["a"]), InputError, "30 rows and 1 group"),
-        (lambda: cluster_maps(np.ones((30, 4)), n_resamples=0), InputError, "bootstraps=0"),
-        (lambda: cluster_maps(np.ones((30, 4)), **QUICK).get_partition(7), InputError, "k=7: there are 2, 3"),
+        (lambda: cluster_maps(np.ones((30, 4)), n_resamples=0), InputError, "n_resamples=0"),
+        (lambda: cluster_maps(np.ones((30, 4)), **QUICK).get_partition(7), InputError, "n_clusters=7: "),
         (lambda: compute_level_enrichment([0, 0, 1], ["a", "a", None]), UndefinedError, "1 cluster and 1 level"),
         (lambda: compute_level_enrichment([0.5, 0.5], ["a", "b"]), InputError, "labels float64"),
         (lambda: compute_level_enrichment([0], ["a", "b"]), InputError, "of 2 rows"),

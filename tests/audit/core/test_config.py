@@ -3,7 +3,6 @@
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +14,8 @@ from pyarrow import parquet
 
 from camscope.audit.config_template import _make_path_relative as near
 from camscope.audit.config_template import generate_config
+from camscope.audit.core.cohort import alternate_patients
 from camscope.audit.core.config import Config, resolve_manifest_source
-from camscope.audit.core.context import AuditContext
 from camscope.errors import InputError
 
 PLAIN = {
@@ -39,10 +38,10 @@ def config(**tables):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"explain": {"findings": ("a", "b", "a")}}, "explain.findings: 'a' stands there twice"),
-        ({"explain": {"methods": ("gradcam", "gradcam")}}, "explain.methods: 'gradcam' stands there twice"),
-        ({"fills": ("mean", "mean")}, "fills: 'mean' stands there twice"),
-        ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' stands there twice"),
+        ({"explain": {"findings": ("a", "b", "a")}}, "explain.findings: 'a' is listed twice"),
+        ({"explain": {"methods": ("gradcam", "gradcam")}}, "explain.methods: 'gradcam' is listed twice"),
+        ({"imputations": ("mean", "mean")}, "imputations: 'mean' is listed twice"),
+        ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' is listed twice"),
         ({"explain": {"methods": ("gradcamm",)}}, "no method 'gradcamm'; nearest names: .*gradcam"),
         (
             {"explain": {"settings": {"integratedgradients": {"n_steps": 2}}}},
@@ -73,14 +72,14 @@ def test_settings_of_a_method_that_is_asked_are_taken():
 def test_the_digest_is_of_what_is_declared_not_of_where_files_lie():
     here, there = (
         config(
-            data={"manifest": f"{at}/manifest.csv", "root": root, "evidence": f"{at}/masks"},
+            data={"manifest": f"{at}/manifest.csv", "root": root, "ground_truth": f"{at}/masks"},
             model={"source": f"{at}/models.py:net", "weights": f"{at}/net.pt"},
         ).digest
         for at, root in (("here", None), ("/there", "/there/images"))
     )
     assert here == there
     others = [
-        config(data={"evidence": "mask"}),
+        config(data={"ground_truth": "mask"}),
         config(data={"label": "other"}),
         config(model={"source": "models.py:other"}),
         config(model={"source": "others.py:net"}),
@@ -129,7 +128,7 @@ def test_init_of_several_findings_names_their_columns(study):
     assert made.data.split_value == "valid"
     assert "only rows of this split, of train, valid" in text
     assert made.data.subgroups == ("age",)
-    assert "of ages 0-17, 18-39, 40-64, 65-89, 90 and more" in text
+    assert "ages are grouped into 0-17, 18-39, 40-64, 65-89, 90 and more" in text
     for asked in ("pleural_effusion", "Pleural Effusion"):
         made = Config.from_toml(generate_config("manifest.csv", "net.py:net", findings=[asked]), study)
         assert made.data.labels == {"Pleural Effusion": "pleural_effusion"}
@@ -145,11 +144,14 @@ def test_init_takes_the_rows_of_test_where_there_are_any(study):
     [
         (
             {"findings": ["grade"]},
-            "no column of 0 and 1 is named 'grade'; there are: edema, pleural_effusion, No Finding",
+            "no column of 0 and 1 is named 'grade'; expected one of edema, pleural_effusion, No Finding",
         ),
-        ({"model": "net.py:nameless"}, "none of 0 and 1 that is named as a class"),
-        ({"model": "net.py:nameless", "findings": ["edema"]}, "which class of the model is the column 'edema'"),
-        ({"modality": "xrays"}, "no modality 'xrays'; there are xray, ct"),
+        ({"model": "net.py:nameless"}, "no column of 0 and 1 that has the name of a class"),
+        (
+            {"model": "net.py:nameless", "findings": ["edema"]},
+            "the column 'edema' is not named as a class of the model",
+        ),
+        ({"modality": "xrays"}, "no modality 'xrays'; expected one of xray, ct"),
     ],
 )
 def test_init_refuses_what_would_not_run(study, extra, words):
@@ -178,15 +180,15 @@ def test_columns_are_found_in_whatever_case(study):
             "net.py:nameless",
             "Edema",
             (),
-            r"the labels are words \(Edema, No Finding\), and the model does not name its cl",
+            r"the labels are words \(Edema, No Finding\), and the model has no class names",
         ),
         (
             "net.py:net",
             "Edema",
             ("Bar",),
-            "the finding 'Bar' is no class of the model: its classes are Edema, Pleural Eff",
+            "the finding 'Bar' is no class of the model; expected one of Edema, Pleural Eff",
         ),
-        ("net.py:net", "dog", ("Edema",), "no label is the finding 'Edema': the labels are No Finding, dog"),
+        ("net.py:net", "dog", ("Edema",), "no label means the finding 'Edema'; the labels are No Finding, dog"),
         ("net.py:nameless", "1", ("7",), "the labels are words"),
     ],
 )
@@ -235,7 +237,7 @@ def test_every_setting_stands_in_what_init_writes_and_those_that_are_comments_ar
     for name, value in plain.items():
         for one in value if name in tomllib.loads(text) and isinstance(value, dict) else (name,):
             assert re.search(rf"^(# )?{one} = \S", text, re.MULTILINE), one
-    free = re.sub(r"^# (?=(replicates|skip|device) = )", "", text, flags=re.MULTILINE)
+    free = re.sub(r"^# (?=(n_resamples|skip|device) = )", "", text, flags=re.MULTILINE)
     assert Config.from_toml(free, study) == Config.from_toml(text, study)
     assert all(len(line) < 140 for line in text.splitlines())
 
@@ -272,5 +274,5 @@ def test_datasets_keep_their_names_and_folders_of_them_are_found_from_the_config
 
 
 def test_one_image_of_each_patient_is_drawn_before_a_second_of_any():
-    subject = SimpleNamespace(patients=dict(enumerate("aaabbbcd")))
-    assert AuditContext._alternate_patients(subject, [2, 0, 5, 7, 1, 3, 6]) == [2, 5, 7, 6, 0, 3, 1]
+    patients = dict(enumerate("aaabbbcd"))
+    assert alternate_patients([2, 0, 5, 7, 1, 3, 6], patients) == [2, 5, 7, 6, 0, 3, 1]

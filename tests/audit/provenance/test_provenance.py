@@ -33,9 +33,9 @@ from camscope.metrics import METRICS
 SKIP = ("faithfulness", "sanity", "robustness")
 CODE = """from camscope.phantom import shortcut_study as shortcut
 
-net = shortcut.shortcut_net
-PREPROCESSING = {"net": shortcut.PREPROCESSING["shortcut_net"]}
-CATEGORIES = {"net": shortcut.CATEGORIES["shortcut_net"]}
+net = shortcut.create_shortcut_model
+PREPROCESSING = {"net": shortcut.PREPROCESSING["create_shortcut_model"]}
+CATEGORIES = {"net": shortcut.CATEGORIES["create_shortcut_model"]}
 """
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +48,7 @@ def case(tmp_path_factory, one_thread):
     (folder / "quiverleaf.py").write_text(CODE)
     plain["skip"] = SKIP
     plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
-    plain["data"] |= {"manifest": "manifest.csv", "evidence": "./mask"}
+    plain["data"] |= {"manifest": "manifest.csv", "ground_truth": "./mask"}
     plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -136,7 +136,7 @@ def test_what_produced_it_names_kinds_of_numbers_and_that_metrics_were_tried(cas
     assert said["model"]["numbers"] == ["float32"]
     assert said["model"]["loaded"].startswith("strictly")
     assert said["self_test"] == "passed"
-    monkeypatch.setitem(METRICS, "enrichment", lambda heat, mask: 2.0)
+    monkeypatch.setattr(provenance, "METRICS", {**METRICS, "enrichment": lambda attribution, mask: 2.0})
     assert run_self_test.__wrapped__() == "enrichment is 2.0 and not 1.0; enrichment is 2.0 and not 4.0"
 
 
@@ -178,41 +178,12 @@ def halved(table):
     return compute.divide(table["value"], 2.0)
 
 
-def swayed(column, where):
-    """Two of some values, of two patients, moved apart: their mean stays, and the interval alone is left to see."""
-
-    def change(table):
-        values = table[column].to_pylist()
-        some = [n for n, row in enumerate(table.to_pylist()) if where(row) and values[n] is not None]
-        for n, step in ((some[0], 0.5), (some[-1], -0.5)):
-            values[n] += step
-        return pyarrow.array(values, table.schema.field(column).type)
-
-    return change
-
-
-def inserted(row):
-    return (row["kind"], row["region"]) == ("insert", "token")
-
-
-def placed(row):
-    return row["metric"] == "peak-distance" and row["method"] == "gradcam"
-
-
-def from_one_donor(table):
-    first = next(one for one in table["donor"].to_pylist() if one is not None)
-    return pyarrow.array([None if one is None else first for one in table["donor"].to_pylist()], pyarrow.int64())
-
-
 @pytest.mark.parametrize(
     ("name", "column", "change", "found"),
     [
-        ("interventions.parquet", "without", swayed("without", inserted), {"effects"}),
-        ("interventions.parquet", "donor", from_one_donor, {"effects"}),
-        ("metrics.parquet", "value", swayed("value", placed), {"means", "metrics.parquet"}),
-        ("predictions.parquet", "truth lesion", turned, {"answers", "means", "labels"}),
-        ("interventions.parquet", "without", zeroed, {"effects", "regions taken away"}),
-        ("metrics.parquet", "value", halved, {"means", "metrics.parquet", "places of maps"}),
+        ("predictions.parquet", "truth lesion", turned, {"labels"}),
+        ("interventions.parquet", "log_odds_without", zeroed, {"removals"}),
+        ("metrics.parquet", "value", halved, {"metrics.parquet", "localization"}),
     ],
 )
 def test_a_changed_table_is_seen_though_the_seal_was_made_again(copied, name, column, change, found):
@@ -228,18 +199,18 @@ def test_other_words_on_the_page_are_seen_though_the_seal_was_made_again(copied)
         assert old in kept
         page.write_text(kept.replace(old, new, 1), encoding="utf-8")
         resealed()
-        assert failed() == {"words of the page"}
+        assert failed() == {"text of the report"}
     resealed(code="another")  # whose pages may have other words
-    assert failed() == {"numbers of the page"}
+    assert failed() == {"numbers of the report"}
 
 
 def test_a_number_that_no_stage_left_is_seen_though_the_seal_was_made_again(copied):
     stage = Path("audit/stages/shortcut.json")
     left = json.loads(stage.read_bytes())
-    left["blanked"][0]["auroc"]["value"] = 0.123
+    left["masked_auroc"][0]["auroc"]["value"] = 0.123
     stage.write_text(json.dumps(left))
     resealed()
-    assert failed() == {"parts"}
+    assert failed() == {"stages"}
 
 
 def test_a_file_that_was_added_is_seen_wherever_it_is(copied):
@@ -264,29 +235,30 @@ def test_a_declaration_that_is_not_counted_is_seen(copied):
 def test_images_that_are_other_ones_are_counted(copied):
     invert(4)
     (found,) = (one for one in verify_audit("audit", Config.from_source(copied), n_rows=0).checks if not one.is_intact)
-    assert (found.name, found.message[:43]) == ("images", "not the same bytes, 4 of 48: 00000, 00001, ")
+    assert (found.name, found.message[:43]) == ("images", "changed, 4 of 48: 00000, 00001, 00002, 0000")
     Path("images/00000.png").unlink()
     assert failed(copied) == {"images"}
 
 
-@pytest.mark.parametrize("undone", [(), ("explain", "localise", "shortcut")])
+@pytest.mark.parametrize("undone", [(), ("explain", "localization", "shortcut")])
 def test_an_audit_does_not_go_on_with_other_images(copied, undone):
     invert(4)
     before = Path("audit/report.html").read_bytes()
     for stage in undone:
         Path(f"audit/stages/{stage}.json").unlink()
-    with pytest.raises(OutputError, match="4 of 48 images differ from those that its stages have seen"):
+    with pytest.raises(OutputError, match="4 of 48 images differ from those that its stages have read"):
         audit.run_audit(copied, "audit")
     assert Path("audit/report.html").read_bytes() == before
 
 
 def test_images_that_change_while_it_runs_are_seen_at_its_end(copied):
-    subject = AuditContext(Config.from_source(copied), Path("audit"))
-    check_images_unchanged(subject, provenance.current_image_digests(subject))
+    context = AuditContext(Config.from_source(copied), Path("audit"))
+    before = digest_images(context)
+    check_images_unchanged(context.folder, before, provenance.update_image_digests(context, before))
     invert(2)
-    other = AuditContext(Config.from_source(copied), Path("audit"))  # whose maps are of the images as they were
-    with pytest.raises(OutputError, match="2 of 48 images"):
-        check_images_unchanged(other, provenance.current_image_digests(other))
+    after = digest_images(AuditContext(Config.from_source(copied), Path("audit")))
+    with pytest.raises(OutputError, match="2 of 48 images"):  # the maps were computed from the first images
+        check_images_unchanged(context.folder, after, provenance.update_image_digests(context, after))
 
 
 def test_the_digest_of_an_image_is_that_of_its_map_and_of_what_cannot_be_read_there_is_none(copied):
@@ -317,8 +289,8 @@ def settings(name, value):
     ("name", "value"),
     [
         ("seed", 1),
-        ("fills", ["mean", "noise"]),
-        ("sizes.interventions", 20),
+        ("imputations", ["mean", "noise"]),
+        ("sample_sizes.interventions", 20),
         ("regions.organ", None),
         ("data.patient", None),
         ("explain.layer", "layer1"),
@@ -328,7 +300,7 @@ def settings(name, value):
 def test_audits_that_were_made_otherwise_are_not_compared(copied, name, value):
     shutil.copytree("audit", "other")
     settings(name, value)
-    with pytest.raises(InputError, match=f"made otherwise: {name} is "):
+    with pytest.raises(InputError, match=f"different settings: {name} is "):
         check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     settings("model.source", "another.py:architecture")
     if name in ("explain.layer", "model.outputs"):  # which are the other model's own
@@ -340,10 +312,10 @@ def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(cop
     settings("margins.effect", 0.2)
     (found,) = check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
     assert found.startswith("margins.effect is 0.1 in the first and 0.2 in the second")
-    settings("sizes.gallery", 4)
+    settings("sample_sizes.gallery", 4)
     assert len(check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))) == 1
     summary = json.loads(Path("other/summary.json").read_bytes())
-    summary["resolve"]["tools"][0]["settings"]["mode"] = "train"
+    summary["resolve"]["explainers"][0]["settings"]["mode"] = "train"
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="mode of gradcam is eval in the first and train in the second"):
         check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
@@ -387,13 +359,13 @@ def test_the_same_config_holds_from_another_folder(copied, tmp_path, monkeypatch
     text = json.loads(Config.from_source(copied).model_dump_json())
     text["data"]["manifest"] = "study/manifest.csv"
     text["model"] |= {"source": "study/quiverleaf.py:net", "weights": f"study/{text['model']['weights']}"}
-    text["data"]["evidence"] = "study/mask"
+    text["data"]["ground_truth"] = "study/mask"
     monkeypatch.chdir(tmp_path)
     found = verify_audit("study/audit", Config.from_source(text), n_rows=1)
     assert {one.name for one in found.checks if not one.is_intact} == set()
 
 
-@pytest.mark.parametrize("part", ["mask", "region_lungs", "region_token"])
+@pytest.mark.parametrize("part", ["mask", "region_lungs", "region_marker"])
 def test_a_mask_that_is_changed_or_gone_is_seen(copied, part):
     file = sorted(Path(part).iterdir())[0]
     data = bytearray(file.read_bytes())
@@ -420,7 +392,7 @@ def test_a_column_says_the_same_as_the_folder_and_a_coco_file_is_digested_with_w
 
 
 def masks(plain, evidence):
-    data = {**plain["data"], "evidence": evidence}
+    data = {**plain["data"], "ground_truth": evidence}
     return digest_masks(AuditContext(Config.from_source({**plain, "data": data, "regions": {}}), Path("audit")))
 
 
@@ -434,7 +406,7 @@ def test_another_source_of_the_model_is_seen_and_begins_another_audit(copied):
 def test_the_source_of_a_module_is_its_file():
     import camscope.phantom.shortcut_study as module
 
-    assert digest_model_source("camscope.phantom.shortcut_study:shortcut_net") == digest_file(module.__file__)
+    assert digest_model_source("camscope.phantom.shortcut_study:create_shortcut_model") == digest_file(module.__file__)
     assert {
         digest_model_source(one) for one in ("phantom", "resnet18", "timm:net", "no.such.module:net", "nowhere.py:net")
     } == {"none"}
@@ -445,12 +417,12 @@ def test_the_source_of_a_module_is_its_file():
 
 def test_what_was_declared_before_stays_in_the_log(copied):
     said = known()
-    assert (said["declarations"], said["declared_before_looking"]) == (1, True)
+    assert (said["declarations"], said["declared_before_results"]) == (1, True)
     first = said["config_digest"]
     light = {**copied, "skip": (*SKIP, "shortcut")}
     made = audit.run_audit({**light, "margins": {"effect": 0.2}}, "audit", overwrite=True)
     said = known()
-    assert (said["declarations"], said["declared_before_looking"]) == (2, False)
+    assert (said["declarations"], said["declared_before_results"]) == (2, False)
     assert provenance.list_config_digests(Path("audit")) == [first, said["config_digest"]]
     assert "check" in said["stages"]
     assert made.interventions().num_rows == 0

@@ -16,7 +16,7 @@ from tests.audit_summary import full, nothing, num, verdict
 
 
 def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
-    judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "against", num(-0.2, 0.1), 0.0,
+    judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "contradicts", num(-0.2, 0.1), 0.0,
                      "faithfulness", "gradcam")  # fmt: skip
     html = render_page(nothing().model_copy(update={"verdicts": (judged,)}))
     tally = [
@@ -24,9 +24,9 @@ def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
         for row in re.findall(r'<tr><th scope="row">The (?:.*?)</tr>', html, re.S)
     ][:3]
     assert tally == ["The model 0 0 0 0", "The maps 1 0 0 0", "The data 0 0 0 0"]
-    assert "What speaks against the maps" in html
-    assert "What speaks against the model" not in html
-    assert "No question about the model was asked. This says nothing for the model." in html
+    assert "Contradicts the maps" in html
+    assert "Contradicts the model" not in html
+    assert "No question about the model was tested. This is not evidence in favor of the model." in html
 
 
 def test_every_question_is_about_something():
@@ -39,7 +39,7 @@ def test_every_question_is_about_something():
 
 def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
     rows = [
-        verdict("shortcut", name, "f", word, "against", num(1.0, 0.1), 0.1, "shortcut", name)
+        verdict("shortcut", name, "f", word, "contradicts", num(1.0, 0.1), 0.1, "shortcut", name)
         for name, word in (("a", "supported"), ("b", "supported"), ("c", "supported"), ("d", "not supported"), ("e", "supported"))
     ]  # fmt: skip
     made = group_overlapping_verdicts(rows, {"f": [["a", "d"], ["b", "e"]]})

@@ -156,7 +156,7 @@ def bare():
 
 
 def files(pictures):
-    return to_json_dict(full()), PROVENANCE, pictures.plain
+    return to_json_dict(full()), PROVENANCE, pictures.as_dict
 
 
 def test_every_number_comes_from_the_files(whole, bare, pictures):
@@ -165,7 +165,7 @@ def test_every_number_comes_from_the_files(whole, bare, pictures):
     shown = extract_numbers(whole)
     assert len(shown) > 800
     assert {0.9412371, 0.962602, 1214, 187, 11176512, 0.5613, 12.4} <= set(shown)
-    values = {shot.odds for shelf in pictures.shelves for shot in shelf.shots}
+    values = {image.log_odds for section in pictures.sections for image in section.images}
     assert values <= set(shown)
 
 
@@ -177,7 +177,7 @@ def test_every_number_comes_from_the_files(whole, bare, pictures):
         ('<p><data value="0.9412371">0.97</data></p>', "the number 0.97 (0.9412371)"),
         ('<img alt="a map of 77 cells">', "the label 'a map of 77 cells'"),
         ("<svg><text>0.77</text></svg>", "the label '0.77'"),
-        ('<data value="3" data-counts=\'["verdicts", {"speaks": "against"}]\'>3</data>', "the number 3 (3)"),
+        ('<data value="3" data-counts=\'["verdicts", {"direction": "contradicts"}]\'>3</data>', "the number 3 (3)"),
     ],
 )
 def test_a_number_of_the_pages_own_is_found(bare, planted, found):
@@ -193,17 +193,19 @@ def test_what_a_metric_is_stands_beside_its_numbers(whole):
 
 
 def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
-    silent = {name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localise", "faithfulness")}
+    silent = {
+        name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localization", "faithfulness")
+    }
     html = render_page(full().model_copy(update=silent))
     assert full().localization.metric_summaries[0].metric in html
     assert 'class="formula"' not in html
 
 
 def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
-    own = page_module._own
+    own = page_module._read_template
     planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}
-    monkeypatch.setattr(page_module, "_self_overlap", lambda name: planted.get(name) or own(name))
-    with pytest.raises(InputError, match="numbers go through a filter"):
+    monkeypatch.setattr(page_module, "_read_template", lambda name: planted.get(name) or own(name))
+    with pytest.raises(InputError, match="without a filter"):
         render_page(nothing())
     planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"
     assert find_unsupported_claims(render_page(nothing()), to_json_dict(nothing())) == [
@@ -254,10 +256,10 @@ def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whol
     rows = [re.findall(r"<tr class=\"is-(\w+)\">(.*?)</tr>", part, re.S) for part in parts]
     for own in rows:
         kinds = [kind for kind, _ in own]
-        assert kinds == sorted(kinds, key=["against", "for", "neither", "untested"].index)
+        assert kinds == sorted(kinds, key=["contradicts", "supports", "neither", "untested"].index)
     assert sum(map(len, rows)) == len(full().verdicts)
     line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
-    assert line.startswith("supported against the model")
+    assert line.startswith("supported contradicts the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
     assert "164 of 99 patients" in line
     assert "0 no effect 0.1" in line
@@ -273,7 +275,7 @@ def words_of(html):
 def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole):
     seen = set(re.findall(r'class="badge is-(\w+) ([\w-]+)"><svg[^>]*><use href="#mark-([\w-]+)"/>', whole))
     assert {(kind, word) for kind, word, _ in seen} >= {
-        ("against", "supported"), ("against", "not-supported"), ("for", "supported"), ("untested", "not-testable"),
+        ("contradicts", "supported"), ("contradicts", "not-supported"), ("supports", "supported"), ("untested", "not-testable"),
         ("words", "supported"), ("words", "not-supported"), ("words", "not-testable"),
     }  # fmt: skip
     assert all(word == mark for _, word, mark in seen)
@@ -289,20 +291,23 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     assert len(together) == len(FINDINGS)
     for finding, block in zip(FINDINGS, together, strict=True):
         assert "These regions overlap: one cause may be counted several times." in block
-        claims = re.findall(r"<bdi>(The answer[^<]*)</bdi>", block)
-        assert claims == [f"The answer for {finding} relies on the region {name}." for name in ("marker", "the frame")]
+        claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
+        assert claims == [
+            f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")
+        ]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
     warned = [one for one in list_warnings(full()) if "overlap" in one]
     assert warned == [
-        f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
+        f"Regions that the prediction for {finding} relies on overlap (marker, the frame): one cause may be counted "
+        "several times."
         for finding in FINDINGS
     ]
 
 
 def test_limits_and_missing_tests_are_in_every_report(whole, bare):
-    stripped = nothing().model_copy(update={"localise": full().robustness, "config": "limits = false"})
+    stripped = nothing().model_copy(update={"localization": full().robustness, "config": "limits = false"})
     made = [whole, bare, render_page(stripped)]
     for html in made:
         text = Reader(html).text
@@ -316,9 +321,9 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     assert len(stages) == 9
     assert all(f"{name} : {SKIPPED}" in text for name in stages)
     assert "Nothing odd" not in text
-    assert "Nothing that could be tested" not in text
-    assert "Not tested at all: check , resolve" in text
-    assert "No question was asked." in text
+    assert "No verdict contradicts" not in text
+    assert "Stages not tested: check , resolve" in text
+    assert "No question was tested." in text
     untested = [one for one in full().verdicts if one.conclusion == "not testable"]
     missing = " ".join(whole.partition('<section id="missing"')[2].partition("</section>")[0].split())
     assert untested
@@ -327,7 +332,7 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
 
 def test_nothing_from_outside_is_code_or_steers():
     words = f"{EVIL} {{{{ 7 * 7 }}}} $\\frac{{$ x\u202ey \x00 \"'&"
-    judged = verdict(words, words, words, "supported", "against", num(1.0, 0.1), 0.1, words, words, words)
+    judged = verdict(words, words, words, "supported", "contradicts", num(1.0, 0.1), 0.1, words, words, words)
     found = full(
         title=words, findings=(words,), ids=tuple(f"{words}{n}" for n in range(12)), question=words, warnings=(words,),
         limits=(words,), verdicts=(judged,),
@@ -336,7 +341,7 @@ def test_nothing_from_outside_is_code_or_steers():
     few = found.shortcut.model_copy(update={"blanked": (), "leaks": (), "masses": found.shortcut.attribution_mass[:2]})
     lines = found.localization.model_copy(update={"lines": found.localization.metric_summaries[:2], "levels": ()})
     tests = found.sanity.model_copy(update={"tests": ()})
-    small = {"localise": lines, "faithfulness": found.robustness, "sanity": tests, "shortcut": few}
+    small = {"localization": lines, "faithfulness": found.robustness, "sanity": tests, "shortcut": few}
     html = render_page(found.model_copy(update=small), None, {words: [words, {words: 3}]})
     read = Reader(html)
     assert len(read.all("script")) == 1
@@ -392,9 +397,9 @@ def luminance(colour):
 
 @pytest.mark.parametrize("theme", [0, 1])
 def test_words_stand_out_in_the_light_and_in_the_dark(theme):
-    roots = re.findall(r":root \{(.*?)\}", page_module._own("page.css"), re.S)
+    roots = re.findall(r":root \{(.*?)\}", page_module._read_template("page.css"), re.S)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[theme]))
-    for words in ("ink", "dim", "faint", "accent", "for", "against", "neither", "untested"):
+    for words in ("ink", "dim", "faint", "accent", "supports", "contradicts", "neither", "untested"):
         for below in {
             "paper",
             "card",
@@ -404,7 +409,7 @@ def test_words_stand_out_in_the_light_and_in_the_dark(theme):
             if below in colours:
                 light, dark = sorted((luminance(colours[words]), luminance(colours[below])), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (words, below)
-    for tone in ("for", "against", "neither", "ink"):
+    for tone in ("supports", "contradicts", "neither", "ink"):
         light, dark = sorted((luminance(colours["on"]), luminance(colours[tone])), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, tone
 
@@ -426,7 +431,7 @@ def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
     assert 'aria-label="AUROC &amp; more"' in one
     assert '<tspan data-value="0.8312">0.831</tspan> [<tspan data-value="0.8112">0.811</tspan>' in one
     assert not re.search(r"style=|#0000|<metadata|font-family|xmlns|\$", one)
-    assert {"f-for", "s-ink", "f-band", "s-against", "f-paper"} <= set(re.findall(r"[fs]-\w+", one))
+    assert {"f-supports", "s-text", "f-band", "s-contradicts", "f-background"} <= set(re.findall(r"[fs]-\w+", one))
 
 
 def test_the_longest_value_stays_in_its_figure():
@@ -454,7 +459,7 @@ def test_both_sides_of_a_contrast_are_drawn():
 
 def drawn_of(one, level, *groups):
     """The sites in the figure of AUROCs, and their numbers."""
-    answers = one.model_copy(update={"levels": (level,), "groups": groups})
+    answers = one.model_copy(update={"subgroup_differences": (level,), "subgroups": groups})
     drawn = draw_figures(nothing().model_copy(update={"predict": PredictResult(performance=(answers,))}))
     svg = next(each.svg for each in drawn["performance"] if each.title_parts[0] == "AUROC by subgroup")
     return re.findall(r">(site: [^<]*)<", svg), [float(value) for value in re.findall(r'data-value="([^"]*)"', svg)][3:]
@@ -464,7 +469,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     text = Reader(whole).text
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
-        assert f"Share of the maps of gradcam inside the finding, by subgroup: {finding}" in text
+        assert f"Share of the attribution of gradcam inside the finding, by subgroup: {finding}" in text
         assert f"Effect of the region marker by subgroup: {finding}" in text
 
 
@@ -480,8 +485,8 @@ def test_figures_are_of_what_was_tested():
             sanity=few,
         )
     )
-    assert drawn["performance"] == drawn["localisation"] == drawn["robustness"] == drawn["blanked"] == []
-    assert [one.title_parts for one in drawn["leaks"]] == [("What can be read off the features",)]
+    assert drawn["performance"] == drawn["localization"] == drawn["robustness"] == drawn["masked_auroc"] == []
+    assert [one.title_parts for one in drawn["leakage"]] == [("Columns predicted from the features",)]
     assert {one.title_parts[1] for one in drawn["interventions"]} == {FINDINGS[0]}
     assert [one.title_parts[2] for one in drawn["sanity"]] == ["control"] * 2
     assert "no value" not in drawn["interventions"][0].svg
@@ -495,37 +500,37 @@ def test_figures_are_of_what_was_tested():
 
 
 def test_the_gallery_begins_with_what_the_seed_draws(run, pictures):
-    first = pictures.shelves[0]
+    first = pictures.sections[0]
     assert first.kind == "random"
-    assert sorted(shot.id for shot in first.shots) == sorted(IDS[:COUNT])
+    assert sorted(image.id for image in first.images) == sorted(IDS[:COUNT])
     drawn = {}
     for seed in (7, 8):
         summary = full(findings=FINDINGS[:1], seed=seed, shortcut=ShortcutResult())
         made = build_gallery(run, summary, known(), {"nodule": "nodule"}, n_random_images=4, height=32)
-        drawn[seed] = [shot.id for shot in made.sections[0].images]
-    assert drawn[7] == [shot.id for shot in first.shots][:4]
+        drawn[seed] = [image.id for image in made.sections[0].images]
+    assert drawn[7] == [image.id for image in first.images][:4]
     assert drawn[7] != drawn[8]
 
 
 def test_the_worst_come_first(pictures):
     chosen = {
         kind: [one.row for one in select_extreme_images(kind, "nodule", known(), 2)]
-        for kind in ("missed", "alarms", "borderline", "clearest")
+        for kind in ("missed", "false_alarms", "borderline", "most_confident")
     }
-    assert chosen == {"missed": [0, 4], "alarms": [1, 5], "borderline": [3, 5], "clearest": [6, 2]}
+    assert chosen == {"missed": [0, 4], "false_alarms": [1, 5], "borderline": [3, 5], "most_confident": [6, 2]}
     unlabelled = [PredictedImage(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
     assert (
         select_extreme_images("missed", "nodule", unlabelled, 2)
-        == select_extreme_images("alarms", "nodule", unlabelled, 2)
+        == select_extreme_images("false_alarms", "nodule", unlabelled, 2)
         == []
     )
-    kinds = [shelf.kind for shelf in pictures.shelves]
-    assert kinds == ["random", "missed", "alarms", "borderline", "clearest", "reading", "prototypes"]
-    by_kind = {shelf.kind: shelf.shots for shelf in pictures.shelves}
-    assert [shot.why for shot in by_kind["reading"]] == [one.reason for one in full().shortcut.review_cases]
-    assert [(shot.id, shot.cluster) for shot in by_kind["prototypes"]] == [(IDS[n], 1 + n // 3) for n in range(6)]
-    assert [shot.truth for shot in by_kind["missed"]] == ["present"] * 2
-    assert [shot.odds for shot in by_kind["missed"]] == [-3.0, -0.5]
+    kinds = [section.kind for section in pictures.sections]
+    assert kinds == ["random", "missed", "false_alarms", "borderline", "most_confident", "review", "prototypes"]
+    by_kind = {section.kind: section.images for section in pictures.sections}
+    assert [image.reason for image in by_kind["review"]] == [one.reason for one in full().shortcut.review_cases]
+    assert [(image.id, image.cluster) for image in by_kind["prototypes"]] == [(IDS[n], 1 + n // 3) for n in range(6)]
+    assert [image.truth for image in by_kind["missed"]] == ["present"] * 2
+    assert [image.log_odds for image in by_kind["missed"]] == [-3.0, -0.5]
 
 
 def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
@@ -539,7 +544,13 @@ def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
     made = build_gallery(
         run, full(findings=FINDINGS[:1], shortcut=shortcut), known(), {"nodule": "nodule"}, n_random_images=4, height=32
     )
-    assert [shelf.kind for shelf in made.sections] == ["random", "missed", "alarms", "borderline", "clearest"]
+    assert [section.kind for section in made.sections] == [
+        "random",
+        "missed",
+        "false_alarms",
+        "borderline",
+        "most_confident",
+    ]
 
 
 def image_of(uri):
@@ -551,20 +562,20 @@ def image_of(uri):
 
 
 def test_an_image_and_its_map_lie_apart_and_one_without_image_says_so(pictures, whole):
-    shots = {shot.id: shot for shot in pictures.shelves[0].shots}
+    shots = {image.id: image for image in pictures.sections[0].images}
     there, gone = shots[IDS[2]], shots[IDS[0]]
-    assert [layer.method for layer in there.layers] == ["gradcam", "inputxgradient"]
-    assert [layer.signed for layer in there.layers] == [False, True]
-    photo, heat = image_of(there.photo), image_of(there.layers[0].picture)
+    assert [map.method for map in there.maps] == ["gradcam", "inputxgradient"]
+    assert [map.is_signed for map in there.maps] == [False, True]
+    photo, heat = image_of(there.image_data_uri), image_of(there.maps[0].data_uri)
     assert photo.shape == heat.shape == (96, 96, 4)
     original = np.asarray(Image.fromarray(draw_radiograph(2, "nodule").image).resize((96, 96)), float)
     assert abs(photo[..., 0] - original).mean() < 6
     assert heat[..., 3].min() == 0
     assert heat[..., 3].max() > 200
-    assert (gone.photo, gone.missing) == (None, "there is no such file")
-    assert all(layer.whole and "without its image" in layer.words for layer in gone.layers)
-    assert "Its image is not shown:" in Reader(whole).text
-    assert "the map on grey" in whole.lower()
+    assert (gone.image_data_uri, gone.missing_reason) == (None, "there is no such file")
+    assert all(map.includes_image and "without its image" in map.alt_text for map in gone.maps)
+    assert "The image is not shown:" in Reader(whole).text
+    assert "the map on gray" in whole.lower()
 
 
 def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
@@ -576,7 +587,7 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
         "layer": None,
         "layout": None,
         "notes": (),
-        "measures": {},
+        "diagnostics": {},
         "parameters": {},
         "versions": {},
         "image": None,
@@ -584,14 +595,14 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
     facts |= {"method": "m", "target": 0, "label": "l", "score": 0.0, "probability": None, "name": "n", "model": "d"}
     facts |= {"input_size": (64, 64), "status": "ok", "model_input_image": None, "affine": None, "scan_steps": ()}
     made = functools.partial(Explanation, **facts)
-    alone = render_map_rgba(made(heat=heat, placement=shown), 64)
+    alone = render_map_rgba(made(attribution=heat, placement=shown), 64)
     assert alone.shape == (64, 64, 4)
     assert alone[4, 4, 3] == round(255 * MAX_MAP_OPACITY)
     assert alone[40, 40, 3] == 0
-    signed = render_map_rgba(made(heat=heat - 1.0 * (heat == 0), placement=shown), 64)
+    signed = render_map_rgba(made(attribution=heat - 1.0 * (heat == 0), placement=shown), 64)
     assert signed[40, 40, 2] > signed[40, 40, 0]
     assert signed[4, 4, 0] > signed[4, 4, 2]
-    outside = render_map_rgba(made(heat=heat, placement=part), 80)
+    outside = render_map_rgba(made(attribution=heat, placement=part), 80)
     assert (outside[:16, :, 3] == round(255 * UNCOVERED_OPACITY)).all()
     assert np.ptp(outside[:15, :, :3].astype(int), axis=2).max() == 0
     assert outside[20, 4, 3] == round(255 * MAX_MAP_OPACITY)
@@ -616,32 +627,34 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     summary, own = full(findings=FINDINGS[:1], shortcut=ShortcutResult()), known()[:1]
     for allowed in (False, True):
         found = BatchRun(tmp_path / "run", tmp_path / "list.csv")
-        shot = (
+        image = (
             build_gallery(found, summary, own, {"nodule": "nodule"}, allow_burned_in_text=allowed).sections[0].images[0]
         )
-        assert (shot.image_data_uri is not None) is allowed
-        assert ("text may be part" in shot.missing_reason) is not allowed
+        assert (image.image_data_uri is not None) is allowed
+        assert ("text may be part" in image.missing_reason) is not allowed
 
 
 def test_norms_are_mapped_to_sections_that_there_are():
     rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
-    assert {"norm", "item", "asks", "section", "part", "checked"} == set(rows[0])
+    assert {"norm", "item", "requirement", "section", "summary_part", "checked_against"} == set(rows[0])
     claim = {row["item"] for row in rows if row["norm"] == "CLAIM 2024"}
     assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
     assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in PAGE_SECTIONS} | {"front"}
     assert {"TRIPOD+AI", "EU AI Act", "IHE AIR"} <= {row["norm"] for row in rows}
-    assert all(all(row[name] for name in ("norm", "item", "asks", "part", "checked")) for row in rows)
+    assert all(
+        all(row[name] for name in ("norm", "item", "requirement", "summary_part", "checked_against")) for row in rows
+    )
 
 
 def test_the_page_says_which_items_nobody_has_checked(whole):
     rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
     own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
-    assert own.count("<strong>not checked</strong>") == sum(row["checked"] == "not checked" for row in rows) > 0
-    assert "still to be held against the text" in own
+    assert own.count("<strong>not checked</strong>") == sum(row["checked_against"] == "not checked" for row in rows) > 0
+    assert "has not yet been checked against its source" in own
 
 
 def test_paper_gets_no_slider_and_nothing_that_sticks():
-    printed = page_module._own("page.css").partition("@media print")[2]
+    printed = page_module._read_template("page.css").partition("@media print")[2]
     assert re.search(r"\.contents,[^{]*\.slide[^{]*\{ display: none", printed)
     assert "break-inside: avoid" in printed
     assert "::details-content" in printed
@@ -651,7 +664,7 @@ def test_paper_gets_no_slider_and_nothing_that_sticks():
 
 
 def test_a_reason_can_be_broken_and_only_a_screen_is_a_phone():
-    style = page_module._own("page.css")
+    style = page_module._read_template("page.css")
     for rule in re.findall(r"([^{}]+)\{([^{}]*nowrap[^{}]*)\}", style):
         assert not re.search(r"\bsmall\b|\.figure\s*$|thead", rule[0].replace(".tally thead th", "")), rule
     assert "@media (max-width: 52rem)" not in style

@@ -58,9 +58,9 @@ REGION, FINDING = "token", "nodule"
 def without_figures(monkeypatch):
     """Figures take seconds, and say nothing here."""
     module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
-    names = ("performance", "localisation", "faithfulness", "sanity", "robustness", "regions", "interventions", "blanked",
-             "leaks", "clusters")  # fmt: skip
-    monkeypatch.setattr(module, "figure_module", lambda summary: dict.fromkeys(names, ()))
+    names = ("performance", "localization", "faithfulness", "sanity", "robustness", "attribution_mass", "interventions", "masked_auroc",
+             "leakage", "clusters")  # fmt: skip
+    monkeypatch.setattr(module, "draw_figures", lambda summary: dict.fromkeys(names, ()))
 
 
 def text(sentence):
@@ -96,7 +96,7 @@ def some_verdicts(random):
     for n in range(random.choice([0, 1, 3, 16])):
         _, question = questions[random.integers(len(questions))]
         word = only if only != "any" else str(random.choice(WORDS))
-        speaks = "neither" if word == "not testable" else str(random.choice(["for", "against", "neither"]))
+        speaks = "neither" if word == "not testable" else str(random.choice(["supports", "contradicts", "neither"]))
         made.append(
             verdict(question, f"claim {n}", FINDING, word, speaks, num(1.0, 0.1), 0.1, "shortcut", str(n), "why")
         )
@@ -110,11 +110,13 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         said = text(describe_absent_objections(made, subject.name_in_sentence, subject.questions))
         about = [one for one in made.verdicts if find_topic_id(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
-        if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) (questions?) could be tested", said):
+        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
-        elif found := re.match(r"None of the (\d+) questions about .* could be tested. This says nothing for", said):
+        elif found := re.match(
+            r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said
+        ):
             assert int(found[1]) == len(about) > 0
             assert not tested
         elif said.startswith("The only question"):
@@ -132,8 +134,8 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     )
     html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
     said = on_page(html)
-    assert "None of the 10 questions about the model could be tested. This says nothing for the model." in said
-    assert "No question about the maps was asked" in said
+    assert "None of the 10 questions about the model was testable. This is not evidence in favor of the model." in said
+    assert "No question about the maps was tested" in said
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
     )
@@ -155,13 +157,17 @@ def effect(random, kind, fill=None):
     made = num(value, spread if size >= 6 else None, n=size, groups=size)
     if kind == "insert":
         made = made.model_copy(
-            update={"n": 3 * size, "unit": "insertions", "roles": (("receivers", 3 * size), ("donors", size))}
+            update={
+                "n_values": 3 * size,
+                "unit": "insertions",
+                "n_groups_by_role": (("receivers", 3 * size), ("donors", size)),
+            }
         )
     return InterventionEffect(region=REGION, finding=FINDING, kind=kind, imputation=fill, effect=made)
 
 
 def counts(one):
-    return one.effect.low is not None and one.effect.groups >= 10
+    return one.effect.low is not None and one.effect.n_groups >= 10
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -171,8 +177,8 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
     every = (*[effect(random, "insert")][: random.integers(2)], *removals)
     marker = bool(random.integers(2))
     shortcut = full().shortcut.model_copy(
-        update={"regions": {REGION: 80}, "markers": {FINDING: (REGION,) if marker else ()}, "interventions": every,
-                "levels": ()}
+        update={"region_counts": {REGION: 80}, "markers_by_finding": {FINDING: (REGION,) if marker else ()}, "interventions": every,
+                "subgroup_differences": ()}
     )  # fmt: skip
     (one,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
     ways = {
@@ -190,7 +196,7 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
             assert with_value
             assert way == "removal"
             assert not marker
-        for side, sign in (("for", 1), ("against", -1)):
+        for side, sign in (("supports", 1), ("contradicts", -1)):
             if re.search(rf"{way} speaks {side} (the finding|it)", one.reason):
                 assert with_value
                 assert all(sign * each.effect.value > 0 for each in with_value if counts(each))
@@ -217,7 +223,12 @@ def test_a_removal_that_is_shown_was_tested():
         region="border", finding=FINDING, kind="insert", imputation=None, effect=num(0.0, 0.05, n=80, groups=80)
     )
     shortcut = full().shortcut.model_copy(
-        update={"regions": {"border": 80}, "markers": {}, "interventions": (*shown, given), "levels": ()}
+        update={
+            "region_counts": {"border": 80},
+            "markers_by_finding": {},
+            "interventions": (*shown, given),
+            "subgroup_differences": (),
+        }
     )
     summary = full(shortcut=shortcut)
     (one,) = [v for v in derive_verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
@@ -229,7 +240,7 @@ def test_a_removal_that_is_shown_was_tested():
 
 # --- maps
 
-NOTHING_KNOWN = "which knows nothing of the model"
+NOTHING_KNOWN = "a control map"
 
 
 def any_number(random, low, high):
@@ -238,7 +249,7 @@ def any_number(random, low, high):
     if not size:
         return EstimateSummary(reason="no map has a value")
     spread = float(random.choice([0.02, 0.4])) if size >= 6 else None
-    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="centre")
+    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="center")
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -249,26 +260,26 @@ def test_what_is_said_of_maps_is_so(seed):
         one for one in whole.localization.metric_summaries if (one.metric, one.control) == ("enrichment", False)
     )
     over = any_number(random, -1, 1) if random.integers(4) else None
-    line = line.model_copy(update={"value": any_number(random, 1.0, 3.0), "over": over})
+    line = line.model_copy(update={"value": any_number(random, 1.0, 3.0), "difference_to_control": over})
     mass = next(
         one
         for one in whole.shortcut.attribution_mass
         if one.is_resolvable and one.region not in ("the finding", "the organ")
     )
-    mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "most": None})
+    mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "max_enrichment": None})
     summary = full(
         findings=(FINDING,),
-        localization=whole.localization.model_copy(update={"lines": (line,), "levels": ()}),
-        shortcut=whole.shortcut.model_copy(update={"masses": (mass,)}),
+        localization=whole.localization.model_copy(update={"metric_summaries": (line,), "subgroup_differences": ()}),
+        shortcut=whole.shortcut.model_copy(update={"attribution_mass": (mass,)}),
     )
     made = derive_verdicts(summary)
-    (on_finding,) = [one for one in made if one.question == "localisation"]
-    (on_region,) = [one for one in made if one.question == "where the maps lie"]
+    (on_finding,) = [one for one in made if one.question == "localization"]
+    (on_region,) = [one for one in made if one.question == "attribution mass"]
     assert_the_interval_is_as_told(on_finding, line.value)
     assert_the_interval_is_as_told(on_region, mass.enrichment)
     if f"{NOTHING_KNOWN}, does as well" in on_finding.reason:
         assert over.high <= 0
-    if "it cannot be told from centre" in on_finding.reason:
+    if "it does not differ clearly from center" in on_finding.reason:
         assert over.low <= 0 < over.high
     if "it was not compared with" in on_finding.reason:
         assert over is None or over.value is None
@@ -279,7 +290,7 @@ def test_what_is_said_of_maps_is_so(seed):
 
 
 def assert_the_interval_is_as_told(one, value):
-    if one.word == "supported":
+    if one.conclusion == "supported":
         assert value.low > one.margin
     if "the interval holds the margin" in one.reason:
         assert value.low <= one.margin <= value.high
@@ -305,18 +316,18 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     )
     found = summarize_estimate(made.estimate)
     assert (found.n_values, found.unit, found.n_groups) == (92, "insertions", 20)
-    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("third patients", 31))
+    assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("controls", 31))
     one = InterventionEffect(region="marker", finding=FINDING, kind="insert", imputation=None, effect=found)
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)
     html = render_page(summary)
-    assert "92 insertions 92 receivers, 20 donors, 31 third patients" in on_page(html)
+    assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
     few = estimate_insertion_effect(
         "token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9)
     )
-    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in summarize_estimate(few.estimate).reason
+    assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in summarize_estimate(few.estimate).reason
 
 
 def test_no_count_of_patients_exceeds_that_of_images():
@@ -328,11 +339,9 @@ def test_no_count_of_patients_exceeds_that_of_images():
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
-    check = full().check.model_copy(update={"grouped": grouped, "patients": 12})
+    check = full().check.model_copy(update={"has_patient_column": grouped, "n_patients": 12})
     said = text(describe_patient_grouping(check))
-    assert said.startswith(
-        "The images are of 12 patients." if grouped else "No column says which images are of one patient"
-    )
+    assert said.startswith("The images come from 12 patients." if grouped else "No column identifies the patient")
     (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
     assert not any(
@@ -349,9 +358,11 @@ def test_warnings_count_what_they_say(seed):
         "flat": int(random.integers(5)),
         "no_spatial_resolution": int(random.integers(5)),
     }
-    maps = whole.explain.map_counts[0].model_copy(update={"statuses": statuses, "maps": sum(statuses.values())})
-    steps = tuple(whole.explain.failures[0].model_copy(update={"rows": int(n)}) for n in random.integers(0, 3, 2))
-    told = list(list_warnings(full(explain=whole.explain.model_copy(update={"maps": (maps,), "failures": steps}))))
+    maps = whole.explain.map_counts[0].model_copy(update={"status_counts": statuses, "n_maps": sum(statuses.values())})
+    steps = tuple(whole.explain.failures[0].model_copy(update={"n_rows": int(n)}) for n in random.integers(0, 3, 2))
+    told = list(
+        list_warnings(full(explain=whole.explain.model_copy(update={"map_counts": (maps,), "failures": steps})))
+    )
     flagged = [one for one in told if "with a flag" in one]
     odd = statuses["flat"] + statuses["no_spatial_resolution"]
     assert bool(flagged) == (odd > 0.1 * sum(statuses.values()))
@@ -361,7 +372,7 @@ def test_warnings_count_what_they_say(seed):
         assert f"flat: {statuses['flat']}" in one
         assert f"no spatial resolution: {statuses['no_spatial_resolution']}" in one
     lost = sum(one.n_rows for one in steps)
-    assert any(re.match(rf"{lost} images? lacks? a map", one) for one in told) == (lost > 0)
+    assert any(re.match(rf"{lost} images? lacks? the map", one) for one in told) == (lost > 0)
 
 
 # --- intervals
@@ -393,7 +404,7 @@ def test_an_estimate_says_how_its_interval_was_made():
     }
     for method, own in made.items():
         for one in own:
-            assert one.method == method
+            assert one.interval_method == method
             assert summarize_estimate(one).interval_method == method
     assert summarize_estimate(estimate_mean([0.1, 0.2, 0.3])).interval_method == "", (
         "of three patients there is no interval"
@@ -443,8 +454,8 @@ def test_why_a_column_cannot_be_told_is_so(seed):
     one = ColumnLeakage(
         column="site", auroc=num(value, spread, 60, 60), null_max=float(random.uniform(0.5, 0.9)), is_decodable=False
     )
-    shortcut = full().shortcut.model_copy(update={"leaks": (one,)})
-    (found,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "leak"]
+    shortcut = full().shortcut.model_copy(update={"leakage": (one,)})
+    (found,) = [v for v in derive_verdicts(full(shortcut=shortcut)) if v.question == "leakage"]
     if "includes 0.5" in found.reason:
         assert one.auroc.low <= 0.5
     if "gave as much" in found.reason:
@@ -459,26 +470,29 @@ def test_why_a_column_cannot_be_told_is_so(seed):
     [
         ({}, "It is not recorded whether other margins were declared"),
         (
-            {"declarations": 1, "declared_before_looking": True},
-            "The config was declared before the model was asked anything",
+            {"declarations": 1, "declared_before_results": True},
+            "The config was declared before the first prediction",
         ),
         (
-            {"declarations": 3, "declared_before_looking": True},
-            "3 different configs were declared: this one is the first",
+            {"declarations": 3, "declared_before_results": True},
+            "3 different configs were declared in this folder: this is the first",
         ),
-        ({"declarations": 3, "declared_before_looking": False}, "declared after results of another one could be seen"),
+        (
+            {"declarations": 3, "declared_before_results": False},
+            "declared when results of another config were available",
+        ),
     ],
 )
 def test_margins_are_said_to_be_declared_first_only_where_they_were(provenance, said):
     assert said in text(describe_config_declarations(provenance))
-    assert ("declared before the model was asked" in text(describe_config_declarations(provenance))) == bool(
-        provenance.get("declared_before_looking")
+    assert ("declared before the first prediction" in text(describe_config_declarations(provenance))) == bool(
+        provenance.get("declared_before_results")
     )
 
 
 def test_a_page_of_a_second_config_does_not_call_it_declared_first():
-    said = on_page(render_page(nothing(), None, {"declarations": 2, "declared_before_looking": False}))
-    assert said.count("declared after results of another one could be seen") == 2
+    said = on_page(render_page(nothing(), None, {"declarations": 2, "declared_before_results": False}))
+    assert said.count("declared when results of another config were available") == 2
     assert "declared before" not in said.lower()
 
 
@@ -496,7 +510,7 @@ def test_groups_of_maps(claimed, reason, left_out):
     )
     said = text(describe_clusters(one))
     assert said.startswith(
-        "Not tested" if reason else "2 groups are claimed" if claimed == 2 else "No grouping is claimed"
+        "Not tested" if reason else "2 clusters were found" if claimed == 2 else "No clusters were found"
     )
     if not reason:
         assert "18 maps of 17 patients" in said
@@ -509,7 +523,10 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
             StablePredictionShare(metric="stability", finding=FINDING, share=EstimateSummary(reason="no image"))
         )
     )
-    assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
+    assert (
+        said
+        == "It is not known how often the prediction for nodule stayed the same under the changes of stability (no image)."
+    )
     assert "0.9" in text(
         describe_stable_predictions(StablePredictionShare(metric="stability", finding=FINDING, share=num(0.9, 0.1)))
     )
@@ -518,12 +535,17 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
 def test_what_images_were_used_is_told_finding_by_finding():
     first, second = FINDINGS
     lines = tuple(
-        line.model_copy(update={"value": line.value.model_copy(update={"n": 148 if line.finding == first else 7})})
+        line.model_copy(
+            update={"value": line.value.model_copy(update={"n_values": 148 if line.finding == first else 7})}
+        )
         for line in full().localization.metric_summaries
     )
-    said = [text(one) for one in describe_localization_images(full().localization.model_copy(update={"lines": lines}))]
+    said = [
+        text(one)
+        for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))
+    ]
     assert said == [
-        f"Images with {name} whose place is marked and whose maps have a value: {count}."
+        f"Images with {name} that are annotated and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
     assert list(describe_image_count(full().robustness)) == []
@@ -531,9 +553,9 @@ def test_what_images_were_used_is_told_finding_by_finding():
 
 def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
-    ended = full(predict=plain_ones.predict.model_copy(update={"probabilities": True}))
+    ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
     assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "end where these round to 0 or 1" in describe_target(ended)
+    assert "limited where these round to 0 or 1" in describe_target(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
@@ -541,9 +563,9 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
 
     cluster = MapCluster(number=1, n_images=9, prototypes=(), attribution_mass={"marker": 0.2}, missed_share=0.4375)
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
-    summary = full(shortcut=full().shortcut.model_copy(update={"strategies": (one,)}))
+    summary = full(shortcut=full().shortcut.model_copy(update={"cluster_analyses": (one,)}))
     html = render_page(summary)
-    assert "Probability below a half" in on_page(html)
+    assert "Missed (probability below one half)" in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
 
 
@@ -553,9 +575,9 @@ def test_the_report_says_which_category_counted():
     marks = AnnotationSource(
         name=FINDING, source="a COCO file", categories=("WBC",), excluded_categories=("RBC", "Platelets")
     )
-    html = render_page(full(check=full().check.model_copy(update={"marked": (marks,)})))
+    html = render_page(full(check=full().check.model_copy(update={"annotation_sources": (marks,)})))
     said = on_page(html)
-    assert said.count("Marked places of nodule : WBC of a COCO file . Not counted: RBC , Platelets .") == 2
+    assert said.count("Annotations of nodule : WBC of a COCO file . Excluded: RBC , Platelets .") == 2
 
 
 def test_the_console_says_which_category_counted(capsys):
@@ -570,8 +592,8 @@ def test_the_console_says_which_category_counted(capsys):
         ),
         AnnotationSource(name="the organ", source="the column 'lungs'"),
     )
-    summary = full(check=full().check.model_copy(update={"marked": marks}))
-    print_audit_result(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
+    summary = full(check=full().check.model_copy(update={"annotation_sources": marks}))
+    print_audit_result(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report_path="report.html"))
     said = capsys.readouterr().out
     assert f"marked  {FINDING}: WBC of a COCO file; not counted: RBC, Platelets" in said
     assert "marked  the organ: the column 'lungs'" in said

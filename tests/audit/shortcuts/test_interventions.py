@@ -179,7 +179,7 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
     unit = compute_log_odds_std(clean)
     assert unit == pytest.approx(clean.std(ddof=1))
     gone = estimate_removal_effect(
-        "token",
+        "marker",
         "zero",
         clean[:20],
         compute_target_scores(net, remove_region(x[:20], masks[:20], "zero"), LogOdds(1)),
@@ -188,27 +188,33 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
     assert (gone.estimate.mean, gone.n_values, gone.log_odds_std) == (pytest.approx(3 / unit), 20, unit)
     given = insert_region(x[20:], masks[:20], x[:20])
     added = estimate_insertion_effect(
-        "token", clean[20:], compute_target_scores(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2
+        "marker", clean[20:], compute_target_scores(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2
     )
     assert (added.estimate.mean, added.estimate.n_groups) == (pytest.approx(3 / unit), 10)
     assert added.estimate.low == added.estimate.high == added.estimate.mean  # the same for all
-    assert (gone.name, gone.imputation, added.name, added.imputation) == ("remove token", "zero", "insert token", None)
+    assert (gone.name, gone.imputation, added.name, added.imputation) == (
+        "remove marker",
+        "zero",
+        "insert marker",
+        None,
+    )
 
 
 def test_effects_that_are_not_there_say_why():
     assert (
-        estimate_removal_effect("token", "mean", [], [], 1.0).undefined_reason == "no image has the region, or lacks it"
+        estimate_removal_effect("marker", "mean", [], [], 1.0).undefined_reason
+        == "no image has the region, or every image has it"
     )
     assert (
-        estimate_removal_effect("token", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined_reason
-        == "an answer is not finite"
+        estimate_removal_effect("marker", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined_reason
+        == "a prediction is not finite"
     )
-    few = estimate_removal_effect("token", "mean", np.arange(5.0), np.zeros(5), 1.0)
+    few = estimate_removal_effect("marker", "mean", np.arange(5.0), np.zeros(5), 1.0)
     assert (few.effect.value, few.effect.low, few.effect.n_groups) == (2.0, None, 5)
     with pytest.raises(UndefinedError, match="do not differ"):
         compute_log_odds_std([2.0, 2.0])
     with pytest.raises(InputError, match="above 0"):
-        estimate_removal_effect("token", "mean", [1.0], [0.0], 0.0)
+        estimate_removal_effect("marker", "mean", [1.0], [0.0], 0.0)
 
 
 # The verdict
@@ -221,11 +227,11 @@ def effect(low, high, fill="mean", groups=60):
 FOR, AGAINST, NOTHING, WIDE = (0.3, 0.5), (-0.5, -0.3), (-0.05, 0.05), (-0.02, 0.3)
 
 RULE = {
-    "both": ([FOR], [FOR, FOR], "supported", "insertion speaks for the finding; removal speaks for it"),
-    "insertion alone": ([FOR], [], "supported", "insertion speaks for the finding; removal was not tested"),
+    "both": ([FOR], [FOR, FOR], "supported", "insertion supports the finding; removal supports it"),
+    "insertion alone": ([FOR], [], "supported", "insertion supports the finding; removal was not tested"),
     "only where it is added": ([FOR], [NOTHING, NOTHING], "supported", "removal does not show it"),
-    "only where it is": ([NOTHING], [FOR, FOR], "supported", "removal speaks for the finding; insertion does not"),
-    "a token of the healthy": ([AGAINST], [AGAINST, AGAINST], "supported", "insertion speaks against the finding"),
+    "only where it is": ([NOTHING], [FOR, FOR], "supported", "removal supports the finding; insertion does not"),
+    "a marker of healthy patients": ([AGAINST], [AGAINST, AGAINST], "supported", "insertion contradicts the finding"),
     "insertion open": ([WIDE], [FOR, FOR], "supported", "insertion leaves it open"),
     "nothing": (
         [NOTHING],
@@ -234,10 +240,10 @@ RULE = {
         "every effect that counts lies within the margin; a reliance in fewer than",
     ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
-    "one fill": ([NOTHING], [FOR], "not testable", "one fill"),
-    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the fills disagree"),
-    "fills contradict": ([], [FOR, AGAINST], "not testable", "the fills disagree"),
-    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images would tell"),
+    "one fill": ([NOTHING], [FOR], "not testable", "one imputation"),
+    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the imputations disagree"),
+    "fills contradict": ([], [FOR, AGAINST], "not testable", "the imputations disagree"),
+    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images are needed"),
     "none": ([], [], "not testable", "there is no insertion or removal that counts"),
 }
 
@@ -262,7 +268,7 @@ def test_reliance_needs_patients_and_a_margin():
     assert judge_reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     with pytest.raises(InputError, match="prevalence=5: expected a share"):
         judge_reliance(few, [], prevalence=5)
-    assert judge_reliance([], [build_untested_effect("remove token", "mean", "no image has it")]) == (
+    assert judge_reliance([], [build_untested_effect("remove marker", "mean", "no image has it")]) == (
         "not testable",
         "no image has it",
     )
@@ -300,7 +306,7 @@ def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most)
         met, clean = random.random(patients) < share, random.normal(size=patients)
         gone = [clean - size * met - 0.02 * random.normal(size=patients) for _ in range(2)]
         shown = [
-            estimate_removal_effect("token", fill, clean, each, 1.0, list(range(patients)), n_resamples=200, seed=seed)
+            estimate_removal_effect("marker", fill, clean, each, 1.0, list(range(patients)), n_resamples=200, seed=seed)
             for fill, each in zip(("mean", "blur"), gone, strict=True)
         ]
         absent += judge_reliance([], shown)[0] == "not supported"
@@ -309,11 +315,11 @@ def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most)
 
 @pytest.mark.parametrize(
     ("receivers", "donors", "others", "lacking"),
-    [(12, 16, 9, "9 third patients"), (12, 7, 12, "7 donors"), (8, 16, 9, "8 receivers and 9 third patients")],
+    [(12, 16, 9, "9 controls"), (12, 7, 12, "7 donors"), (8, 16, 9, "8 receivers and 9 controls")],
 )
 def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(receivers, donors, others, lacking):
     n = np.arange(16)
-    kinds = {"donors": (n % donors).tolist(), "others": (n % others).tolist()}
+    kinds = {"donors": (n % donors).tolist(), "controls": (n % others).tolist()}
     made = estimate_insertion_effect("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
     why = f"10 patients of each kind are needed, and there are {lacking}"
     assert judge_reliance([made], []) == ("not testable", why)
@@ -338,7 +344,7 @@ def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_give
     truth, carried = np.arange(70) < 30, np.arange(70) < donors
     rows, givers, _ = match_insertion_triples(truth, carried)
     gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
-    made = estimate_insertion_effect("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
+    made = estimate_insertion_effect("marker", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
     assert (made.estimate.n_values, made.estimate.n_groups) == (len(rows), donors)
     assert np.isnan(made.estimate.low) if donors < 6 else made.estimate.low > 2
     assert judge_reliance([made], [])[0] == word
@@ -350,9 +356,9 @@ def test_the_interval_of_an_insertion_is_of_other_donors_too():
         rows, givers, others = match_insertion_triples(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
         patients = random.normal(0, 0.2, 110) + np.where(np.arange(110) < 10, random.normal(0, 0.4, 110), 0)
         gain = patients[givers] + patients[rows] - patients[others]
-        plain = estimate_insertion_effect("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), n_resamples=200)
+        plain = estimate_insertion_effect("marker", np.zeros(len(rows)), gain, 1.0, rows.tolist(), n_resamples=200)
         whole = estimate_insertion_effect(
-            "token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), controls=others.tolist()
+            "marker", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), controls=others.tolist()
         )
         return whole.estimate.low <= 0 <= whole.estimate.high, plain.estimate.low <= 0 <= plain.estimate.high
 
@@ -387,35 +393,35 @@ def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
     random, patients = np.random.default_rng(2), np.r_[np.zeros(160, np.int64), 1 + np.arange(40) % 19]
     clean = random.normal(size=200)
     gone = [
-        estimate_removal_effect("token", fill, clean, clean - 3, 1.0, patients.tolist(), n_resamples=200)
+        estimate_removal_effect("marker", fill, clean, clean - 3, 1.0, patients.tolist(), n_resamples=200)
         for fill in ("mean", "blur")
     ]
     for one in gone:  # 3 in every image: without most of one patient that has an interval, which is a point
         assert (one.effect.value, one.effect.low, one.effect.high) == (pytest.approx(3.0), None, None)
         assert "one patient has 80 % of the images: they weigh as 1.6 patients" in one.effect.reason
     assert judge_reliance([], gone)[0] == "not testable"
-    pasted = estimate_insertion_effect("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
+    pasted = estimate_insertion_effect("marker", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
     assert (pasted.effect.low, pasted.effect.high) == (None, None)
     assert "one of the donors has 80 % of the insertions" in pasted.effect.reason
     assert judge_reliance([pasted], []) == ("not testable", pasted.effect.reason)
     shown = summarize_estimate(pasted.estimate, reason=pasted.too_few_reason)
     assert (shown.low, shown.interval_method, shown.reason) == (None, "", pasted.too_few_reason)
     even = estimate_insertion_effect(
-        "token", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist()
+        "marker", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist()
     )
     assert judge_reliance([even], [])[0] == "supported"
 
 
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     assert (
-        estimate_insertion_effect("token", [], [], 1.0, [], donors=[]).undefined_reason
-        == "no image has the region, or lacks it"
+        estimate_insertion_effect("marker", [], [], 1.0, [], donors=[]).undefined_reason
+        == "no image has the region, or every image has it"
     )
     for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
-        made = estimate_insertion_effect("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
+        made = estimate_insertion_effect("marker", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
         assert (made.effect.value, made.effect.low, made.effect.n_groups) == (1.0, None, 1)
     with pytest.raises(InputError, match="2 rows and 1 group"):
-        estimate_insertion_effect("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
+        estimate_insertion_effect("marker", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 
 
 # What it finds
@@ -466,4 +472,4 @@ def test_saturated_probabilities_change_no_verdict_and_no_effect(cases):
 
 def test_too_few_images_accuse_nobody_and_clear_nobody(cases):
     case = cases[0.95]
-    assert power.judged(case.net, case.study.chosen(np.arange(14))).word == "not testable"
+    assert power.judged(case.net, case.study.select(np.arange(14))).word == "not testable"

@@ -52,11 +52,11 @@ def test_padding_is_every_constant_row_and_column_from_the_edges_on():
         REGIONS["padding"](noise((30, 40)))
 
 
-def test_saturated_is_the_token_and_neither_an_organ_nor_a_speck():
+def test_saturated_is_the_marker_and_neither_an_organ_nor_a_speck():
     study = draw_study(12, 3, 1.0)
-    for image, token in zip(study.images, study.marker_masks, strict=True):
-        if token.any():
-            assert (REGIONS["saturated"](image) == token).all()
+    for image, marker in zip(study.images, study.marker_masks, strict=True):
+        if marker.any():
+            assert (REGIONS["saturated"](image) == marker).all()
         else:
             with pytest.raises(UndefinedError, match="nothing in the image is a small"):
                 REGIONS["saturated"](image)
@@ -73,7 +73,7 @@ def test_what_lies_outside_the_body_is_found_and_holes_are_not():
     image = noise((60, 60)) // 20
     image[10:50, 10:50] = noise((40, 40)) // 4 + 150
     image[20:30, 20:30] = 3  # a lung
-    image[2:6, 50:58] = 220  # a token
+    image[2:6, 50:58] = 220  # a marker
     assert (REGIONS["outside-body"](image) == ~box((60, 60), (10, 50), (10, 50))).all()
     volume = np.stack([image] * 4).astype(np.float32)
     assert (REGIONS["outside-body"](volume) == np.stack([REGIONS["outside-body"](image)] * 4)).all()

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit.core.context import Finding
+from camscope.audit.core.cohort import Finding
 from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts, RegionOverlap
 from camscope.audit.performance.model_outputs import compute_log_odds
 from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, merge_overlapping_regions
@@ -31,14 +31,18 @@ def scene(row, **boxes):
 
 def test_an_overlap_is_the_mean_share_of_a_regions_pixels():
     seen = RegionSamples(
-        [scene(0, frame=(0, 4), token=(0, 1), far=(7, 1)), scene(1, frame=(0, 4)), scene(2, token=(3, 2), frame=(0, 4))]
+        [
+            scene(0, frame=(0, 4), marker=(0, 1), far=(7, 1)),
+            scene(1, frame=(0, 4)),
+            scene(2, marker=(3, 2), frame=(0, 4)),
+        ]
     )
     found = {
         (one.region, one.other_region): (one.share, one.n_images) for one in compute_region_overlaps(seen, "nodule")
     }
     assert found == {
-        ("token", "frame"): ((1 + 0.5) / 2, 2),
-        ("frame", "token"): (pytest.approx((0.25 + 0 + 0.25) / 3), 3),
+        ("marker", "frame"): ((1 + 0.5) / 2, 2),
+        ("frame", "marker"): (pytest.approx((0.25 + 0 + 0.25) / 3), 3),
     }
     assert {one.finding for one in compute_region_overlaps(seen, "nodule")} == {"nodule"}
 
@@ -74,7 +78,7 @@ def test_regions_hang_together_where_most_of_one_lies_in_another(pairs, groups):
 @pytest.mark.parametrize(("many", "words"), [(1, "There is only 1 patient: "), (2, "There are only 2 patients: ")])
 def test_one_patient_is_one(many, words):
     summary = full(
-        check=full().check.model_copy(update={"patients": many}),
+        check=full().check.model_copy(update={"n_patients": many}),
         explain=ExplainResult(
             map_counts=(
                 MapCounts(method="gradcam", finding="nodule", n_maps=9, n_failures=0, status_counts={"ok": 9}),
@@ -84,15 +88,17 @@ def test_one_patient_is_one(many, words):
     )
     told = list(list_warnings(summary))
     assert any(one.startswith(words) for one in told)
-    assert any(one.startswith("1 image lacks a map" if many == 1 else "2 images lack a map") for one in told)
+    assert any(one.startswith("1 image lacks the map" if many == 1 else "2 images lack the map") for one in told)
 
 
 def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_for_many():
     mass = next(one for one in full().shortcut.attribution_mass if not one.is_resolvable)
-    shortcut = full().shortcut.model_copy(update={"masses": (mass.model_copy(update={"region": "saturated"}),)})
-    found = next(one for one in derive_verdicts(full(shortcut=shortcut)) if one.question == "where the maps lie")
-    assert "lie on small saturated parts" in found.claim
-    assert found.reason == "below the resolution of the maps: what a map does not show says nothing of the region"
+    shortcut = full().shortcut.model_copy(
+        update={"attribution_mass": (mass.model_copy(update={"region": "saturated"}),)}
+    )
+    found = next(one for one in derive_verdicts(full(shortcut=shortcut)) if one.question == "attribution mass")
+    assert "highlight small saturated parts" in found.claim
+    assert found.reason == "below the resolution of the maps: the map can neither show nor exclude it"
 
 
 def test_a_model_with_one_output_is_told_what_to_write_into_the_config():

@@ -41,7 +41,7 @@ def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word
 
 def test_what_is_the_margin_throughout_is_not_for_more_images_to_tell():
     flat = EstimateSummary(value=0.0, low=0.0, high=0.0, n_values=10, n_groups=10)
-    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, which is the margin")
+    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, equal to the margin")
     assert "more images" in decide_above_margin(flat.model_copy(update={"high": 0.1}), 0.0)[1]
 
 
@@ -63,41 +63,44 @@ def pushed(region: str, kind: str, value: float, spread: float, fill: str | None
 
 def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does():
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in ("mean", "blur")]
-    calm = with_shortcut(regions={"border": 80}, interventions=(*filled, pushed("border", "insert", 0.0, 0.05)))
-    assert [one.conclusion for one in told(calm, "shortcut", subject="border")] == ["not supported"]
-    marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers": {"nodule": ("border",)}})})
-    assert [one.conclusion for one in told(marker, "shortcut", subject="border")] == ["supported"]
+    calm = with_shortcut(region_counts={"border": 80}, interventions=(*filled, pushed("border", "insert", 0.0, 0.05)))
+    assert [one.conclusion for one in told(calm, "shortcut", qualifier="border")] == ["not supported"]
+    marker = calm.model_copy(
+        update={"shortcut": calm.shortcut.model_copy(update={"markers_by_finding": {"nodule": ("border",)}})}
+    )
+    assert [one.conclusion for one in told(marker, "shortcut", qualifier="border")] == ["supported"]
 
 
 def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
     made = with_shortcut(
-        regions={"token": 80, "the finding": 80},
+        region_counts={"token": 80, "the finding": 80},
         markers_by_finding={"nodule": ("token", "the finding")},
         interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
     )
-    assert told(made, "shortcut", subject="token")[0].direction == "against"
-    assert told(made, "evidence")[0].direction == "for"
+    assert told(made, "shortcut", qualifier="token")[0].direction == "contradicts"
+    assert told(made, "ground truth")[0].direction == "supports"
 
 
 def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
     effect = EstimateSummary(reason="no image to change")
     one = InterventionEffect(region="token", finding="nodule", kind="insert", imputation=None, effect=effect)
     made = told(
-        with_shortcut(regions={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)), "shortcut"
+        with_shortcut(region_counts={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)),
+        "shortcut",
     )[0]
     assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
 
 
 def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     def blank(fill: str, area: float) -> MaskedAuroc:
-        return MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, 0.05))
+        return MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation=fill, auroc=num(area, 0.05))
 
-    both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "blanked organ")[0]
-    assert (both.conclusion, both.direction) == ("supported", "against")
-    one = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.5))), "blanked organ")[0]
-    assert (one.conclusion, one.reason) == ("not testable", "the fills disagree")
-    none = told(with_shortcut(masked_auroc=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
-    assert (none.conclusion, none.direction) == ("not supported", "for")
+    both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "masked organ")[0]
+    assert (both.conclusion, both.direction) == ("supported", "contradicts")
+    one = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.5))), "masked organ")[0]
+    assert (one.conclusion, one.reason) == ("not testable", "the imputations disagree")
+    none = told(with_shortcut(masked_auroc=(blank("mean", 0.5), blank("blur", 0.55))), "masked organ")[0]
+    assert (none.conclusion, none.direction) == ("not supported", "supports")
     assert none.effect.value == 0.55  # the fill under which most is left
 
 
@@ -114,10 +117,10 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
 )
 def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, shown):
     each = [
-        MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation=fill, auroc=num(area, spread))
+        MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation=fill, auroc=num(area, spread))
         for fill, area in zip(("mean", "blur"), areas, strict=True)
     ]
-    found = told(with_shortcut(masked_auroc=tuple(each)), "blanked organ")[0]
+    found = told(with_shortcut(masked_auroc=tuple(each)), "masked organ")[0]
     assert found.conclusion == word
     assert (found.effect.value, found.effect.low, found.effect.high) == pytest.approx(shown)
     assert ("inverted" in found.reason) == (areas[0] < 0.5)
@@ -125,18 +128,18 @@ def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, show
 
 def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
     area = EstimateSummary(value=0.52, low=0.25, high=0.68, n_values=40, n_groups=40)
-    one = MaskedAuroc(region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=area)
-    assert told(with_shortcut(masked_auroc=(one,)), "blanked organ")[0].conclusion == "not testable"
+    one = MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=area)
+    assert told(with_shortcut(masked_auroc=(one,)), "masked organ")[0].conclusion == "not testable"
 
 
 def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
     none = MaskedAuroc(
-        region="the organ", finding="nodule", kind="blank", imputation="mean", auroc=EstimateSummary(reason="one class")
+        region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=EstimateSummary(reason="one class")
     )
-    found = told(with_shortcut(masked_auroc=(none,)), "blanked organ")[0]
+    found = told(with_shortcut(masked_auroc=(none,)), "masked organ")[0]
     assert (found.conclusion, found.reason, found.effect.value) == ("not testable", "one class", None)
-    some = none.model_copy(update={"fill": "blur", "auroc": num(0.5, 0.1)})
-    assert told(with_shortcut(masked_auroc=(none, some)), "blanked organ")[0].effect.value == 0.5
+    some = none.model_copy(update={"imputation": "blur", "auroc": num(0.5, 0.1)})
+    assert told(with_shortcut(masked_auroc=(none, some)), "masked organ")[0].effect.value == 0.5
 
 
 # The effect that is shown
@@ -146,8 +149,8 @@ FILLS = ("mean", "blur")
 
 
 def shown(region: str, *effects: InterventionEffect):
-    made = with_shortcut(regions={region: 80}, markers_by_finding={"nodule": (region,)}, interventions=effects)
-    return told(made, "evidence" if region == "the finding" else "shortcut")[0]
+    made = with_shortcut(region_counts={region: 80}, markers_by_finding={"nodule": (region,)}, interventions=effects)
+    return told(made, "ground truth" if region == "the finding" else "shortcut")[0]
 
 
 def test_the_effect_is_that_of_the_way_that_decided():
@@ -163,7 +166,7 @@ def test_the_effect_is_that_of_the_way_that_decided():
 def test_no_effect_beyond_the_margin_is_shown_beside_not_supported_nor_one_within_beside_not_testable():
     calm = [pushed("token", "remove", value, 0.05, fill) for fill, value in zip(FILLS, (0.01, -0.02), strict=True)]
     few = pushed("token", "insert", 3.0, 0.1)
-    few = few.model_copy(update={"effect": few.effect.model_copy(update={"groups": 9})})
+    few = few.model_copy(update={"effect": few.effect.model_copy(update={"n_groups": 9})})
     found = shown("token", *calm, few)
     assert (found.conclusion, found.effect.value) == ("not supported", -0.02)
     found = shown("token", *calm[:1], pushed("token", "remove", 0.5, 0.1, "blur"), pushed("token", "insert", 0.0, 0.05))
@@ -176,8 +179,8 @@ def test_the_pixels_of_the_finding_have_to_speak_for_it():
     against = [pushed("the finding", "remove", -0.4, 0.1, fill) for fill in FILLS]
     for effects in (against, [pushed("the finding", "insert", -0.4, 0.1)]):
         found = shown("the finding", *effects)
-        assert (found.conclusion, found.direction, found.effect.value) == ("not supported", "against", -0.4)
-        assert "speak against it" in found.reason
+        assert (found.conclusion, found.direction, found.effect.value) == ("not supported", "contradicts", -0.4)
+        assert "contradict it" in found.reason
     found = shown("the finding", *against, pushed("the finding", "insert", 0.4, 0.1))
     assert found.conclusion == "not testable"
     assert "contradict" in found.reason
@@ -191,8 +194,8 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
         region="border", finding="nodule", kind="insert", imputation=None, effect=EstimateSummary(reason="nobody gives")
     )
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
-    made = with_shortcut(regions={"border": 80}, interventions=(*filled, none))
-    found = told(made, "shortcut", subject="border")[0]
+    made = with_shortcut(region_counts={"border": 80}, interventions=(*filled, none))
+    found = told(made, "shortcut", qualifier="border")[0]
     assert (found.conclusion, found.effect.value) == ("not testable", 5.0)
     assert found.reason == (
         "nobody gives; removal was measured but does not count, because every image has this region"
@@ -206,24 +209,28 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     ("over", "word", "reason"),
     [
         (num(1.0, 0.5), "supported", ""),
-        (num(0.2, 0.5), "not testable", "it cannot be told from centre, which knows nothing of the model"),
-        (num(0.5), "not testable", "its difference to centre, which knows nothing of the model, has no interval"),
-        (None, "not testable", "it was not compared with centre"),
-        (num(-0.5, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
-        (num(-2.0, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
+        (num(0.2, 0.5), "not testable", "it does not differ clearly from center, a control map"),
+        (num(0.5), "not testable", "its difference to center, a control map, has no interval"),
+        (None, "not testable", "it was not compared with center"),
+        (num(-0.5, 0.5), "not supported", "center, a control map, scores as well"),
+        (num(-2.0, 0.5), "not supported", "center, a control map, scores as well"),
     ],
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):
     made = full(findings=("nodule",))
     lines = [one for one in made.localization.metric_summaries if one.metric == "enrichment" and not one.control][:1]
-    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "over": over})
-    summary = made.model_copy(update={"localise": made.localization.model_copy(update={"lines": (strong,)})})
-    found = told(summary, "localisation")[0]
+    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="center"), "difference_to_control": over})
+    summary = made.model_copy(
+        update={"localization": made.localization.model_copy(update={"metric_summaries": (strong,)})}
+    )
+    found = told(summary, "localization")[0]
     assert found.conclusion == word
     assert reason in found.reason
-    weak = strong.model_copy(update={"value": num(1.0, 0.2, name="centre"), "over": num(0.2, 0.5)})
-    summary = made.model_copy(update={"localise": made.localization.model_copy(update={"lines": (weak,)})})
-    assert told(summary, "localisation")[0].conclusion == "not supported"
+    weak = strong.model_copy(update={"value": num(1.0, 0.2, name="center"), "difference_to_control": num(0.2, 0.5)})
+    summary = made.model_copy(
+        update={"localization": made.localization.model_copy(update={"metric_summaries": (weak,)})}
+    )
+    assert told(summary, "localization")[0].conclusion == "not supported"
 
 
 def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
@@ -255,7 +262,7 @@ def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
 
 
 def test_where_a_map_lies_accuses_nobody():
-    assert {one.direction for one in told(full(), "where the maps lie")} == {"neither"}
+    assert {one.direction for one in told(full(), "attribution mass")} == {"neither"}
 
 
 def test_a_share_is_of_what_is_positive_and_of_nothing_there_is_none():
@@ -271,7 +278,7 @@ def test_of_maps_that_show_nothing_it_is_said_that_they_do_not():
     )
     assert "no image has it" in _summarize_values(np.array([]), [], 0.1, "chance", subject).reason
     dark = {"method": "gradcam", "layer": "a", "metric": "enrichment", "value": None, "control": False, "row": 0}
-    nothing = {"fill": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
+    nothing = {"imputation": None, "parameters": None, "target": None, PATIENT_COLUMN: 0}
     rows = [{**dark, **nothing, "row": n, "reason": why} for n, why in enumerate(("dark", "dark", "gone"))]
     (line,) = summarize_metrics(pyarrow.Table.from_pylist(rows), "nodule", n_resamples=200, seed=0)
     assert line.value.reason == "no map has a value: dark"
@@ -303,7 +310,7 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
     level = level.model_copy(
         update={"value": num(0.9, 0.1, groups=patients), "difference": num(0.0, 0.05, groups=patients + 80)}
     )
-    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": (level,)})})
+    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": (level,)})})
     (found,) = told(summary, "shortcut by subgroup")
     assert found.conclusion == word
     assert ("59 patients are needed for 5 %" in found.reason) == (word == "not testable")
@@ -311,16 +318,16 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
 
 def test_how_rare_a_reliance_may_be_is_declared():
     calm = [pushed("token", "remove", 0.0, 0.05, fill) for fill in FILLS]
-    few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"groups": 29})}) for one in calm)
-    made = with_shortcut(regions={"token": 80}, markers_by_finding={"nodule": ("token",)}, interventions=few)
+    few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"n_groups": 29})}) for one in calm)
+    made = with_shortcut(region_counts={"token": 80}, markers_by_finding={"nodule": ("token",)}, interventions=few)
     assert told(made, "shortcut")[0].conclusion == "not testable"
-    declared = made.model_copy(update={"margins": {**made.margins, "prevalence": 0.1}})
+    declared = made.model_copy(update={"margins": {**made.margins, "reliance_prevalence": 0.1}})
     assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
     own = with_shortcut(
-        regions={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
+        region_counts={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
     )
-    assert told(own, "evidence")[0].conclusion == "not testable"  # nor is the model accused by so few
+    assert told(own, "ground truth")[0].conclusion == "not testable"  # nor is the model accused by so few
 
 
 def test_subgroups_are_judged_finding_by_finding():
@@ -339,11 +346,13 @@ def test_subgroups_are_judged_finding_by_finding():
         ]
         for level in levels(finding, values, 0.1)
     ]
-    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": tuple(effects)})})
+    summary = made.model_copy(
+        update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": tuple(effects)})}
+    )
     found = [(one.finding, one.qualifier, one.conclusion) for one in told(summary, "shortcut by subgroup")]
     assert found == [
         (both[0], "site, effect of marker", "supported"),
         (both[0], "site, effect of border", "not supported"),
         (both[1], "site, effect of marker", "not supported"),
     ]
-    assert {one.finding for one in told(summary, "localisation by subgroup")} == set(both)
+    assert {one.finding for one in told(summary, "localization by subgroup")} == set(both)

@@ -66,8 +66,8 @@ def test_few_patients_bear_no_interval_and_fewer_than_ten_no_word():
     assert five.reason == "too few patients for an interval: 5, and 6 are needed"
     assert six.low is not None
     assert six.reason == ""
-    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients to tell: 6, and 10 are needed")
-    assert decide_above_margin(six.model_copy(update={"groups": MIN_PATIENTS_FOR_VERDICT}), 0.5) == ("supported", "")
+    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients: 6, and 10 are needed")
+    assert decide_above_margin(six.model_copy(update={"n_groups": MIN_PATIENTS_FOR_VERDICT}), 0.5) == ("supported", "")
 
 
 def test_no_p_is_told_of_few_patients():
@@ -81,17 +81,17 @@ def fewer(node: Any, patients: int) -> Any:
         return [fewer(one, patients) for one in node]
     if not isinstance(node, dict):
         return node
-    capped = {name: min(node[name], patients) for name in ("groups", "patients") if isinstance(node.get(name), int)}
+    capped = {name: min(node[name], patients) for name in ("n_groups", "n_patients") if isinstance(node.get(name), int)}
     return {name: fewer(one, patients) for name, one in node.items()} | capped
 
 
 def test_of_eight_patients_nothing_is_said_but_why():
     whole = to_json_dict(full())
     for level in [
-        *whole["localise"]["levels"],
-        *(one for part in whole["predict"]["findings"] for one in part["levels"]),
+        *whole["localization"]["subgroup_differences"],
+        *(one for part in whole["predict"]["performance"] for one in part["subgroup_differences"]),
     ]:
-        level["word"] = "different"
+        level["conclusion"] = "different"
     found = derive_verdicts(Summary.model_validate(fewer(whole, 8)))
     assert {one.conclusion for one in derive_verdicts(full())} == {"supported", "not supported", "not testable"}
     assert {one.conclusion for one in found} == {"not testable"}
@@ -103,7 +103,7 @@ def test_of_eight_patients_nothing_is_said_but_why():
 
 def test_no_word_stands_beside_no_value():
     found = build_verdict(
-        "leak",
+        "leakage",
         "It can.",
         "nodule",
         ("not supported", ""),
@@ -114,7 +114,7 @@ def test_no_word_stands_beside_no_value():
     )
     assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "no map")
     found = build_verdict(
-        "leak",
+        "leakage",
         "It can.",
         "nodule",
         ("not testable", ""),
@@ -128,15 +128,15 @@ def test_no_word_stands_beside_no_value():
 
 def test_every_open_verdict_says_why():
     silent = full(
-        localization=full().localization.model_copy(update={"lines": (), "levels": ()}),
-        faithfulness=full().faithfulness.model_copy(update={"lines": ()}),
+        localization=full().localization.model_copy(update={"metric_summaries": (), "subgroup_differences": ()}),
+        faithfulness=full().faithfulness.model_copy(update={"metric_summaries": ()}),
         sanity=full().sanity.model_copy(update={"tests": ()}),
     )
     for summary in (full(), nothing(), silent):
         for one in derive_verdicts(summary):
             assert one.reason or one.conclusion != "not testable", one
             assert one.effect.value is not None or one.conclusion == "not testable", one
-    assert one_of(silent, "localisation", finding="nodule").reason == "no masks, boxes or points say where nodule is"
+    assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points mark nodule"
 
 
 # Sanity
@@ -188,7 +188,7 @@ def test_each_finding_has_its_own_edge_detector_and_its_own_images():
 
 def test_the_similarity_that_failed_is_the_one_that_is_shown():
     one = randomised("gradcam", False)
-    fine = one.similarities[0].model_copy(update={"name": "hog", "passes": True, "end": num(0.05, 0.01)})
+    fine = one.similarities[0].model_copy(update={"name": "hog", "passes": True, "final_similarity": num(0.05, 0.01)})
     tests = (one.model_copy(update={"similarities": (fine, *one.similarities)}), randomised("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
     assert (found.conclusion, found.effect.value, found.effect.low) == ("not supported", 1.0, 0.95)
@@ -228,7 +228,7 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
 )
 def test_a_small_study_clears_no_leak(value, spread, readable, word):
     one = ColumnLeakage(column="site", auroc=num(value, spread, 24, 24), null_max=0.9, is_decodable=readable)
-    found = one_of(with_part("shortcut", leakage=(one,)), "leak")
+    found = one_of(with_part("shortcut", leakage=(one,)), "leakage")
     assert (found.conclusion, found.margin) == (word, 0.6)
 
 
@@ -239,41 +239,41 @@ def enrichment(value: EstimateSummary, over: EstimateSummary | None, most: float
     whole = full(findings=("nodule",)).localization
     (line,) = [one for one in whole.metric_summaries if (one.metric, one.method) == ("enrichment", "gradcam")]
     inside = [one for one in whole.metric_summaries if (one.metric, one.method) == ("energy-inside", "gradcam")]
-    one = line.model_copy(update={"value": value, "over": over, "most": most})
-    return with_part("localise", lines=(one, *inside))
+    one = line.model_copy(update={"value": value, "difference_to_control": over, "max_value": most})
+    return with_part("localization", metric_summaries=(one, *inside))
 
 
 def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_the_margin():
     # the rule: not supported where the interval is nowhere above that map, also where it holds the margin
-    found = one_of(enrichment(num(1.6, 0.2, name="centre"), num(-1.0, 0.2)), "localisation")
+    found = one_of(enrichment(num(1.6, 0.2, name="center"), num(-1.0, 0.2)), "localization")
     assert (found.conclusion, found.reason) == (
         "not supported",
-        "centre, which knows nothing of the model, does as well; 0.41 of their heat lies inside",
+        "center, a control map, scores as well; 0.41 of their attribution lies inside",
     )
-    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localisation").conclusion == "not testable"
+    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not testable"
 
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
-    found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localisation")
-    assert found.claim == "The maps of gradcam lie on nodule more than chance would have it."
-    assert (found.conclusion, found.reason) == ("supported", "0.41 of their heat lies inside")
+    found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localization")
+    assert found.claim == "The maps of gradcam highlight nodule more than expected by chance."
+    assert (found.conclusion, found.reason) == ("supported", "0.41 of their attribution lies inside")
 
 
 def test_a_margin_out_of_reach_accuses_nobody():
     weak = num(1.2, 0.05)
-    assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localisation").conclusion == "not supported"
-    found = one_of(enrichment(weak, num(0.1, 0.05), most=1.3), "localisation")
+    assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localization").conclusion == "not supported"
+    found = one_of(enrichment(weak, num(0.1, 0.05), most=1.3), "localization")
     assert found.conclusion == "not testable"
-    assert "an enrichment of 1.30, within the margin" in found.reason
+    assert "an enrichment of only 1.30, within the margin" in found.reason
     masses = [
         one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
     ][:1]
     weak_mass = masses[0].model_copy(update={"finding": "nodule", "enrichment": weak})
     assert (
-        one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "where the maps lie").conclusion == "not supported"
+        one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "attribution mass").conclusion == "not supported"
     )
-    large = weak_mass.model_copy(update={"most": 1.5})
-    assert one_of(with_part("shortcut", attribution_mass=(large,)), "where the maps lie").conclusion == "not testable"
+    large = weak_mass.model_copy(update={"max_enrichment": 1.5})
+    assert one_of(with_part("shortcut", attribution_mass=(large,)), "attribution mass").conclusion == "not testable"
 
 
 # Subgroups
@@ -282,15 +282,18 @@ def test_a_margin_out_of_reach_accuses_nobody():
 def test_what_is_open_by_subgroup_says_which_level_and_why():
     alike = levels("nodule", {("site", "A"): (0.9, 0.0, "equivalent")}, 0.05)[0]
     few = EstimateSummary(reason="C: 3 groups; expected 10, so few patients say nothing of others")
-    small = alike.model_copy(update={"level": "C", "word": "not testable", "value": few, "difference": few})
-    assert one_of(with_part("localise", levels=(alike, small)), "localisation by subgroup").reason == few.reason
-    apart = alike.model_copy(update={"level": "B", "word": "different", "difference": num(0.05, 0.04)})
-    found = one_of(with_part("localise", levels=(apart, alike)), "localisation by subgroup")
+    small = alike.model_copy(update={"level": "C", "conclusion": "not testable", "value": few, "difference": few})
+    assert (
+        one_of(with_part("localization", subgroup_differences=(alike, small)), "localization by subgroup").reason
+        == few.reason
+    )
+    apart = alike.model_copy(update={"level": "B", "conclusion": "different", "difference": num(0.05, 0.04)})
+    found = one_of(with_part("localization", subgroup_differences=(apart, alike)), "localization by subgroup")
     assert found.conclusion == "not testable"
-    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed to tell"
-    wide = alike.model_copy(update={"level": "B", "word": "undecided", "difference": num(0.0, 0.2)})
-    reason = one_of(with_part("localise", levels=(wide, small)), "localisation by subgroup").reason
-    assert reason == f"the interval holds the margin: more images are needed to tell; {few.reason}"
+    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed"
+    wide = alike.model_copy(update={"level": "B", "conclusion": "undecided", "difference": num(0.0, 0.2)})
+    reason = one_of(with_part("localization", subgroup_differences=(wide, small)), "localization by subgroup").reason
+    assert reason == f"the interval includes the margin: more images are needed; {few.reason}"
 
 
 # Faithfulness
@@ -306,7 +309,7 @@ def ranking(**over: tuple[float, ...]) -> Summary:
         for metric, gaps in over.items()
         for gap, fill in zip(gaps, ("mean", "blur") if len(gaps) > 1 else (None,), strict=False)
     ]  # fmt: skip
-    return with_part("faithfulness", lines=tuple(lines))
+    return with_part("faithfulness", metric_summaries=tuple(lines))
 
 
 @pytest.mark.parametrize(
@@ -314,20 +317,20 @@ def ranking(**over: tuple[float, ...]) -> Summary:
     [
         (
             {"deletion": (0.4, 0.3), "insertion": (0.5, 0.2), "road": (0.6,), "lerf_morf_gap": (0.3, 0.9)},
-            "supported", 0.2, "shown: insertion under blur",
+            "supported", 0.2, "reported: insertion under blur",
         ),
         (
             {"deletion": (-0.4, -0.3), "insertion": (0.05, 0.0), "road": (-0.2,), "lerf_morf_gap": (0.0, 0.0)},
-            "not supported", -0.4, "deletion and road speak against the maps",
+            "not supported", -0.4, "deletion and road contradict the maps",
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
-            "not testable", -0.4, "the metrics do not all agree: deletion speaks for the maps; insertion speaks against",
+            "not testable", -0.4, "the metrics do not all agree: deletion supports the maps; insertion contradicts",
         ),
-        ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion speaks against the maps"),
-        ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road speaks for the maps; deletion speaks neither"),
-        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval holds the margin"),
-        ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval holds the margin"),
+        ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion contradicts the maps"),
+        ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road supports the maps; deletion neither supports"),
+        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval includes the margin"),
+        ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval includes the margin"),
     ],
 )  # fmt: skip
 def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, shown, reason):
@@ -347,20 +350,20 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
             1,
             24,
             "not testable",
-            "none was found, but among 24 patients two ways would often not have been: 100 are needed",
+            "one cluster was found, but among 24 patients two clusters are often missed: 100 are needed",
         ),
         (
             1,
             99,
             "not testable",
-            "none was found, but among 99 patients two ways would often not have been: 100 are needed",
+            "one cluster was found, but among 99 patients two clusters are often missed: 100 are needed",
         ),
-        (1, 100, "not supported", "a way that fewer than 30 % of the maps show would often not have been found"),
+        (1, 100, "not supported", "a cluster of fewer than 30 % of the maps is often missed"),
     ],
 )
 def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients, word, reason):
-    ways = full().shortcut.cluster_analyses[0].model_copy(update={"claimed": claimed, "patients": patients})
-    found = one_of(with_part("shortcut", cluster_analyses=(ways,)), "strategies")
+    ways = full().shortcut.cluster_analyses[0].model_copy(update={"n_clusters": claimed, "n_patients": patients})
+    found = one_of(with_part("shortcut", cluster_analyses=(ways,)), "clusters")
     assert (found.conclusion, found.reason, found.effect.n_groups) == (word, reason, patients)
     assert "no interval" in found.effect.reason
 
@@ -375,7 +378,7 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
     whole = full(findings=("nodule",))
     few = summarize_estimate(estimate_mean([0.1, 0.2, 0.3]))
     found = whole.predict.performance[0].model_copy(update={"brier": few})
-    summary = whole.model_copy(update={"predict": whole.predict.model_copy(update={"findings": (found,)})})
+    summary = whole.model_copy(update={"predict": whole.predict.model_copy(update={"performance": (found,)})})
     html = render_page(summary)
     assert "too few patients for an interval: 3, and 6 are needed" in html
     assert "different <small>but perhaps by less than the margin</small>" in html
@@ -385,11 +388,11 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
     rules = {one.question: one.rule for one in derive_verdicts(full())}
     assert all(f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients" in rule for rule in rules.values())
-    assert f"less alike than {SAME_MAP_SIMILARITY}" in rules["sanity"]
-    assert all(f"under {MIN_IMPUTATIONS} fills" in rules[name] for name in ("shortcut", "evidence"))
-    assert f"among {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["strategies"]
+    assert f"less than {SAME_MAP_SIMILARITY}" in rules["sanity"]
+    assert all(f"under at least {MIN_IMPUTATIONS} imputations" in rules[name] for name in ("shortcut", "ground truth"))
+    assert f"among at least {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["clusters"]
     assert all(name in rules["faithfulness"] for name in FAITHFULNESS_VERDICT_METRICS)
-    assert all("rule of three" in rules[name] for name in ("shortcut", "evidence", "shortcut by subgroup"))
+    assert all("rule of three" in rules[name] for name in ("shortcut", "ground truth", "shortcut by subgroup"))
     assert "rule of three" not in rules["performance by subgroup"]
     for share in (0.05, 0.1):
         assert (
@@ -397,7 +400,10 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
             <= share
             < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
         )
-        assert f"{share} takes {compute_min_patients_for_absence(share)} patients" in MARGIN_COMMENTS["prevalence"]
+        assert (
+            f"{share} takes {compute_min_patients_for_absence(share)} patients"
+            in MARGIN_COMMENTS["reliance_prevalence"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -407,24 +413,27 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
 def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
     # "the interval of an insertion lies wholly beyond the margin"; "every interval that counts lies within the margin"
     effect = EstimateSummary(value=(low + high) / 2, low=low, high=high, n_values=80, n_groups=80)
-    shown = SimpleNamespace(fill=None, effect=effect)
+    shown = SimpleNamespace(imputation=None, effect=effect)
     assert judge_reliance([shown], [], 0.1)[0] == word
 
 
 def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     # two images of one patient, both with the region: nothing of it is missing but other patients
     truths = {0: True, 1: False}
-    subject = SimpleNamespace(truths=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0))
+    cohort = SimpleNamespace(get_truth=lambda finding: truths, patients={0: "a", 1: "a"})
+    context = SimpleNamespace(cohort=cohort, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
     trying = InterventionRunner(
-        subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
+        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
     )
     effect = trying._run_insertion("border").effect
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
-    flat = InterventionRunner(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
-    assert flat._run_insertion("border").effect.reason == "the model gives every image the same answer"
+    flat = InterventionRunner(
+        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
+    )
+    assert flat._run_insertion("border").effect.reason == "the model gives every image the same score"
 
 
 @pytest.mark.parametrize(
@@ -432,10 +441,12 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     [
         (1, "There is only 1 patient: there are no intervals, and no verdict is given."),
         (7, "There are only 7 patients: intervals are wide, and no verdict is given."),
-        (12, "There are only 12 patients: intervals are wide, and some questions may not be answered."),
+        (12, "There are only 12 patients: intervals are wide, and some questions may not be testable."),
     ],
 )
 def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):
     whole = full()
-    few = whole.model_copy(update={"check": whole.check.model_copy(update={"patients": patients, "grouped": True})})
+    few = whole.model_copy(
+        update={"check": whole.check.model_copy(update={"n_patients": patients, "has_patient_column": True})}
+    )
     assert text in list(list_warnings(few))

@@ -118,7 +118,7 @@ def test_of_a_clean_set_nothing_is_found(planted):
     assert made.value_counts["mask"] == {"ok": 4}
     assert made.value_ranges == {"values": [float(PIXELS[:4].min()), float(PIXELS[:4].max())], "sides": [10, 12]}
     row = made.to_table().to_pylist()[1]
-    assert (row["stored"], row["unit"], row["window"]) == ("16 of 16 bits, signed", "HU", [40, 400])
+    assert (row["stored_type"], row["value_unit"], row["window"]) == ("16 of 16 bits, signed", "HU", [40, 400])
     assert (row["minimum"], row["maximum"]) == (PIXELS[1].min(), PIXELS[1].max())
 
 
@@ -195,19 +195,19 @@ def study(set_):
 TROUBLES = {
     "a file that is not there": (gone, {"missing-file": [1]}),
     "a row without a path": (cell("path", ""), {"missing-file": [1]}),
-    "a path out of the folder": (cell("path", "../1.dcm"), {"outside": [1]}),
+    "a path out of the folder": (cell("path", "../1.dcm"), {"outside-root": [1]}),
     "a file cut off": (cut_off, {"unreadable": [1]}),
-    "a codec that is missing": (without_codec, {"missing-codec": [1], "codec-mix": [1]}),
+    "a codec that is missing": (without_codec, {"missing-codec": [1], "mixed-codecs": [1]}),
     "no pixels": (without_pixels, {"no-pixels": [1]}),
     "an id twice": (cell("id", "case-0"), {"repeated-id": [0, 0]}),
-    "a patient in both splits": (cell("patient", "p2"), {"patient-in-splits": [1, 2]}),
-    "a study in both splits": (study, {"study-in-splits": [1, 2]}),
-    "pixels in both splits": (copied, {"pixels-in-splits": [1, 3], "duplicates": [1, 3]}),
+    "a patient in both splits": (cell("patient", "p2"), {"patient-in-several-splits": [1, 2]}),
+    "a study in both splits": (study, {"study-in-several-splits": [1, 2]}),
+    "pixels in both splits": (copied, {"pixels-in-several-splits": [1, 3], "duplicates": [1, 3]}),
     "pixels twice": (copied_within, {"duplicates": [0, 1]}),
     "no patient": (cell("patient", ""), {"no-patient": [1]}),
     "no split": (cell("split", ""), {"no-split": [1]}),
     "no target": (cell("target", ""), {"no-target": [1]}),
-    "a target of nothing known": (cell("target", "unknown"), {"doubtful-target": [1]}),
+    "a target of nothing known": (cell("target", "unknown"), {"placeholder-target": [1]}),
     "a target of no class": (cell("target", "2"), {"unknown-target": [1]}),
     "no mask": (cell("mask", ""), {"no-mask": [1]}),
     "a mask that is not there": (cell("mask", "none.png"), {"mask-missing": [1]}),
@@ -224,22 +224,22 @@ TROUBLES = {
     "a mask of another label": (mask_of(np.eye(*SIZE, dtype=np.uint8) * 255), {"mask-labels-differ": [1]}),
     "a segmentation object": (segmented, {"mask-segmentation": [1]}),
     "an empty mask": (mask_of(np.zeros(SIZE, np.uint8)), {"mask-empty": [1]}),
-    "MONOCHROME1": (negative, {"monochrome1": [1], "unit-mix": [1]}),
-    "another modality": (tag(Modality="MR"), {"modality-mix": [1]}),
-    "another direction": (tag(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]), {"orientation-mix": [1]}),
-    "large voxels": (tag(PixelSpacing=[2, 2]), {"spacing-mix": [1]}),
-    "somewhat larger voxels": (tag(PixelSpacing=[0.8, 0.8]), {"spacing-differs": [1]}),
+    "MONOCHROME1": (negative, {"monochrome1": [1], "mixed-units": [1]}),
+    "another modality": (tag(Modality="MR"), {"mixed-modalities": [1]}),
+    "another direction": (tag(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]), {"mixed-orientations": [1]}),
+    "large voxels": (tag(PixelSpacing=[2, 2]), {"mixed-spacings": [1]}),
+    "somewhat larger voxels": (tag(PixelSpacing=[0.8, 0.8]), {"slightly-mixed-spacings": [1]}),
     "text in the picture": (tag(BurnedInAnnotation="YES"), {"burned-in": [1]}),
     "a screen save": (
         tag(BurnedInAnnotation="", ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"]),
-        {"burned-in-not-said": [1]},
+        {"burned-in-not-stated": [1]},
     ),
-    "another window": (tag(WindowWidth=80), {"window-mix": [1]}),
-    "no window": (tag(WindowWidth=""), {"window-mix": [1]}),
-    "padding": (padded, {"padding": [1]}),
-    "loss": (tag(LossyImageCompression="01"), {"lossy-mix": [1]}),
-    "fewer bits": (tag(BitsStored=12, HighBit=11), {"stored-mix": [1]}),
-    "one value": (lambda set_: dicom(set_.file(1), np.full(SIZE, 7)), {"constant": [1]}),
+    "another window": (tag(WindowWidth=80), {"mixed-windows": [1]}),
+    "no window": (tag(WindowWidth=""), {"mixed-windows": [1]}),
+    "padding-pixels": (padded, {"padding-pixels": [1]}),
+    "loss": (tag(LossyImageCompression="01"), {"mixed-lossy-compression": [1]}),
+    "fewer bits": (tag(BitsStored=12, HighBit=11), {"mixed-stored-types": [1]}),
+    "one value": (lambda set_: dicom(set_.file(1), np.full(SIZE, 7)), {"constant-pixels": [1]}),
 }
 
 
@@ -247,8 +247,8 @@ TROUBLES = {
 def test_a_trouble_is_found_and_nothing_else(planted, trouble):
     plant, expected = TROUBLES[trouble]
     plant(planted)
-    found = planted.found(classes=["0", "1"])
-    odd = found.pop("odd", None)
+    found = planted.found(class_names=["0", "1"])
+    odd = found.pop("other-flag", None)
     assert odd is None or trouble == "MONOCHROME1"  # inverted, and so no longer of a unit
     assert found == {code: [f"case-{n}" for n in rows] for code, rows in expected.items()}
 
@@ -267,7 +267,7 @@ def test_columns_in_the_way_of_a_result_are_named(planted):
     made = inspect_images(
         planted.list(("id", "path", "patient", "split", "label", "site", "mask")), target_column="label"
     )
-    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("columns", {"label": 4})]
+    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("reserved-columns", {"label": 4})]
 
 
 def test_all_negative_is_no_mix(planted):
@@ -280,9 +280,9 @@ def test_colour_among_grey(planted):
     rgb = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), dtype=np.uint8)
     Image.fromarray(rgb).save(planted.file(1, ".png"))
     planted.cell(1, "path", "1.png")
-    assert planted.found()["colour-mix"] == ["case-1"]
+    assert planted.found()["mixed-colors"] == ["case-1"]
     Image.fromarray(np.repeat(rgb[..., :1], 3, 2)).save(planted.file(1, ".png"))  # three equal channels are grey
-    assert "colour-mix" not in planted.found()
+    assert "mixed-colors" not in planted.found()
 
 
 def slices(folder, depths, series="1.2.3"):
@@ -303,11 +303,11 @@ def test_gaps_are_found_in_a_folder_and_among_rows(tmp_path):
     folder = slices(tmp_path / "series", (0, 3, 6, 12, 15))
     (tmp_path / "list.csv").write_text("id,path\nall,series\n")
     one, thick = inspect_images(tmp_path / "list.csv").issues
-    assert (one.code, list(one.row_counts)) == ("gap", ["a gap of 6 mm after slice 2; usual 3"])
+    assert (one.code, list(one.row_counts)) == ("missing-slices", ["a gap of 6 mm after slice 2; usual 3"])
     assert thick.code == "anisotropic"
     made = inspect_images(folder)
     (one,) = made.issues
-    assert one.code == "gap"
+    assert one.code == "missing-slices"
     positions = [pydicom.dcmread(folder / f"{n}.dcm").ImagePositionPatient[2] for n in one.rows]
     assert sorted(positions) == [6, 12]
     assert inspect_images(slices(tmp_path / "even", (0, 3, 6, 9, 12))).issues == ()
@@ -315,7 +315,7 @@ def test_gaps_are_found_in_a_folder_and_among_rows(tmp_path):
 
 def test_slices_at_one_place_are_found_unless_they_are_copies(tmp_path):
     made = inspect_images(slices(tmp_path / "phases", (0, 3, 3, 6, 9)))
-    assert [(one.code, one.n_rows, len(one.row_groups)) for one in made.issues] == [("same-place", 2, 1)]
+    assert [(one.code, one.n_rows, len(one.row_groups)) for one in made.issues] == [("slices-at-same-position", 2, 1)]
     again = tmp_path / "copies"
     slices(again, (0, 3, 6, 9, 12))
     shutil.copy(again / "0.dcm", again / "x.dcm")
@@ -340,13 +340,13 @@ def test_a_folder_is_one_row_and_none_of_its_slices_is_compared_with_those_of_ot
 def test_images_of_one_value_are_no_copies_of_each_other(planted):
     for n in (1, 3):
         dicom(planted.file(n), np.full(SIZE, 7))
-    assert planted.found() == {"constant": ["case-1", "case-3"]}
+    assert planted.found() == {"constant-pixels": ["case-1", "case-3"]}
 
 
 def test_only_voxels_far_from_the_usual_are_of_another_size(planted):
     edit(planted.file(1), PixelSpacing=[2, 2])
     edit(planted.file(2), PixelSpacing=[0.7, 0.7])
-    assert planted.found() == {"spacing-mix": ["case-1"]}
+    assert planted.found() == {"mixed-spacings": ["case-1"]}
 
 
 def nifti(path, values, world=None):
@@ -372,20 +372,20 @@ def test_slices_and_patches(tmp_path):
     moved = np.diag([2.0, 2, 2, 1])
     moved[0, 3] = 2.5
     nifti(tmp_path / "0-label.nii", np.ones((6, 5, 4), np.uint8), moved)
-    assert found() == {"mask-place": ["v0"]}
+    assert found() == {"mask-position": ["v0"]}
     moved[0, 3] = 1.5  # less than a voxel
     nifti(tmp_path / "0-label.nii", np.ones((6, 5, 4), np.uint8), moved)
     assert found() == {}
     values[1, 2, 2, 2] = np.nan
     nifti(tmp_path / "1.nii.gz", values[1])
     assert found() == {"not-finite": ["v1"]}
-    assert inspect_images(table).to_table().to_pylist()[1]["not_finite"] == 1
+    assert inspect_images(table).to_table().to_pylist()[1]["n_not_finite"] == 1
     nifti(tmp_path / "1.nii.gz", np.stack([values[0]] * 2, -1))
-    assert found() == {"ambiguous": ["v1"]}
+    assert found() == {"ambiguous-series": ["v1"]}
     nifti(tmp_path / "1.nii.gz", values[3], np.diag([-2.0, 2, 2, 1]))
-    assert found() == {"orientation-mix": ["v1"], "mask-place": ["v1"]}
+    assert found() == {"mixed-orientations": ["v1"], "mask-position": ["v1"]}
     nifti(tmp_path / "1.nii.gz", values[3], np.diag([2.0, 2, 6, 1]))
-    assert found() == {"spacing-mix": ["v1"], "anisotropic": ["v1"], "mask-place": ["v1"]}
+    assert found() == {"mixed-spacings": ["v1"], "anisotropic": ["v1"], "mask-position": ["v1"]}
     with gzip.open(tmp_path / "1.nii.gz", "rb") as file:
         (tmp_path / "1.nii.gz").write_bytes(gzip.compress(file.read())[:-20])
     assert found() == {"unreadable": ["v1"]}
@@ -406,34 +406,51 @@ def test_photographs(tmp_path):
     Image.fromarray(rng.random((9, 7)).astype(np.float32)).save(tmp_path / "float.tif")
     made = inspect_images(tmp_path)
     found = {one.code: [Path(name).name for name in made.row_ids(one.rows)] for one in made.issues}
-    assert found.pop("format-mix") == ["float.tif", "named.jpg", "several.gif"]
-    assert found.pop("stored-mix") == ["float.tif", "several.gif"]
+    assert found.pop("mixed-formats") == ["float.tif", "named.jpg", "several.gif"]
+    assert found.pop("mixed-stored-types") == ["float.tif", "several.gif"]
     assert found == {
-        "exif": ["turned.jpg"],
-        "suffix": ["named.jpg"],
-        "more-frames": ["several.gif"],
-        "no-range": ["float.tif"],
-        "colour-mix": ["float.tif"],
+        "exif-rotation": ["turned.jpg"],
+        "wrong-suffix": ["named.jpg"],
+        "several-frames": ["several.gif"],
+        "unknown-value-range": ["float.tif"],
+        "mixed-colors": ["float.tif"],
     }
-    sizes = {Path(row["path"]).name: row["size"] for row in made.to_table().to_pylist()}
+    sizes = {Path(row["path"]).name: row["shape"] for row in made.to_table().to_pylist()}
     assert (sizes["turned.jpg"], sizes["0.jpg"]) == ([7, 9], [9, 7])
 
 
 def test_every_code_has_a_place_in_these_tests():
     planted = {code for _, expected in TROUBLES.values() for code in expected}
-    elsewhere = {"ambiguous", "columns", "duplicate-targets", "target-follows-group", "axes-mix", "colour-mix", "gap"}
-    elsewhere |= {"same-place", "not-finite", "mask-place", "suffix", "more-frames", "exif", "no-range", "format-mix"}
-    elsewhere |= {"all-monochrome1", "anisotropic", "odd"}
-    of_readers = {"geometry", "left-out", "no-place", "no-preamble", "no-spacing"}
+    elsewhere = {
+        "ambiguous-series",
+        "reserved-columns",
+        "duplicates-with-different-targets",
+        "target-associated-with-group",
+        "mixed-dimensions",
+        "mixed-colors",
+        "missing-slices",
+    }
+    elsewhere |= {
+        "slices-at-same-position",
+        "not-finite",
+        "mask-position",
+        "wrong-suffix",
+        "several-frames",
+        "exif-rotation",
+        "unknown-value-range",
+        "mixed-formats",
+    }
+    elsewhere |= {"all-monochrome1", "anisotropic", "other-flag"}
+    of_readers = {"irregular-slices", "skipped-files", "no-position", "no-preamble", "no-spacing"}
     assert planted | elsewhere | of_readers == set(ISSUES)
 
 
 def test_flat_images_among_volumes_and_one_picture_with_two_targets(planted):
     nifti(planted.file(1, ".nii"), np.random.default_rng(0).random((5, *SIZE)).astype(np.float32))
     planted.cell(1, "path", "1.nii")
-    assert planted.found()["axes-mix"] == ["case-1"]
+    assert planted.found()["mixed-dimensions"] == ["case-1"]
     dicom(planted.file(2), PIXELS[3])
-    assert planted.found()["duplicate-targets"] == ["case-2", "case-3"]
+    assert planted.found()["duplicates-with-different-targets"] == ["case-2", "case-3"]
 
 
 # --- equal pictures, whatever their format
@@ -442,7 +459,7 @@ def test_flat_images_among_volumes_and_one_picture_with_two_targets(planted):
 def digest(path):
     made = inspect_images([path])
     assert made.n_readable == 1, made.to_table().to_pylist()
-    return made.to_table()["pixels"][0].as_py()
+    return made.to_table()["pixel_digest"][0].as_py()
 
 
 def test_copies_in_other_formats_have_one_digest(tmp_path):
@@ -517,9 +534,9 @@ def test_targets_are_counted_by_groups_and_one_that_gives_them_away_is_told(tmp_
     assert ward.counts.tolist() == [[10, 10], [9, 10], [1, 0]]
     assert ward.shares.tolist()[0] == [0.5, 0.5]
     assert (kind.groups, kind.association) == (("PNG",), None)
-    (one,) = [one for one in made.issues if one.code == "target-follows-group"]
+    (one,) = [one for one in made.issues if one.code == "target-associated-with-group"]
     assert list(one.row_counts) == ["site (Cramér's V 1.00)"]
-    with pytest.raises(InputError, match="no column 'sex' to count by"):
+    with pytest.raises(InputError, match="no column 'sex' to group by"):
         inspect_images(tmp_path / "list.csv", group_by=["sex"])
 
 
@@ -584,8 +601,15 @@ def test_nothing_of_a_patient_is_told(patients, tmp_path, monkeypatch):
     texts += [str(made.to_table().schema), str(inspect_images(out / "a.parquet", root="").issues)]
     assert [leaks(text.replace(str(patients), "").replace(str(out), "")) for text in texts] == [[]] * len(texts)
     codes = {one.code for one in made.issues}
-    assert {"missing-file", "unreadable", "outside", "patient-in-splits", "pixels-in-splits", "burned-in"} <= codes
-    (one,) = [one for one in made.issues if one.code == "patient-in-splits"]
+    assert {
+        "missing-file",
+        "unreadable",
+        "outside-root",
+        "patient-in-several-splits",
+        "pixels-in-several-splits",
+        "burned-in",
+    } <= codes
+    (one,) = [one for one in made.issues if one.code == "patient-in-several-splits"]
     assert dict(one.row_counts) == {"train": 1, "test": 1, "split 3": 1}
     assert "path" in made.to_table().column_names
     assert all(name.startswith("scan-") for name in made.to_table()["path"].to_pylist())
@@ -623,7 +647,7 @@ def test_all_of_pydicoms_files_are_accounted_for():
         assert (row["status"] == "ok") is (scan is not None), path.name
         assert (row["error"] is None) is (scan is not None)
         if scan is not None:
-            assert tuple(row["size"]) == scan.shape
+            assert tuple(row["shape"]) == scan.shape
             assert row["minimum"] == pytest.approx(float(np.nanmin(scan.values)))
     failed = {"missing-codec", "no-pixels", "unreadable"}
     assert sum(one.n_rows for one in made.issues if one.code in failed) == len(files) - made.n_readable
@@ -694,13 +718,13 @@ def test_files_are_written_sorted_without_nan_and_not_over_others(planted):
     assert command(planted.list(), "-o", out, "--table", table, "--by", "site").exit_code == 1
     told = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert out.read_text() == json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    assert told["schema"] == "camscope/inspection/1"
-    assert (told["images"], told["readable"], told["counts"]["error"]) == (4, 3, 1)
-    assert told["findings"][0]["ids"] == ["case-1"]
+    assert told["schema"] == "camscope/inspection/2"
+    assert (told["n_images"], told["n_readable"], told["severity_counts"]["error"]) == (4, 3, 1)
+    assert told["issues"][0]["row_ids"] == ["case-1"]
     assert told["prevalence"][0]["groups"][0] == {"group": "A", "target": "0", "count": 2, "share": 1.0}
     with table.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert (rows[1]["status"], rows[1]["findings"]) == ("failed", '["missing-file"]')
+    assert (rows[1]["status"], rows[1]["issue_codes"]) == ("failed", '["missing-file"]')
     assert "exists" in command(planted.list(), "-o", out).stderr
     assert command(planted.list(), "-o", "x.txt").exit_code == 2
     assert command(planted.list(), "--table", "x.json").exit_code == 2
@@ -713,7 +737,7 @@ def test_a_set_of_which_nothing_can_be_read(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     made = inspect_images(tmp_path)
     assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("unreadable", {"the file is empty": 1})]
-    assert json.loads(made.to_json())["mix"] == {}
+    assert json.loads(made.to_json())["value_counts"] == {}
     assert command(tmp_path).exit_code == 1
 
 
@@ -736,7 +760,7 @@ def test_the_example_of_the_help_runs(tmp_path, monkeypatch):
     words = shlex.split(line.partition("Example:")[2])
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     assert CliRunner().invoke(app, words[1:]).exit_code == 0
-    assert json.loads(Path("check.json").read_text())["readable"] > 0
+    assert json.loads(Path("check.json").read_text())["n_readable"] > 0
 
 
 def test_a_stack_of_a_scan_is_a_volume_and_its_mask_is_read_whole(tmp_path):
@@ -778,7 +802,7 @@ def test_a_mask_that_needs_a_choice_says_its_labels_and_the_option(planted, kind
     made = inspect_images(planted.list(), class_names=["0", "1"])
     (found,) = made.issues
     assert (found.code, found.severity, found.n_rows, dict(found.row_counts)) == (code, "note", count, details)
-    assert "--category of measure" in found.message
+    assert "--category of camscope evaluate" in found.message
     assert "{ file = …, category = … } in an audit" in found.message
     assert made.value_counts["mask"] == {"ok": 4}, "it can be used, once a label is chosen"
-    assert "--category of measure" in " ".join(command(planted.list()).stdout.split())
+    assert "--category of camscope evaluate" in " ".join(command(planted.list()).stdout.split())

@@ -16,7 +16,7 @@ from camscope import Explainer, GradCAM, Saliency, load_model
 from camscope.cli import app, base
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
 from camscope.phantom import CATEGORIES, draw_radiograph
 
 pytest.importorskip("pyarrow")
@@ -42,7 +42,7 @@ from camscope.evaluation.selection.racing import (
     estimate_losing_probabilities,
     rank_candidates,
 )
-from camscope.evaluation.selection.samples import format_exclusions, load_samples, project_mask_to_input
+from camscope.evaluation.selection.samples import format_exclusions, load_samples
 from camscope.evaluation.selection.select import (
     MethodSelection,
     _build_selection,
@@ -292,13 +292,13 @@ def test_a_mask_is_brought_to_the_models_input():
     mask = np.zeros((4, 8), bool)
     mask[:2, 2:4] = True
     place = Placement.identity((4, 8)).resized((2, 4)).cropped((0, 1), (2, 4))
-    assert np.argwhere(project_mask_to_input(mask, place)).tolist() == [[0, 0]]
+    assert np.argwhere(project_mask_to_input(mask, place.input_size, place.to_image)).tolist() == [[0, 0]]
 
 
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_phantoms(tmp_path / "set", 16, 700)
-    words = ["choose", "set/list.csv", "--masks", "mask", "--method", "gradcam,saliency", "--layer", "layer4"]
+    words = ["choose", "set/list.csv", "--masks", "mask", "--methods", "gradcam,saliency", "--layers", "layer4"]
     result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
     assert "choice  " in result.stdout
@@ -311,13 +311,13 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
     assert batch.exit_code == 0, batch.output
     for command, *named in (
-        ["explain", "--method", "layercam"],
-        ["explain", "--method", "gradcam"],
-        ["explain", "--layer", "layer4"],
-        ["batch", "--method", "gradcam"],
+        ["explain", "--methods", "layercam"],
+        ["explain", "--methods", "gradcam"],
+        ["explain", "--layers", "layer4"],
+        ["batch", "--methods", "gradcam"],
     ):
         both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
-        assert (both.exit_code, "leave --method and --layer out" in both.stderr) == (2, True), named
+        assert (both.exit_code, "leave --methods and --layers out" in both.stderr) == (2, True), named
     plain = 'method = "gradcam"\nmodel = "f"\n'
     for text in (
         "layer = 3",

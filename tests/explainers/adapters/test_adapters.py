@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
+from camscope import LIME, LRP, METHODS, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
 from camscope.errors import InputError, MissingExtraError, ModelError
 from tests.nets import CASES, Flat, Pooled, Residual, conv
 from tests.untouched import untouched
@@ -195,10 +195,10 @@ def test_what_is_clipped_has_the_rule_of_relus(act):
 def test_what_captum_cannot_reach_is_named_with_the_gap():
     model, x = made(Reused, 3, 8, 8)
     (note,) = [one for one in DeepLIFT(model).explain(x[0], 1).notes if one.startswith("completeness")]
-    assert "captum has no rule for gelu (1 x), relu (1 x) here, which keep their gradient" in note
+    assert "captum has no rule for gelu (1 x), relu (1 x), which keep their gradient" in note
     largest = nn.Sequential(model.first, nn.RReLU(), Largest(), model.head)
     (note,) = [one for one in DeepLIFT(largest).explain(x[0], 1).notes if one.startswith("completeness")]
-    assert "captum has no rule for amax (1 x), max (1 x), rrelu (1 x) here" in note
+    assert "captum has no rule for amax (1 x), max (1 x), rrelu (1 x), which keep" in note
     exact, y = CASES["pooled"].make(dtype=torch.float64)
     (note,) = [one for one in DeepLIFT(exact).explain(y[0], 1).notes if one.startswith("completeness")]
     assert "no rule" not in note
@@ -380,7 +380,7 @@ def test_a_seed_says_it_all_and_the_passes_may_be_any_size(method):
 def test_too_few_versions_are_said_and_the_fit_is_judged():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     (few,) = [one for one in KernelSHAP(model, n_samples=10).explain(x[0], 1).notes if "linear model" in one]
-    assert "over 10 versions; they do not determine the cells: raise samples, or lower cells" in few
+    assert "over 10 samples; they do not determine the cells: raise n_samples, or lower grid_size" in few
     (enough,) = [one for one in LIME(model, n_samples=60, grid_size=2).explain(x[0], 1).notes if "linear model" in one]
     assert "a linear model of 4 cells explains" in enough
     assert "determine" not in enough
@@ -539,7 +539,7 @@ def test_lrp_of_what_is_enlarged_gives_each_cell_what_its_pixels_have():
 @ZENNIT
 def test_a_batch_norm_that_follows_no_layer_is_named():
     model, x = made(lambda: Pooled(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 6, 3), nn.ReLU()), 6), 3, 8, 8)
-    assert any("hand relevance on as it is: features.0" in note for note in LRP(model).explain(x[0], 1).notes)
+    assert any("pass relevance on unchanged: features.0" in note for note in LRP(model).explain(x[0], 1).notes)
 
 
 # --- what is refused
@@ -554,11 +554,11 @@ def test_wrong_settings_are_refused():
         LIME(model, segments=torch.zeros(2, 2, dtype=torch.long)).attribute(x, 1)
     with pytest.raises(InputError, match=r"^segments=0: expected a whole number, 1 or more or None"):
         KernelSHAP(model, segments=0)
-    with pytest.raises(InputError, match="compares cells, and there is one only"):
+    with pytest.raises(InputError, match="compares cells, and there is only one"):
         KernelSHAP(model, grid_size=1).attribute(x, 1)
     with pytest.raises(InputError, match=r"samples=1: .* expected 3 or more"):
         KernelSHAP(model, n_samples=1).attribute(x, 1)
-    with pytest.raises(InputError, match=r"width=1e-06: no version is near enough"):
+    with pytest.raises(InputError, match=r"width=1e-06: no sample is near enough"):
         LIME(model, kernel_width=1e-6, n_samples=5).attribute(x, 1)
 
 
@@ -581,7 +581,7 @@ def test_lrp_says_what_it_has_no_rule_for():
     with untouched(model, x), pytest.raises(ModelError, match=r"no rule for a part of Gated: mul \(1 x\)"):
         LRP(model).attribute(x, 1)
     model, x = made(Backwards, 3, 8, 8)
-    with pytest.raises(ModelError, match=r"for zennit is 'head', and 'first' runs first"):
+    with pytest.raises(ModelError, match=r"is 'head' for zennit, but 'first' runs first"):
         LRP(model, composite="epsilon_gamma_box").attribute(x, 1)
     with pytest.raises(InputError, match="composite='guided': expected 'epsilon_plus' or"):
         LRP(model, composite="guided")
@@ -635,13 +635,13 @@ from camscope import DeepLIFT, GradCAM, LIME, LRP, METHODS
 model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
 names = ["deeplift", "deepliftshap", "lime", "kernelshap", "lrp"]
 print(*[name for name in names if name in METHODS])
-for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").sibling("lime"), lambda: LRP(model)):
+for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").create_sibling("lime"), lambda: LRP(model)):
     try:
         ask()
     except ImportError as error:
         print(error)
 from camscope.cli import main
-sys.argv = ["camscope", "explain", "none.png", "--method", "lrp"]
+sys.argv = ["camscope", "explain", "none.png", "--methods", "lrp"]
 main()
 """
 
@@ -674,3 +674,36 @@ def test_relevance_of_a_healthy_model_is_not_called_constant():
         layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
         explanation = LRP(nn.Sequential(*layers).eval()).explain(torch.randn(3, 16, 16), 1)
         assert explanation.status != "constant_score"
+
+
+@ZENNIT
+def test_a_batch_norm_that_was_merged_has_an_epsilon_that_every_pytorch_takes(monkeypatch):
+    seen = []
+    original = torch.nn.functional.batch_norm
+
+    def strict(*args, **kwargs):
+        seen.append(args[7] if len(args) > 7 else kwargs["eps"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", strict)
+    model, x = CASES["residual"].make()
+    METHODS["lrp"](model).attribute(x, 1)
+    assert len(seen) > 1
+    assert min(seen) > 0
+    assert 1 + torch.tensor(min(seen)) == 1
+
+
+@CAPTUM
+@pytest.mark.parametrize("method", ["deeplift", "deepliftshap"])
+def test_layers_that_half_precision_leaves_unchanged_keep_their_gradient(method):
+    """Where a layer's output is that of the baseline, no change is divided by none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)).eval()
+    x = torch.zeros(1, 3, 8, 8)
+    x[..., :4] = torch.rand(1, 3, 8, 4)
+    settings = {"background": ["zero", "mean"]} if method == "deepliftshap" else {}
+    expected = METHODS[method](model, **settings).attribute(x, 1)
+    with torch.autocast("cpu", torch.float16):
+        found = METHODS[method](model, **settings).attribute(x, 1)
+    assert found.isfinite().all()
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()

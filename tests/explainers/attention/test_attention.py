@@ -217,7 +217,12 @@ def test_a_map_is_its_formula_in_loops(method, make):
         torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-14)
 
 
-SETTINGS = [(Rollout, {"head_fusion": "max"}), (Rollout, {"head_fusion": "min"}), (LeGrad, {"n_blocks": 2}), (LeGrad, {"n_blocks": 1})]
+SETTINGS = [
+    (Rollout, {"head_fusion": "max"}),
+    (Rollout, {"head_fusion": "min"}),
+    (LeGrad, {"n_blocks": 2}),
+    (LeGrad, {"n_blocks": 1}),
+]
 
 
 @pytest.mark.parametrize(("method", "settings"), SETTINGS)

@@ -208,7 +208,7 @@ class Asserting(Plain):
 def test_whatever_a_model_does_with_its_rows_the_map_is_right(kind, samples, way, monkeypatch):
     model, x = plain(kind, samples=samples)
     taken, heat = way_of(model, "middle", x, monkeypatch)
-    batches = x.split(1) if kind is Mixing else [x]  # samples that see one another are explained one by one
+    batches = x.split(1) if kind is Mixing else [x]  # samples that affect one another are explained one by one
     assert_same(heat, torch.cat([slow_ablation(model, "middle", some, [1] * len(some)) for some in batches]))
     assert taken == way
 

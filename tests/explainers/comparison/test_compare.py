@@ -125,7 +125,7 @@ def test_every_explanation_is_the_one_the_method_gives_alone():
         np.testing.assert_allclose(one.attribution, alone.attribution, rtol=1e-5, atol=1e-7)
         assert (row["method"], row["layer"], row["target"]) == (one.method, alone.layer, alone.target)
         assert row["score"] == pytest.approx(alone.score, rel=1e-5)
-        assert row["forwards"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
+        assert row["forward_passes"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
     assert sum(row["seconds"] for row in found.to_records()) > 0
 
 
@@ -160,16 +160,16 @@ def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
             drawn, expected = (np.maximum(e.attribution, 0) / e.attribution.max() for e in (one, first))
             np.testing.assert_allclose(drawn, expected, atol=1e-4)
     (sentence,) = found.equivalence_notes
-    assert sentence.startswith("gradcam, xgradcam and hirescam are one map at features for every class: the gradient")
+    assert sentence.startswith("Grad-CAM, XGrad-CAM and HiResCAM are one map at features for every class: the gradient")
     assert "one number per channel" in sentence
-    assert "; hirescam also has a negative part" in sentence
+    assert "; HiResCAM also has a negative part" in sentence
 
 
 def test_a_title_with_a_comma_is_one_name_in_a_sentence():
     model, x = one_hot_activation()
     found = compare(model, x[None], [Denoised(GradCAM(model, "features")), HiResCAM(model, "features")], targets=[1])
     (sentence,) = found.equivalence_notes
-    assert sentence.startswith("'gradcam, denoised' and hirescam are one map at features")
+    assert sentence.startswith("'Grad-CAM, denoised' and HiResCAM are one map at features")
 
 
 def test_the_classifiers_own_weights_are_that_gradient():
@@ -202,7 +202,7 @@ def test_maps_that_are_the_same_by_chance_are_not_explained():
     found = compare(model, x[None], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     (group,) = found.equivalent_maps
     assert (group.conditions, group.equal_by_formula) == ((), ())
-    assert found.equivalence_notes == ("gradcam and hirescam are one map at features: the maps are the same here",)
+    assert found.equivalence_notes == ("Grad-CAM and HiResCAM are one map at features: the maps are the same here",)
 
 
 def test_a_method_of_ones_own_is_explained_by_its_formula_and_what_is_true_of_the_layer():
@@ -229,7 +229,7 @@ def test_maps_without_evidence_coincide_with_nothing_and_two_layers_have_no_comm
         GradCAM(model, name, layout="channels_first") for name in ("features.5", "features")
     ]  # one and the same tensor, by two names
     (sentence,) = compare(model, x[0], tools, targets=[0]).equivalence_notes
-    assert sentence == "gradcam at features.5 and gradcam at features are one map: the maps are the same here"
+    assert sentence == "Grad-CAM at features.5 and Grad-CAM at features are one map: the maps are the same here"
 
 
 def explanation(heat):
@@ -306,10 +306,13 @@ def test_layers_that_only_some_methods_have_are_columns(net):
 def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
     scan = draw_radiograph(7, "nodule").image
     found = compare(net, scan, [ScoreCAM(net, n_channels=2), ScoreCAM(net, n_channels=4)])
-    assert found.column_labels == ("scorecam top=2", "scorecam top=4")
+    assert found.column_labels == ("scorecam n_channels=2", "scorecam n_channels=4")
     steep = [Denoised(ScoreCAM(net, n_channels=top)) for top in (2, 4)]
-    assert compare(net, scan, steep).column_labels == ("scorecam, denoised top=2", "scorecam, denoised top=4")
-    with pytest.raises(InputError, match="gradcam is named twice"):
+    assert compare(net, scan, steep).column_labels == (
+        "scorecam, denoised n_channels=2",
+        "scorecam, denoised n_channels=4",
+    )
+    with pytest.raises(InputError, match="gradcam is given twice"):
         compare(net, scan, ["gradcam", GradCAM])
 
 
@@ -326,14 +329,14 @@ def cells_of(found, monkeypatch):
 def test_a_contrast_among_others_says_its_own_answer_and_nobody_elses(net, monkeypatch, first):
     contrast, others = Contrast(GradCAM(net), "nodule", "effusion"), ["gradcam", Denoised(LayerCAM(net))]
     found = compare(net, draw_radiograph(7, "nodule").image, [contrast, *others] if first else [*others, contrast])
-    titles = ["gradcam", "layercam, denoised"]
-    assert set(found.column_labels) == {"gradcam, contrast", *titles}
+    titles = ["Grad-CAM", "LayerCAM, denoised"]
+    assert set(found.column_labels) == {"gradcam, contrast", "gradcam", "layercam, denoised"}
     (row,) = found.row_labels
     assert row.startswith("nodule (p=")
     (captions,), _ = cells_of(found, monkeypatch)
     assert captions[0] == row
     (own,) = [caption for caption in captions[1:] if caption not in titles]
-    assert own.startswith("gradcam, contrast · log-odds of nodule over effusion (score ")
+    assert own.startswith("Grad-CAM, contrast · log-odds of nodule over effusion (score ")
     assert [row["method"] for row in found.to_records()] == [one.method for one in found.explanations]
 
 
@@ -346,8 +349,8 @@ def test_a_contrast_does_not_title_the_layers_of_the_others(net, monkeypatch):
     captions, title = cells_of(found, monkeypatch)
     assert title.startswith("array · nodule (p=")
     assert [row[0] for row in captions] == ["layer4", "layer3"]
-    assert all(row[1].startswith("gradcam, contrast · log-odds of nodule over") for row in captions)
-    assert [row[2:] for row in captions] == 2 * [["gradcam", "layercam"]]
+    assert all(row[1].startswith("Grad-CAM, contrast · log-odds of nodule over") for row in captions)
+    assert [row[2:] for row in captions] == 2 * [["Grad-CAM", "LayerCAM"]]
 
 
 def squares(figure, width):
@@ -437,7 +440,7 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
         found.save(tmp_path / "a.gif")
     page = found._repr_html_()
-    assert "gradcam and hirescam are one map" in page
+    assert "Grad-CAM and HiResCAM are one map" in page
     assert "data:image/png;base64," in page
     assert len(repr(found)) < 300
 
@@ -536,7 +539,7 @@ def test_what_is_no_list_is_refused(net):
         compare(net, scan, layers=[])
     with pytest.raises(LayerError, match="no layer 'nope'"):
         compare(net, scan, ["centre"], layers=["nope"])
-    with pytest.raises(TargetError, match="is a list of questions"):
+    with pytest.raises(TargetError, match="targets is a list"):
         compare(net, scan, targets="nodule")
     with pytest.raises(InputError, match="nearest names: gradcam"):
         compare(net, scan, ["gradcma"])

@@ -74,19 +74,29 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
     model, _ = CASES["tokens"].make()
     tool = ScoreCAM(model, "block", class_names=["a", "b", "c"], precision="bf16", n_channels=3, call_index=0)
     other = tool.create_sibling("ablationcam")
-    assert (other.layer, other.class_names, other.precision, other.call) == ("block", ("a", "b", "c"), "bf16", 0)
+    assert (other.layer, other.class_names, other.precision, other.call_index) == ("block", ("a", "b", "c"), "bf16", 0)
     occlusion = Occlusion(model, baseline="noise", seed=3, batch_size=2, progress=True)
     for method in ("rise", "integratedgradients", "xrai", "meaningfulperturbation"):
         other = occlusion.create_sibling(method)
         assert (other.baseline, other.seed, other.batch_size, other.progress) == ("noise", 3, 2, True)
     assert Occlusion(model).create_sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
     smooth = SmoothGrad(model, n_samples=3, channel_reduction="l2", seed=4)
-    assert (smooth.create_sibling("saliency").channels, smooth.create_sibling("vargrad").samples) == ("l2", 3)
-    assert (smooth.create_sibling("rise").samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
+    assert (smooth.create_sibling("saliency").channel_reduction, smooth.create_sibling("vargrad").n_samples) == (
+        "l2",
+        3,
+    )
+    assert (smooth.create_sibling("rise").n_samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
         tool.create_sibling("gradcam2")
     with pytest.raises(InputError, match=r"for one, explain_methods\(image, \['gradcam'\]\)"):
         tool.explain_methods(torch.zeros(3, 24, 16), "gradcam")
+
+
+def test_an_explainer_is_callable_as_attribute_is():
+    model, x = CASES["pooled"].make()
+    explainer = GradCAM(model, "features")
+    assert torch.equal(explainer(x, 1), explainer.attribute(x, 1))
+    assert torch.equal(explainer(x, target=[1] * len(x)), explainer.attribute(x, 1))
 
 
 def test_methods_of_two_models_are_refused():
@@ -174,7 +184,7 @@ def test_a_question_is_asked_of_versions_of_their_own_samples():
     clean = score(x)
     owners = torch.tensor([2, 0, 0, 1, 2])
     torch.testing.assert_close(score(x[owners], owners), clean[owners])
-    with pytest.raises(TargetError, match="the output has 4 samples; the question was asked of 3"):
+    with pytest.raises(TargetError, match="the output has 4 samples; the first call had 3"):
         score(x[[0, 1, 2, 0]])
 
 
@@ -292,8 +302,8 @@ def test_settings_that_only_share_a_name_are_not_handed_on():
     model, _ = CASES["pooled"].make()
     finer = METHODS["finercam"](model, "features", gamma=0.3)
     assert finer.create_sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
-    assert METHODS["sscam"](model, "features", n_samples=3).create_sibling("smoothgradcam++").samples == 25
-    assert ScoreCAM(model, "features", n_channels=5).create_sibling("sscam").top == 5
+    assert METHODS["sscam"](model, "features", n_samples=3).create_sibling("smoothgradcam++").n_samples == 25
+    assert ScoreCAM(model, "features", n_channels=5).create_sibling("sscam").n_channels == 5
 
 
 def test_explainers_with_another_preprocessing_do_not_answer_together():
@@ -302,9 +312,9 @@ def test_explainers_with_another_preprocessing_do_not_answer_together():
     model, x = CASES["pooled"].make()
     one = GradCAM(model, "features", preprocess=Preprocess(resize=(16, 12), mean=(0.5,) * 3, std=(0.5,) * 3))
     other = GradCAM(model, "features", preprocess=Preprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
-    with pytest.raises(InputError, match="have another preprocess: explain each by itself"):
+    with pytest.raises(InputError, match="have different preprocess: explain each separately"):
         one.explain_methods(x[0], [one, other])
-    with pytest.raises(InputError, match="have another categories"):
+    with pytest.raises(InputError, match="have different class_names"):
         one.explain_methods(x[0], [one, replace(one, class_names=["a", "b", "c"])])
 
 
@@ -318,7 +328,7 @@ def test_explainers_with_the_same_callable_as_their_preprocessing_answer_togethe
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), dtype=np.uint8)
     one, two = (row[0] for row in explain_grid(tools, photo, [1]))
     assert (one.method, two.method) == ("gradcam", "layercam")
-    with pytest.raises(InputError, match="have another preprocess"):
+    with pytest.raises(InputError, match="have different preprocess"):
         explain_grid([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
 
 

@@ -24,7 +24,7 @@ from camscope import (
 )
 from camscope.errors import InputError
 from camscope.evaluation import evaluate
-from camscope.explainers.core.keyword_arguments import CAPTUM_SETTING_NAMES, FOREIGN_KEYWORD_HINTS
+from camscope.explainers.core.keyword_arguments import FOREIGN_KEYWORD_HINTS
 from camscope.forward_signature import read_forward_signature
 
 pytestmark = [
@@ -173,6 +173,8 @@ BASELINES = {
     "each its own": lambda x: (x.flip(0) / 3, x.flip(0) / 3),
     "a tuple of one": lambda x: ((x.flip(0) / 3,), x.flip(0) / 3),
     "none": lambda x: (None, torch.zeros_like(x)),
+    "a function": lambda x: (lambda inputs: inputs / 3, x / 3),
+    "a function of a number": lambda x: (lambda inputs: 0.25, torch.full_like(x, 0.25)),
 }
 
 
@@ -185,8 +187,16 @@ def test_n_steps_and_baselines_of_a_call_mean_what_captum_means(case, kind):
     torch.testing.assert_close(found, by_hand(model, x, baseline, 7))
     for one, expected in zip(tool.explain_batch(list(x), 1, n_steps=7, baselines=given), found, strict=True):
         np.testing.assert_allclose(one.attribution, expected.numpy(), atol=1e-12)
-        assert one.parameters["steps"] == 7
+        assert one.parameters["n_steps"] == 7
     torch.testing.assert_close(tool.attribute(x, 1), by_hand(model, x, torch.zeros_like(x), 2))  # of that call alone
+
+
+@pytest.mark.parametrize("kind", sorted(set(BASELINES) - {"a tuple of one", "none"}))
+def test_the_setting_baseline_takes_what_captums_baselines_takes(case, kind):
+    model, x = case
+    given, baseline = BASELINES[kind](x)
+    found = IntegratedGradients(model, n_steps=7, baseline=given).attribute(x, 1)
+    torch.testing.assert_close(found, by_hand(model, x, baseline, 7))
 
 
 def test_a_baseline_for_each_image_follows_it_where_sizes_differ(case):
@@ -203,17 +213,17 @@ def test_a_baseline_for_each_image_follows_it_where_sizes_differ(case):
 def test_the_same_names_in_a_constructor(case):
     model, x = case
     for tool in (
-        IntegratedGradients(model, n_steps=4, list_baselines=0.25),
-        IntegratedGradients(model, n_steps=4, list_baselines=(0.25,)),
+        IntegratedGradients(model, n_steps=4, baselines=0.25),
+        IntegratedGradients(model, n_steps=4, baselines=(0.25,)),
     ):
-        assert (tool.n_steps, tool.parameters["baseline"]) == (4, "0.25")
+        assert (tool.n_steps, tool.parameters["baseline"]) == (4, 0.25)
         torch.testing.assert_close(tool.attribute(x, 1), by_hand(model, x, torch.full_like(x, 0.25), 4))
-    with pytest.raises(InputError, match="steps= is given twice"):
-        IntegratedGradients(model, n_steps=4, n_steps=5)
-    with pytest.raises(InputError, match="n_steps= stands for steps, a setting that GradCAM does not have"):
+    with pytest.raises(InputError, match="baseline= is given twice"):
+        IntegratedGradients(model, baseline=0.5, baselines=0.5)
+    with pytest.raises(InputError, match="n_steps= is a setting that GradCAM does not have"):
         GradCAM(model, n_steps=4)
     with pytest.raises(InputError, match="a tuple of 2"):
-        IntegratedGradients(model, list_baselines=(x, x))
+        IntegratedGradients(model, baselines=(x, x))
 
 
 def test_a_distribution_of_baselines_is_a_background(case):
@@ -222,7 +232,7 @@ def test_a_distribution_of_baselines_is_a_background(case):
     expected = ExpectedGradients(model, background=background, n_samples=11).attribute(x, 1)
     tool = ExpectedGradients(model)
     torch.testing.assert_close(tool.attribute(x, 1, baselines=background, n_samples=11), expected)
-    assert ExpectedGradients(model, list_baselines=background, n_samples=11).n_samples == 11
+    assert ExpectedGradients(model, baselines=background, n_samples=11).n_samples == 11
     assert tool.attribute(x, 1, baselines=0.5, n_samples=3).any()
 
 
@@ -235,9 +245,9 @@ def test_settings_reach_what_is_inside_a_wrapper_and_the_methods_that_have_them(
     )
     torch.testing.assert_close(many, few)
     steps, none = IntegratedGradients(model).explain_methods(x[0], ["integratedgradients", "gradcam"], 1, n_steps=3)
-    assert steps.parameters["steps"] == 3
+    assert steps.parameters["n_steps"] == 3
     assert "steps" not in none.parameters
-    with pytest.raises(InputError, match="n_steps= stands for steps"):
+    with pytest.raises(InputError, match="n_steps= is a setting that Denoised does not have"):
         Denoised(LayerCAM(model, "conv")).attribute(x, 1, n_steps=3)
 
 
@@ -254,8 +264,6 @@ def test_captum_agrees(case):
 
 def test_every_constructor_knows_the_words_and_keeps_its_signature(case):
     for cls in METHODS.values():
-        assert not set(inspect.signature(cls).parameters) & (
-            set(CAPTUM_SETTING_NAMES) | set(FOREIGN_KEYWORD_HINTS) - {"baselines"}
-        ), cls
+        assert not set(inspect.signature(cls).parameters) & ({"baselines"} | set(FOREIGN_KEYWORD_HINTS)), cls
         with pytest.raises(InputError, match="layer= of the constructor"):
             cls(case[0], target_layers=["conv"])

@@ -1,4 +1,4 @@
-"""Models that something else works on meanwhile, and models whose samples see one another."""
+"""Models that something else works on meanwhile, and models whose samples affect one another."""
 
 import copy
 import inspect
@@ -173,7 +173,7 @@ def test_as_is_changes_no_statistics_and_no_random_numbers(method):
         assert not torch.allclose(first, explainer(method, model, "block").attribute(x, 1))
 
 
-# --- samples that see one another
+# --- samples that affect one another
 
 
 def normalized():
@@ -202,7 +202,7 @@ def test_the_map_of_a_sample_does_not_depend_on_its_batch(method):
     model, x = normalized(), torch.randn(3, 3, 14, 14)
     tool, targets = explainer(method, model, "6"), [1, None, 2]
     if method in ("deeplift", "deepliftshap"):
-        with pytest.raises(ModelError, match="the samples of a batch see one another"):
+        with pytest.raises(ModelError, match="the samples of a batch affect one another"):
             tool.attribute(x, 1)
         return
     alone = [tool.explain(image, target) for image, target in zip(x, targets, strict=True)]
@@ -212,13 +212,13 @@ def test_the_map_of_a_sample_does_not_depend_on_its_batch(method):
         assert one.attribution.tobytes() == other.attribution.tobytes() == heats[n].numpy().tobytes()
         assert (one.target, one.label, one.score, one.status) == (other.target, other.label, other.score, other.status)
         assert interaction_note(other)
-    if "batch_size" in inspect.signature(METHODS[method]).parameters:  # copies of one image see one another, too
+    if "batch_size" in inspect.signature(METHODS[method]).parameters:  # copies of one image affect one another, too
         apart = explainer(method, model, "6", batch_size=1).attribute(x[:1], 1)
         torch.testing.assert_close(apart, heats[:1], rtol=1e-4, atol=1e-6)
 
 
 def interaction_note(explanation):
-    return "the samples of a batch see one another in this model: each was explained by itself" in explanation.notes
+    return "the samples of a batch affect one another in this model: each was explained separately" in explanation.notes
 
 
 def test_interaction_is_seen_in_any_model_once_per_shape_and_leaves_no_trace():
@@ -351,7 +351,7 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
             warnings.warn("told", stacklevel=1)
         heard.extend(caught)
 
-    with ignore_warnings(message="told"):
+    with ignore_warnings(message_pattern="told"):
         warnings.warn("told", stacklevel=1)
         thread = threading.Thread(target=elsewhere)
         thread.start()
@@ -360,5 +360,5 @@ def test_a_library_is_silenced_in_one_thread_and_python_forgets_nothing():
         warnings.warn("told", stacklevel=1)
     assert [str(one.message) for one in heard] == ["told"]
     filters = list(warnings.filters)
-    with ignore_warnings(module="anything"):
+    with ignore_warnings(module_pattern="anything"):
         assert list(warnings.filters)[-len(filters) :] == filters

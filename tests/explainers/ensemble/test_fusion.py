@@ -75,14 +75,14 @@ def test_fuse_refuses_two_images_of_one_name():
 
 def test_a_fused_map_says_what_it_is():
     fused = fuse([explanation([[1.0]]), explanation([[2.0]], layer="b")], "mean")
-    assert fused.parameters == {"layer": "a + b", "how": "mean"}
+    assert fused.parameters == {"layer": "a + b", "fusion_mode": "mean"}
     assert any("divided by its maximum" in note for note in fused.notes)
 
 
 def test_fuse_refuses_nothing_and_an_unknown_way():
     with pytest.raises(InputError, match="nothing to fuse"):
         fuse([])
-    with pytest.raises(InputError, match="how='sum': expected 'max' or 'mean'"):
+    with pytest.raises(InputError, match="fusion_mode='sum': expected 'max' or 'mean'"):
         fuse([explanation([[1.0]])], "sum")
 
 
@@ -110,7 +110,7 @@ def test_fused_is_fuse(how):
     np.testing.assert_allclose(fused.attribution, expected.attribution, rtol=1e-12, atol=0)
     assert (fused.layer, fused.status, fused.score) == (expected.layer, expected.status, expected.score)
     assert fused.method == "layercam, fused"
-    assert fused.parameters["how"] == how
+    assert fused.parameters["fusion_mode"] == how
     assert "layer='features.1'" in fused.parameters["explainers"]
 
 
@@ -151,8 +151,8 @@ def test_fused_refuses_what_does_not_belong_together():
     other, _ = CASES["flat"].make()
     with pytest.raises(InputError, match="not of one model"):
         Fused([GradCAM(model), GradCAM(other)])
-    for setting in ({"categories": ["a", "b", "c"]}, {"preprocess": Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)}):
-        with pytest.raises(InputError, match=f"have another {next(iter(setting))}: explain each by itself"):
+    for setting in ({"class_names": ["a", "b", "c"]}, {"preprocess": Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)}):
+        with pytest.raises(InputError, match=f"have different {next(iter(setting))}: explain each separately"):
             Fused([GradCAM(model), GradCAM(model, **setting)])
         assert Fused([GradCAM(model, **setting), LayerCAM(model, **setting)]).inner
     with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
@@ -162,32 +162,34 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="nothing to fuse: pass a list"):
         Fused(GradCAM(model))
     for layers in (["features.1", "features.4"], [model.features]):
-        with pytest.raises(InputError, match=r"for one method at several layers, Fused\.of\(explainer, layers\)"):
+        with pytest.raises(
+            InputError, match=r"for one method at several layers, Fused\.at_layers\(explainer, layers\)"
+        ):
             Fused(layers)
-    with pytest.raises(InputError, match="goes round an explainer"):
+    with pytest.raises(InputError, match="wraps an explainer"):
         Fused([3])
-    with pytest.raises(InputError, match="how='sum': expected 'max'"):
+    with pytest.raises(InputError, match="fusion_mode='sum': expected 'max'"):
         Fused([GradCAM(model)], "sum")
     with pytest.raises(InputError, match="takes a list of layers"):
         Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
-        "gradcam": r"as Fused\.of\(GradCAM\(model\), layers\); 'gradcam' came instead",
-        GradCAM: r"as Fused\.of\(GradCAM\(model\), layers\); <class",
-        FullGrad(model): r"FullGrad\(Pooled\) has no one layer to choose: Fused\.of takes a method that has",
-        RefineCAM(model): "RefineCAM.* has no one layer to choose",
-        Fused([GradCAM(model)]): "of several layers already",
-        Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.of\(explainer, layers\)\)",
+        "gradcam": r"takes an explainer, as GradCAM\(model\); got 'gradcam'",
+        GradCAM: r"takes an explainer, as GradCAM\(model\); got <class",
+        FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method that has",
+        RefineCAM(model): "RefineCAM.* has no single layer to choose",
+        Fused([GradCAM(model)]): "has several layers already",
+        Denoised(GradCAM(model)): r"does not look at one layer; pass Denoised\(Fused\.at_layers\(explainer, layers\)\)",
     }.items():
         with pytest.raises(InputError, match=why) as caught:
             Fused.at_layers(wrong, ["features"])
-        assert ("wrap what is fused" in str(caught.value)) == isinstance(wrong, Denoised)
+        assert ("does not look at one layer" in str(caught.value)) == isinstance(wrong, Denoised)
 
 
 def test_fused_of_questions_that_differ_is_refused():
     model, x = CASES["pooled"].make()
-    with pytest.raises(InputError, match="ask different questions"):
+    with pytest.raises(InputError, match="explain different targets"):
         Fused([Contrast(GradCAM(model), 0, 1), Contrast(GradCAM(model), 1, 0)]).attribute(x)
-    with pytest.raises(InputError, match="ask different questions"):
+    with pytest.raises(InputError, match="explain different targets"):
         Fused([GradCAM(model), Contrast(GradCAM(model), 1, 0)]).attribute(x)
     both = Fused([Contrast(GradCAM(model, layer), 0, 1) for layer in ("features.1", "features.4")])
     expected = Fused.at_layers(GradCAM(model), ["features.1", "features.4"]).attribute(x, Difference(0, 1))
@@ -314,11 +316,11 @@ def test_refine_cam_refuses_what_it_cannot_use():
             RefineCAM(model, given)
     with pytest.raises(LayerError, match="featurs"):
         RefineCAM(model, ["features", "featurs"])
-    with pytest.raises(InputError, match="base='nonesuch' is no method"):
+    with pytest.raises(InputError, match="base_method='nonesuch' is not a method"):
         RefineCAM(model, base_method="nonesuch")
-    with pytest.raises(InputError, match="base=3 is no method"):
+    with pytest.raises(InputError, match="base_method=3 is not a method"):
         RefineCAM(model, base_method=3)
-    with pytest.raises(InputError, match="base='refinecam' is no method that looks at one layer; nearest: "):
+    with pytest.raises(InputError, match="base_method='refinecam' is not a method that looks at one layer; nearest: "):
         RefineCAM(model, base_method="refinecam")
 
 

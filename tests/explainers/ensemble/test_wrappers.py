@@ -265,7 +265,7 @@ def test_a_place_that_cannot_be_carried_along_is_an_error():
 
     model, x = asked_of_a_place(Places)
     with pytest.raises(
-        TargetError, match=r"Mine is of one place: write its viewed\(flips, size\), or explain one view"
+        TargetError, match=r"Mine is one place in the image and does not implement flipped\(flips, size\)"
     ):
         Augmented(HiResCAM(model, "features")).attribute(x, Mine())
     assert HiResCAM(model, "features").attribute(x, Mine()).any()
@@ -312,7 +312,7 @@ def test_an_axis_that_the_input_lacks_is_refused():
 def test_a_size_that_the_model_refuses_is_named_with_the_models_own_words():
     model, x = CASES["flat"].make()
     tool = GradCAM(model, "features.4")
-    why = r"^Flat has no answer for an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
+    why = r"^Flat does not accept an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
     with untouched(model, x), pytest.raises(InputError, match=why) as caught:
         Augmented(tool, scales=(1.0, 0.5)).attribute(x, 1)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -385,13 +385,13 @@ def test_a_single_map_is_its_own_first_component():
     for inner in (RefineCAM(model, "block"), METHODS["eigencam"](model, "block")):
         made, right = Denoised(inner).explain(x[0], 1), inner.explain(x[0], 1)
         assert made.attribution.tobytes() == right.attribution.tobytes()
-        assert any("its own first component" in note for note in made.notes)
+        assert any("nothing was denoised" in note for note in made.notes)
     contrast = Denoised(Contrast(GradCAM(model, "block"), 0, 1)).explain(x[0])  # which only asks another question
     assert (
         contrast.attribution.tobytes()
         == Contrast(Denoised(GradCAM(model, "block")), 0, 1).explain(x[0]).attribution.tobytes()
     )
-    assert not any("component" in note for note in contrast.notes)
+    assert not any("denoised" in note for note in contrast.notes)
 
 
 def test_denoised_goes_round_what_any_wrapper_is_round():
@@ -413,7 +413,7 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
         assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, (
             outer
         )
-        assert any("component" in note for note in made.notes) == ("refinecam" in inner.full_name)
+        assert any("nothing was denoised" in note for note in made.notes) == ("refinecam" in inner.full_name)
 
 
 def test_denoised_methods_share_their_passes():
@@ -459,7 +459,10 @@ def test_a_contrast_takes_no_other_target():
     model, x = CASES["pooled"].make()
     tool = Augmented(Contrast(GradCAM(model, "features"), 1, 0))
     for target in (1, "cat", [0, 1], Difference(0, 1), lambda output: output[:, 0]):
-        with untouched(model, x), pytest.raises(TargetError, match="why 1 rather than 0 and takes no other target"):
+        with (
+            untouched(model, x),
+            pytest.raises(TargetError, match="explains 1 rather than 0 and takes no other target"),
+        ):
             tool.attribute(x, target)
     with pytest.raises(TargetError, match="takes no other target"):
         Contrast(tool, 1, 2).attribute(x)
@@ -652,7 +655,7 @@ def test_several_methods_are_wrapped_alike():
     assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
     fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
-    assert (fused.how, fused.full_name) == ("product", "layercam, fused")
+    assert (fused.fusion_mode, fused.full_name) == ("product", "layercam, fused")
 
 
 def test_gradients_are_asked_for_only_by_what_takes_them():
@@ -669,5 +672,5 @@ def test_a_wrapper_goes_through_pickle_and_round_explainers_only():
     tool = Augmented(Contrast(GradCAM(model, "features"), 1, 0))
     assert torch.equal(pickle.loads(pickle.dumps(tool)).attribute(x), tool.attribute(x))
     for wrong in ("gradcam", GradCAM, model):
-        with pytest.raises(InputError, match="Denoised goes round an explainer, as GradCAM"):
+        with pytest.raises(InputError, match="Denoised wraps an explainer, as GradCAM"):
             Denoised(wrong)

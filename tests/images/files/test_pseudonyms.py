@@ -193,7 +193,7 @@ def test_without_a_home_the_key_lasts_as_long_as_the_process(tmp_path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert pseudonymize_source("a.dcm") == pseudonymize_source("a.dcm")
-    code = "from camscope.images.files.redaction import scan_name; print(scan_name('a.dcm'))"
+    code = "from camscope.images.files.redaction import pseudonymize_source; print(pseudonymize_source('a.dcm'))"
     environment = {key: value for key, value in os.environ.items() if key != "CAMSCOPE_KEY"}
     runs = [
         subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -234,7 +234,7 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     masks = {"ct": ward.files["mask"], "suspect": ward.files["broken mask"]}
     table = ward.table([*FLAT, *linked(cage), f"../{cage.word('path that leads away')}.dcm"], masks)
     out = tmp_path / "out"
-    ears.run("batch", table, "-o", out, "-m", model(ward, "flat"), "--overlays", kind, "--layer", "1", code=1)
+    ears.run("batch", table, "-o", out, "-m", model(ward, "flat"), "--overlays", kind, "--layers", "1", code=1)
     assert told(cage, of_files(cage, out)) == {}
     run = BatchRun(out)
     assert run.n_failed_rows == 11
@@ -248,7 +248,7 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     asked = [[], ["--masks", "outlines"], ["--masks", ward.folder, "--category", "all"]]
     for masks in asked if kind == "png" else asked[1:2]:
         words = ["--scans", table, "-o", measures, "--overwrite", "--figure", tmp_path / "figure.png"]
-        ears.run("measure", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)
+        ears.run("evaluate", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)
     assert told(cage, of_files(cage, tmp_path)) == {}
     assert ears.heard == {}
     assert "scan-" in ears.text
@@ -262,7 +262,7 @@ def test_runs_of_volumes(ward, ears, tmp_path):
     assert BatchRun(out).n_failed_rows == 1
     ears.run("show", out, "--scans", table, "-o", tmp_path / "page.html")
     ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", code=1)
-    ears.run("measure", out, "--scans", table, "-o", tmp_path / "measures", "--metric", "sparseness")
+    ears.run("evaluate", out, "--scans", table, "-o", tmp_path / "measures", "--metrics", "sparseness")
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}
 
@@ -271,7 +271,7 @@ def test_runs_of_volumes(ward, ears, tmp_path):
 def test_what_is_a_scan_by_its_bytes_or_its_way_is_private_too(ward, ears, given, tmp_path):
     """A table that names folders of slices, files without a suffix, or pictures that enter the model as scans."""
     net = model(ward, "deep" if given == "series" else "flat")
-    ears.run("batch", ward.table([given]), "-o", tmp_path, "-m", net, "--layer", "1")
+    ears.run("batch", ward.table([given]), "-o", tmp_path, "-m", net, "--layers", "1")
     assert BatchRun(tmp_path).table().to_pylist()[0]["path"].startswith("scan-")
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}
@@ -281,7 +281,7 @@ def test_what_is_a_scan_by_its_bytes_or_its_way_is_private_too(ward, ears, given
 def test_what_a_preprocessing_of_ones_own_says(ward, ears, name, failures, tmp_path):
     """Its error's kind is told; a warning's words are its own, which reach the console as those of any code do."""
     table, net = ward.table(["ct", "photo", "jpeg", "cut"]), model(ward, name)
-    ears.run("batch", table, "-o", tmp_path / "out", "-m", net, "--layer", "1", code=1)
+    ears.run("batch", table, "-o", tmp_path / "out", "-m", net, "--layers", "1", code=1)
     assert BatchRun(tmp_path / "out").n_failed_rows == failures
     for image in ("ct", "photo"):
         ears.run(
@@ -293,7 +293,7 @@ def test_what_a_preprocessing_of_ones_own_says(ward, ears, name, failures, tmp_p
             net,
             "-o",
             tmp_path / image,
-            "--layer",
+            "--layers",
             "1",
             code=2 if name != "warning" else 0,
         )
@@ -305,7 +305,7 @@ def test_explanations(ward, ears, tmp_path):
     cage, files, everything = ward.cage, ward.files, ["--format", "png,jpg,webp,npz,json", "--export", "nifti"]
 
     def explain(net, to, *words, code=0):
-        return ears.run("explain", *words, "-m", model(ward, net), "-o", tmp_path / to, "--layer", "1", code=code)
+        return ears.run("explain", *words, "-m", model(ward, net), "-o", tmp_path / to, "--layers", "1", code=code)
 
     explain("flat", "one", files["ct"], *everything, "--mask", f"lesion={files['mask']}")
     for mask in ("wrong mask", "broken mask", "gone"):
@@ -322,7 +322,7 @@ def test_explanations(ward, ears, tmp_path):
     explain("flat", "slices", files["nifti"], "--slices", 2)
     explain("deep", "lost", ward.folder / cage.word("folder that is not there"), "--series", code=1)
     explain("deep", "lost", ward.folder, code=1)
-    words = ["--method", "integratedgradients", "--set", f"baseline={files['png']}", "--format", "json"]
+    words = ["--methods", "integratedgradients", "--set", f"baseline={files['png']}", "--format", "json"]
     ears.run("explain", files["ct"], "-m", model(ward, "flat"), "-o", tmp_path / "baseline", *words)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"".join(path.suffixes[-2:]) for path in written} >= {".png", ".npz", ".json", ".gif", ".nii.gz"}
@@ -333,17 +333,17 @@ def test_explanations(ward, ears, tmp_path):
 def test_other_commands_call_a_scan_by_its_hash(ward, ears, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for image in ("ct", "cut", "gone"):
-        words = [ward.files[image], "-m", model(ward, "flat"), "--layer", "1"]
+        words = [ward.files[image], "-m", model(ward, "flat"), "--layers", "1"]
         ears.run("compare", *words, "--methods", "gradcam,layercam", code=int(image != "ct"))
         ears.run("features", *words, code=int(image != "ct"))
-    words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "sparseness"]
+    words = ["-m", model(ward, "flat"), "--layers", "1", "--metrics", "sparseness"]
     ears.run("compare", ward.table(["ct", "suspect"]), *words, "--methods", "gradcam,layercam")
     masks = {"ct": ward.files["mask"], "suspect": ward.files["broken mask"]}
     for first in ("ct", "suspect"):
-        words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "enrichment", "--masks", "outlines"]
+        words = ["-m", model(ward, "flat"), "--layers", "1", "--metrics", "enrichment", "--masks", "outlines"]
         table = ward.table([first, "cut", "png"], masks)
-        ears.run("measure", table, *words, "-o", f"measures {first}", code=1 if first == "ct" else 2)
-    words = ["-m", model(ward, "flat"), "--layer", "1", "--method", "gradcam,layercam", "--save", "choice.toml"]
+        ears.run("evaluate", table, *words, "-o", f"measures {first}", code=1 if first == "ct" else 2)
+    words = ["-m", model(ward, "flat"), "--layers", "1", "--methods", "gradcam,layercam", "--save", "choice.toml"]
     table = ward.table(
         ["ct", "suspect", "burned", "png", "tiff", "cut", "gone", "text"], {"ct": ward.files["wrong mask"]}
     )
@@ -384,7 +384,7 @@ def test_errors_of_tables_quote_no_cell(ward, ears, tmp_path):
 
 def test_the_clinical_profile_shows_that_canaries_are_found(ward, ears, tmp_path):
     cage, net = ward.cage, model(ward, "flat")
-    words = ["--profile", "clinical", "-m", net, "--layer", "1"]
+    words = ["--profile", "clinical", "-m", net, "--layers", "1"]
     ears.run("batch", ward.table(["ct", "suspect", "png", "gone"]), "-o", tmp_path / "out", *words, code=1)
     ears.run("export", tmp_path / "out", "--format", "csv,coco,json", "-o", tmp_path / "export")
     ears.run("explain", ward.files["ct"], "-o", tmp_path / "one", "--export", "pmap,sc", *words)

@@ -51,7 +51,7 @@ def test_other_files_are_left_out_and_counted(tmp_path):
     np.testing.assert_array_equal(scan.values, VOLUME)
     assert scan.flags == (
         "left out: 2 files that are not DICOM",
-        "left out: 1 DICOM files that are damaged or no images",
+        "left out: 1 DICOM files that are damaged or not images",
     )
 
 
@@ -133,7 +133,7 @@ def test_copies_count_once_and_others_at_one_place_are_refused(tmp_path):
     assert scan.flags == ("left out: 1 copy of slices",)
     second = slices(VOLUME[:1], PLACES[1:2], SeriesInstanceUID=made[0].SeriesInstanceUID)
     folder(tmp_path, second, ["echo"])
-    with pytest.raises(ImageError, match="slices that lie where another does: 2 of 6"):
+    with pytest.raises(ImageError, match="2 of 6 slices share a position"):
         read_series(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_slices_may_differ_in_their_rescale_and_say_so(tmp_path):
     scan = read_series(folder(tmp_path, made))
     np.testing.assert_array_equal(scan.values, VOLUME[:2] * np.array([2.0, 3.0])[:, None, None])
     assert scan.unit == "BQML"
-    assert "rescale: each slice its own, slope 2..3, intercept 0" in scan.steps
+    assert "rescale: differs by slice, slope 2..3, intercept 0" in scan.steps
     made[1].Units = "CNTS"
     scan = read_series(folder(tmp_path, made))
     assert (scan.unit, "the unit is not the same for all" in scan.flags) == ("", True)

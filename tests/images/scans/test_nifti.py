@@ -85,7 +85,7 @@ def test_the_qform_where_there_is_no_sform_and_neither(tmp_path):
 def test_micrometres_become_millimetres(tmp_path):
     scan = read_nifti(saved(tmp_path / "a.nii", VOLUME, change=lambda head: head.set_xyzt_units("micron")))
     np.testing.assert_allclose(scan.affine[:3], AFFINE[:3] / 1000, atol=1e-9)
-    assert "micrometres taken to mm" in scan.steps[-1]
+    assert "micrometers converted to mm" in scan.steps[-1]
 
 
 def test_a_flat_file_lies_at_zero_of_its_third_axis(tmp_path):
@@ -135,11 +135,11 @@ def header_with(path: Path, **fields: object) -> bytes:
         ({"dim": [3, 0, 3, 4, 1, 1, 1, 1]}, r"its sides are \[0, 3, 4\]"),
         ({"dim": [9, 2, 3, 4, 1, 1, 1, 1]}, r"its sides are \[\] of \d+ axes"),
         ({"dim": [5, 2, 3, 2, 1, 2, 1, 1]}, "at most 4 are read"),
-        ({"dim": [1, 24, 1, 1, 1, 1, 1, 1]}, "one axis of 24 values is no image"),
+        ({"dim": [1, 24, 1, 1, 1, 1, 1, 1]}, "an image needs at least 2 axes"),
         ({"datatype": 32}, r"type 32 \(complex64\)"),
-        ({"datatype": 999}, "type 999, which is not known"),
+        ({"datatype": 999}, "type 999, which is unknown"),
         ({"vox_offset": 1e12}, "begin at byte"),
-        ({"vox_offset": 1e6}, "ends before its voxels"),
+        ({"vox_offset": 1e6}, "cut off before its voxels"),
         ({"magic": b"ni1"}, "voxels are in another file"),
         ({"magic": b"xyz"}, "this is not a NIfTI file"),
     ],
@@ -154,7 +154,7 @@ def test_a_header_that_lies_is_one_error(fields, message, tmp_path):
 def test_a_matrix_that_is_none_gives_no_place(tmp_path):
     data = header_with(saved(tmp_path / "a.nii", VOLUME), srow_x=[0, 0, 0, 0])
     scan = read_nifti(data)
-    assert (scan.affine, scan.flags) == (None, ("no place: the sform is no invertible matrix",))
+    assert (scan.affine, scan.flags) == (None, ("no place: the sform is not an invertible matrix",))
 
 
 def test_a_packed_bomb_is_unpacked_no_further_than_its_header_says(tmp_path):
@@ -197,7 +197,7 @@ def test_itks_files_are_in_their_place(suffix, tmp_path):
     assert scan.spacing == pytest.approx((5, 0.7, 0.5))
 
 
-@pytest.mark.parametrize(("measure", "pixel"), [("", None), ("spacings: 2 3 4\n", (4.0, 3.0, 2.0))])
+@pytest.mark.parametrize(("evaluate", "pixel"), [("", None), ("spacings: 2 3 4\n", (4.0, 3.0, 2.0))])
 def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, tmp_path):
     pytest.importorskip("SimpleITK")
     words = f"NRRD0004\ntype: float\ndimension: 3\nsizes: 2 3 4\n{measure}encoding: raw\nendian: little\n\n"
@@ -371,5 +371,5 @@ def test_a_slice_in_dicom_png_and_nifti_is_the_same_array(tmp_path):
 
 @pytest.mark.parametrize("source", [3.5, b"GIF89a....", PACKAGED / "nowhere"])
 def test_what_is_no_scan_is_one_error(source):
-    with pytest.raises(ImageError, match=r"expected a path|no DICOM, NIfTI, PNG or TIFF|no such file"):
+    with pytest.raises(ImageError, match=r"expected a path|not a DICOM, NIfTI, PNG or TIFF|no such file"):
         read_scan(source)

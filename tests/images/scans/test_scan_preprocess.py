@@ -65,7 +65,7 @@ def test_spacing_resamples_to_millimetres_and_the_place_follows():
     assert x.shape == (1, 4, 1)
     torch.testing.assert_close(x[0, :, 0], torch.tensor([0.5, 2.5, 4.5, 6.5]))
     np.testing.assert_allclose(place.to_image([[1, 0.5]]), [[2, 2]])
-    with pytest.raises(ImageError, match="does not say how large its voxels are"):
+    with pytest.raises(ImageError, match="needs a scan with a known voxel size"):
         ScanPreprocess(spacing=1)(Scan(scan.values, "s"))
     with pytest.raises(ImageError, match="has 2 axes"):
         ScanPreprocess(spacing=(1, 1, 1))(scan)
@@ -113,9 +113,9 @@ def test_nan_is_refused_unless_something_takes_its_place():
 
 def test_of_two_windows_one_is_refused():
     scan = volume().apply_window((0.5, 1, "LINEAR_EXACT"))
-    with pytest.raises(PreprocessError, match="behind a window already"):
+    with pytest.raises(PreprocessError, match="a window is already applied"):
         scan.apply_window((40, 400))
-    with pytest.raises(PreprocessError, match="leave out one"):
+    with pytest.raises(PreprocessError, match="remove one of them"):
         ScanPreprocess(window=(40, 400))(scan)
     ScanPreprocess()(scan)
 
@@ -142,7 +142,7 @@ def test_settings_that_mean_nothing_are_refused():
     for letter in ("RA", "RAX", "RLS"):
         with pytest.raises(PreprocessError, match="orientation="):
             ScanPreprocess(orientation=letter)(volume())
-    with pytest.raises(ImageError, match="for volumes that say where they lie"):
+    with pytest.raises(ImageError, match="needs a volume with an affine"):
         ScanPreprocess(orientation="RAS")(volume(affine=None))
     with pytest.raises(PreprocessError, match="no std of 0"):
         ScanPreprocess(normalize=(0, 0))(volume())
@@ -152,9 +152,9 @@ def test_pixels_for_a_model_of_pictures_say_how_they_were_made():
     scan = Scan(np.array([[-160, 240], [40, 900]], np.float32), "s", unit="HU")
     pixels, told = convert_scan_to_rgb(scan, (40, 401))
     assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
-    assert told.steps == ("window: LINEAR, centre 40, width 401",)
+    assert told.steps == ("window: LINEAR, center 40, width 401",)
     pixels, told = convert_scan_to_rgb(scan)
     assert pixels[..., 1].tolist() == [[0, 96], [48, 255]]
-    assert told.steps == ("no window was given: the whole range, -160 to 900 HU",)
+    assert told.steps == ("no window: the whole range, -160 to 900 HU",)
     with pytest.raises(ImageError, match="explain_slices"):
         convert_scan_to_rgb(volume())

@@ -306,7 +306,7 @@ def pictures_of(place, allowed):
     """What `explain_images`, a run's overlays and its page show of a scan: the pixels of each."""
     words = ["--allow-pixels"] if allowed else []
     scan, net = place / "a.dcm", f"{place.parent / 'model.py'}:sums"
-    asked = [scan, "-m", net, "--method", "saliency", "--target", 0, *words]
+    asked = [scan, "-m", net, "--methods", "saliency", "--target", 0, *words]
     for command in (
         ["explain", *asked, "-o", place / "why.png"],
         ["batch", *asked, "--overlays", "png", "-o", place / "out"],
@@ -356,7 +356,7 @@ class Squares(nn.Module):
 
 
 def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
-    """60 of them through `explain_images` and through a run: what is explained alone is explained in the run, to the same numbers."""
+    """60 files give the same numbers alone and in a run."""
     tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalize="range", non_finite_fill=0))
     alone, said = {}, {}
     for number, (name, _, data) in enumerate(fuzz.mutated(60, seed=8)):

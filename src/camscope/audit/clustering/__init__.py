@@ -1,1 +1,1 @@
-"""Whether the maps of a model fall into several ways of looking, and what each is made of."""
+"""Clusters of maps: whether a model uses several strategies, and what each cluster consists of."""

@@ -1,8 +1,4 @@
-"""Clusters of maps: whether there are several, and what each is made of.
-
-- ways: whether the maps of images with a finding fall into several ways of looking, and what each is made of.
-- What the clusters of maps are made of: sites, scanners and classes that one holds more of, and means of any number.
-"""
+"""The analysis of clusters of maps: their number, their regions, and the subgroup levels that are enriched in them."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +9,8 @@ import numpy.typing as npt
 
 from camscope.audit.clustering.clusters import ClusteringResult as Found
 from camscope.audit.clustering.clusters import Partition, cluster_maps
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.subgroup_levels import split_by_level
@@ -34,24 +31,24 @@ def analyze_clusters(
     context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
 ) -> ClusterAnalysis:
     """Of a method's maps. Where no number of clusters is claimed the two are shown that would be first."""
-    truths = context.get_truth(finding)
-    heats = load_attributions(
-        context, explainer.title, finding, [one.row for one in samples.samples if truths[one.row]]
+    truths = context.cohort.get_truth(finding)
+    attributions = load_attributions(
+        context, explainer.full_name, finding, [one.row for one in samples.samples if truths[one.row]]
     )
-    shapes = {heat.shape for heat in heats.values()}
-    rows = sorted(heats)
+    shapes = {attribution.shape for attribution in attributions.values()}
+    rows = sorted(attributions)
     try:
         if len(shapes) != 1:
             raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
-        found = cluster_maps(
-            np.stack([heats[row] for row in rows]),
-            [context.patient_numbers[row] for row in rows],
+        clustering = cluster_maps(
+            np.stack([attributions[row] for row in rows]),
+            [context.cohort.patient_numbers[row] for row in rows],
             seed=context.config.seed,
         )
     except UndefinedError as error:
         return ClusterAnalysis(
             finding=finding.name,
-            method=explainer.title,
+            method=explainer.full_name,
             n_clusters=1,
             n_maps=len(rows),
             n_excluded=0,
@@ -59,15 +56,15 @@ def analyze_clusters(
         )
     return ClusterAnalysis(
         finding=finding.name,
-        method=explainer.title,
-        n_clusters=found.n_clusters,
-        n_maps=found.n_maps,
-        n_excluded=len(found.zero_rows),
-        n_patients=found.n_patients,
-        eigenvalues=tuple(round_significant(one) or 0.0 for one in found.eigenvalues),
-        stability_by_n_clusters=tuple(_summarize_stability(one) for one in found.partitions),
-        clusters=tuple(_build_map_clusters(context, found, rows, heats, samples, predictions, finding)),
-        reason="" if found.partitions else found.reason,
+        method=explainer.full_name,
+        n_clusters=clustering.n_clusters,
+        n_maps=clustering.n_maps,
+        n_excluded=len(clustering.zero_rows),
+        n_patients=clustering.n_patients,
+        eigenvalues=tuple(round_significant(one) or 0.0 for one in clustering.eigenvalues),
+        stability_by_n_clusters=tuple(_summarize_stability(one) for one in clustering.partitions),
+        clusters=tuple(_build_map_clusters(context, clustering, rows, attributions, samples, predictions, finding)),
+        reason="" if clustering.partitions else clustering.reason,
     )
 
 
@@ -93,20 +90,22 @@ def _build_map_clusters(
 ) -> Iterator[MapCluster]:
     if not clustering.partitions:
         return
-    known = {one.n_clusters: one for one in clustering.partitions}
-    partition = known.get(clustering.n_clusters) or known[min(known)]
-    masses = dict(_compute_mean_masses(context, partition, rows, attributions, samples))
-    odds = predictions.log_odds_by_row(finding.name)
-    for one in partition.clusters:
-        missed = float(np.mean([odds[rows[i]] < 0 for i in one.rows]))
-        mass = {name: value for name, each in masses.items() if (value := each.get(one.number)) is not None}
+    partitions = {cluster.n_clusters: cluster for cluster in clustering.partitions}
+    partition = partitions.get(clustering.n_clusters) or partitions[min(partitions)]
+    masses_by_region = dict(_compute_mean_masses(context, partition, rows, attributions, samples))
+    log_odds = predictions.log_odds_by_row(finding.name)
+    for cluster in partition.clusters:
+        missed_share = float(np.mean([log_odds[rows[i]] < 0 for i in cluster.rows]))
+        attribution_mass = {
+            name: value for name, each in masses_by_region.items() if (value := each.get(cluster.number)) is not None
+        }
         yield MapCluster(
-            number=one.number,
-            n_images=one.n_maps,
-            prototypes=tuple(context.ids[rows[i]] for i in one.medoid_rows),
-            attribution_mass=mass,
-            missed_share=round_significant(missed),
-            associated_columns=tuple(_describe_enriched_levels(context, partition, rows, one.number)),
+            number=cluster.number,
+            n_images=cluster.n_maps,
+            prototypes=tuple(context.cohort.ids[rows[i]] for i in cluster.medoid_rows),
+            attribution_mass=attribution_mass,
+            missed_share=round_significant(missed_share),
+            associated_columns=tuple(_describe_enriched_levels(context, partition, rows, cluster.number)),
         )
 
 
@@ -114,17 +113,26 @@ def _compute_mean_masses(
     context: AuditContext, partition: Partition, rows: Sequence[int], attributions: Any, samples: RegionSamples
 ) -> Iterator[tuple[str, dict[int, float]]]:
     """Region -> cluster -> the mean share of its maps there."""
-    scene = {one.row: one for one in samples.samples}
+    samples_by_row = {sample.row: sample for sample in samples.samples}
     for name in samples.region_names:
         values = []
         for row in rows:
-            one = scene[row]
-            heat = np.asarray(Placement.identity(tuple(one.x.shape[1:])).project(attributions[row])[0], np.float64)
-            values.append(compute_mass_share(heat, one.regions[name]) if name in one.regions else np.nan)
+            sample = samples_by_row[row]
+            attribution = np.asarray(
+                Placement.identity(tuple(sample.x.shape[1:])).project(attributions[row])[0], np.float64
+            )
+            values.append(compute_mass_share(attribution, sample.regions[name]) if name in sample.regions else np.nan)
         means = compute_cluster_means(
-            partition.labels, values, [context.patient_numbers[row] for row in rows], seed=context.config.seed
+            partition.labels, values, [context.cohort.patient_numbers[row] for row in rows], seed=context.config.seed
         )
-        yield name, {n: made for n, own in means.items() if own and (made := round_significant(own.mean)) is not None}
+        yield (
+            name,
+            {
+                n: mean
+                for n, estimate in means.items()
+                if estimate and (mean := round_significant(estimate.mean)) is not None
+            },
+        )
 
 
 def _describe_enriched_levels(
@@ -132,21 +140,23 @@ def _describe_enriched_levels(
 ) -> Iterator[str]:
     """`site B: 80 % here, 41 % elsewhere`, of columns that may be told."""
     for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+        levels = context.cohort.get_subgroup_levels(column)
         try:
-            found = compute_level_enrichment(
-                partition.labels, [said[row] for row in rows], [context.patient_numbers[row] for row in rows]
+            enrichments = compute_level_enrichment(
+                partition.labels, [levels[row] for row in rows], [context.cohort.patient_numbers[row] for row in rows]
             )
         except UndefinedError:
             continue
-        for one in found:
-            if one.cluster == cluster_number and one.corrected_p_value < ENRICHMENT_SIGNIFICANCE_LEVEL:
-                yield f"{column} {one.level}: {one.share_inside:.0%} here, {one.share_outside:.0%} elsewhere"
+        for enrichment in enrichments:
+            if enrichment.cluster == cluster_number and enrichment.corrected_p_value < ENRICHMENT_SIGNIFICANCE_LEVEL:
+                yield f"{column} {enrichment.level}: {enrichment.share_inside:.0%} here, {enrichment.share_outside:.0%} elsewhere"
 
 
 @dataclass(frozen=True)
 class LevelEnrichment:
-    """How much more of a level is in a cluster than elsewhere: `n_inside` patients (or images) of `cluster_size` in it, `n_outside` of `outside_size`.
+    """How much more of a level is in a cluster than elsewhere.
+
+    `n_inside` patients (or images) of `cluster_size` in it, `n_outside` of `outside_size`.
 
     `p_value`: Fisher's exact test, two-sided; `corrected_p_value`: Holm's over all that were asked.
     """
@@ -179,44 +189,51 @@ def compute_level_enrichment(
     Of `groups` each counts once, by its first row: two images of a patient are no independent witnesses. Rows in no cluster
     (-1) or without a level are left out. Two clusters, or two levels, are one question: it is asked of the last.
     """
-    known = _validate_labels(labels, len(column_values))
+    cluster_labels = _validate_labels(labels, len(column_values))
     levels = split_by_level(column_values)
-    there = np.logical_or.reduce([*levels.values(), np.zeros(len(known), np.bool_)]) & (known >= 0)
-    rows = _select_first_per_group(np.flatnonzero(there), index_groups(groups, len(known)))
-    parts = {int(one): known[rows] == one for one in np.unique(known[rows])}
-    inside = {level: own[rows] for level, own in levels.items() if own[rows].any()}
-    if len(parts) < 2 or len(inside) < 2:
+    is_included = np.logical_or.reduce([*levels.values(), np.zeros(len(cluster_labels), np.bool_)]) & (
+        cluster_labels >= 0
+    )
+    rows = _select_first_per_group(np.flatnonzero(is_included), index_groups(groups, len(cluster_labels)))
+    cluster_masks = {int(one): cluster_labels[rows] == one for one in np.unique(cluster_labels[rows])}
+    level_masks = {level: level_mask[rows] for level, level_mask in levels.items() if level_mask[rows].any()}
+    if len(cluster_masks) < 2 or len(level_masks) < 2:
         raise UndefinedError(
-            f"{plural(len(parts), 'cluster')} and {plural(len(inside), 'level')}: there is nothing to compare"
+            f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}: there is nothing to compare"
         )
-    made = [_build_level_enrichment(cluster, level, part, own)
-            for cluster, part in _drop_complement(parts).items() for level, own in _drop_complement(inside).items()]  # fmt: skip
-    corrected = adjust_holm([one.p_value for one in made])
-    found = [replace(one, corrected_p_value=p) for one, p in zip(made, corrected, strict=True)]
-    return tuple(sorted(found, key=lambda one: one.p_value))
+    uncorrected = [_build_level_enrichment(cluster, level, part, level_mask)
+            for cluster, part in _drop_complement(cluster_masks).items() for level, level_mask in _drop_complement(level_masks).items()]  # fmt: skip
+    corrected = adjust_holm([one.p_value for one in uncorrected])
+    enrichments = [replace(one, corrected_p_value=p) for one, p in zip(uncorrected, corrected, strict=True)]
+    return tuple(sorted(enrichments, key=lambda one: one.p_value))
 
 
 def compute_cluster_means(
     labels: npt.ArrayLike, values: npt.ArrayLike, groups: Sequence[Hashable] | None = None, *, seed: int = 0
 ) -> dict[int, Estimate | None]:
     """(N,) clusters, (N,) a number of each image -> each cluster's mean with its interval; None where no row has a value."""
-    given = np.asarray(values, np.float64)
-    known, names = _validate_labels(labels, len(given)), list(groups) if groups is not None else list(range(len(given)))
-    made: dict[int, Estimate | None] = {}
-    for one in np.unique(known[known >= 0]):
-        rows = np.flatnonzero(known == one)
-        some = not np.isnan(given[rows]).all()
-        made[int(one)] = estimate_mean(given[rows], [names[int(i)] for i in rows], seed=seed) if some else None
-    return made
+    numbers = np.asarray(values, np.float64)
+    cluster_labels, names = (
+        _validate_labels(labels, len(numbers)),
+        list(groups) if groups is not None else list(range(len(numbers))),
+    )
+    means: dict[int, Estimate | None] = {}
+    for cluster in np.unique(cluster_labels[cluster_labels >= 0]):
+        rows = np.flatnonzero(cluster_labels == cluster)
+        has_value = not np.isnan(numbers[rows]).all()
+        means[int(cluster)] = (
+            estimate_mean(numbers[rows], [names[int(i)] for i in rows], seed=seed) if has_value else None
+        )
+    return means
 
 
 def _validate_labels(labels: npt.ArrayLike, n_rows: int) -> npt.NDArray[np.int64]:
-    known = np.asarray(labels)
-    if known.shape != (n_rows,) or not np.issubdtype(known.dtype, np.integer):
+    values = np.asarray(labels)
+    if values.shape != (n_rows,) or not np.issubdtype(values.dtype, np.integer):
         raise InputError(
-            f"labels {known.dtype} {known.shape} of {plural(n_rows, 'row')}: expected (N,) numbers of clusters"
+            f"labels {values.dtype} {values.shape} of {plural(n_rows, 'row')}: expected (N,) numbers of clusters"
         )
-    return known.astype(np.int64)
+    return values.astype(np.int64)
 
 
 def _select_first_per_group(rows: npt.NDArray[np.int64], group_index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -230,10 +247,14 @@ def _drop_complement(masks: Mapping[Any, Mask]) -> dict[Any, Mask]:
 
 
 def _build_level_enrichment(cluster: int, level: Hashable, cluster_mask: Mask, level_mask: Mask) -> LevelEnrichment:
-    n, others = int((cluster_mask & level_mask).sum()), int((~cluster_mask & level_mask).sum())
-    size, rest = int(cluster_mask.sum()), int((~cluster_mask).sum())
-    p = float(_import_scipy_stats().fisher_exact([[n, size - n], [others, rest - others]])[1])
-    return LevelEnrichment(cluster, level, n, size, others, rest, min(1.0, p))
+    n_inside, n_outside = int((cluster_mask & level_mask).sum()), int((~cluster_mask & level_mask).sum())
+    cluster_size, outside_size = int(cluster_mask.sum()), int((~cluster_mask).sum())
+    p_value = float(
+        _import_scipy_stats().fisher_exact(
+            [[n_inside, cluster_size - n_inside], [n_outside, outside_size - n_outside]]
+        )[1]
+    )
+    return LevelEnrichment(cluster, level, n_inside, cluster_size, n_outside, outside_size, min(1.0, p_value))
 
 
 def _import_scipy_stats() -> Any:

@@ -1,4 +1,4 @@
-"""Spectral relevance analysis: do a model's maps fall into groups, as if it had several strategies, or are they of one kind?"""
+"""Spectral relevance analysis (SpRAy): whether maps form several clusters, as if the model used several strategies."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -50,8 +50,10 @@ class Partition:
     """The maps in k clusters, the largest first: `labels` (N,), -1 for a map without heat.
 
     `stability`: mean adjusted Rand index between these clusters and those of draws of four fifths of the patients.
-    `reference_stabilities`: the same of each of several sets of as many points from one Gaussian with the maps' own covariance, in which
-    there is one cluster. `eigengap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more; `reference_eigengap`: the
+    `reference_stabilities`: the same of each of several sets of as many points from one Gaussian with the maps' own
+    covariance, in which
+    there is one cluster. `eigengap`: 1 - λ_k / λ_k+1 of the graph, 1 where it falls into k parts and no more;
+    `reference_eigengap`: the
     largest of those sets. `is_stable` and `is_separate` are what `n_clusters` needs.
     """
 
@@ -71,7 +73,8 @@ class ClusteringResult:
     """What the maps of a model fall into.
 
     `n_clusters`: of the k whose clusters are stable and separate the one with the largest gap, 1 where there is none, with the
-    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero_rows`: rows without heat, which are left out of the `n_rows`;
+    `reason`. `eigenvalues` of the graph's Laplacian, for a plot. `zero_rows`: rows without heat, which are left out
+    of the `n_rows`;
     `n_maps` maps of `n_patients` are not.
     """
 
@@ -86,10 +89,10 @@ class ClusteringResult:
 
     def get_partition(self, n_clusters: int) -> Partition:
         """That into k clusters."""
-        found = {one.n_clusters: one for one in self.partitions}
-        if n_clusters not in found:
-            raise InputError(f"n_clusters={n_clusters}: there are {', '.join(map(str, found))}")
-        return found[n_clusters]
+        partitions = {partition.n_clusters: partition for partition in self.partitions}
+        if n_clusters not in partitions:
+            raise InputError(f"n_clusters={n_clusters}: there are {', '.join(map(str, partitions))}")
+        return partitions[n_clusters]
 
     @property
     def labels(self) -> IntArray:
@@ -117,7 +120,8 @@ def cluster_maps(
     """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbours; Lapuschkin et al. 2019.
 
     After doi:10.1038/s41467-019-08987-4: maps pooled to `grid_size` cells an axis, of sum 1; a graph of `n_neighbors` nearest, of
-    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a finding in either
+    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a
+    finding in either
     lung is one strategy. `blur_fraction`: heat as near as that share of the picture is in about the same place.
 
     Clusters can always be made, and are often stable. They are `claimed` where they are more stable than in every
@@ -129,30 +133,42 @@ def cluster_maps(
     cluster of the nearest. UndefinedError where fewer than two clusters' patients show any heat.
     """
     check_positive_integer(
-        n_neighbors=n_neighbors, grid_size=grid_size, n_resamples=n_resamples, n_references=n_references, most=max_maps
+        n_neighbors=n_neighbors,
+        grid_size=grid_size,
+        n_resamples=n_resamples,
+        n_references=n_references,
+        max_maps=max_maps,
     )
-    ks = sorted(set(cluster_counts))
-    if not ks or ks[0] < 2 or not blur_fraction >= 0:
+    counts = sorted(set(cluster_counts))
+    if not counts or counts[0] < 2 or not blur_fraction >= 0:
         raise InputError(
-            f"k={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
+            f"cluster_counts={tuple(cluster_counts)}, blur_fraction={blur_fraction}: expected numbers of clusters, 2 or more, and a width from 0 up"
         )
-    grid = pool_maps(maps, grid_size, sign)
-    points, there = smooth_and_normalize(grid, merge_left_right, blur_fraction)
-    patient = index_groups(groups, len(grid))[there]
+    pooled = pool_maps(maps, grid_size, sign)
+    points, has_heat = smooth_and_normalize(pooled, merge_left_right, blur_fraction)
+    patient_index = index_groups(groups, len(pooled))[has_heat]
     random = np.random.default_rng(seed)
-    chosen = np.sort(random.permutation(len(points))[:max_maps])
-    possible = _select_feasible_counts(ks, len(np.unique(patient[chosen])), n_neighbors, len(grid))
-    cloud = build_point_cloud(points[chosen], patient[chosen], possible, n_neighbors, N_REPORTED_EIGENVALUES)
-    judged = _score_partitions(cloud, points[chosen], n_resamples, n_references, random)
-    rows = np.flatnonzero(there)
-    sort = _ClusterBuilder(grid, rows, patient, chosen, cloud.distances, _find_nearest_in_subset(points, chosen))
-    partitions = tuple(
-        _build_partition(sort, one, cloud.labels_by_count[one], judged[one], n_neighbors) for one in possible
+    subset_index = np.sort(random.permutation(len(points))[:max_maps])
+    feasible_counts = _select_feasible_counts(
+        counts, len(np.unique(patient_index[subset_index])), n_neighbors, len(pooled)
     )
-    claimed, reason = _choose_n_clusters(partitions)
-    zero = tuple(np.flatnonzero(~there).tolist())
+    cloud = build_point_cloud(
+        points[subset_index], patient_index[subset_index], feasible_counts, n_neighbors, N_REPORTED_EIGENVALUES
+    )
+    scores = _score_partitions(cloud, points[subset_index], n_resamples, n_references, random)
+    rows = np.flatnonzero(has_heat)
+    builder = _ClusterBuilder(
+        pooled, rows, patient_index, subset_index, cloud.distances, _find_nearest_in_subset(points, subset_index)
+    )
+    partitions = tuple(
+        _build_partition(builder, one, cloud.labels_by_count[one], scores[one], n_neighbors) for one in feasible_counts
+    )
+    n_clusters, reason = _choose_n_clusters(partitions)
+    zero_rows = tuple(np.flatnonzero(~has_heat).tolist())
     values = tuple(cloud.eigenpairs[0].clip(min=0).round(EIGENVALUE_DIGITS).tolist())
-    return ClusteringResult(claimed, reason, partitions, values, len(rows), len(np.unique(patient)), zero, len(grid))
+    return ClusteringResult(
+        n_clusters, reason, partitions, values, len(rows), len(np.unique(patient_index)), zero_rows, len(pooled)
+    )
 
 
 @dataclass(frozen=True)
@@ -168,20 +184,20 @@ class _StabilityScores:
 def _score_partitions(
     cloud: PointCloud, points: FloatArray, n_resamples: int, n_references: int, rng: np.random.Generator
 ) -> dict[int, _StabilityScores]:
-    stable, compared = cloud.compute_stability(n_resamples, rng), []
+    stable, reference_scores = cloud.compute_stability(n_resamples, rng), []
     for _ in range(n_references):
         null = build_point_cloud(
             sample_reference_points(points, rng), cloud.patient_index, cloud.cluster_counts, cloud.n_neighbors
         )
-        compared.append(
+        reference_scores.append(
             (null.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng), null.eigengap_by_count)
         )
     return {
         k: _StabilityScores(
             stable[k],
-            tuple(one[k] for one, _ in compared),
+            tuple(scores[k] for scores, _ in reference_scores),
             cloud.eigengap_by_count[k],
-            max(one[k] for _, one in compared),
+            max(scores[k] for _, scores in reference_scores),
         )
         for k in cloud.cluster_counts
     }
@@ -210,23 +226,27 @@ class _ClusterBuilder:
 
     def build_cluster(self, number: int, labels: IntArray) -> ClusterMembers:
         """One of the clusters of labels (M,)."""
-        own, typical = np.flatnonzero(labels == number), np.flatnonzero(labels[self.subset_index] == number)
-        far = self.distances[np.ix_(typical, typical)].sum(1)
-        medoids = self.nonzero_rows[self.subset_index[typical[np.argsort(far, kind="stable")[:N_MEDOIDS]]]]
-        heat = self.pooled_maps[self.nonzero_rows[own]]
-        mean = (heat / heat.sum(tuple(range(1, heat.ndim)), keepdims=True)).mean(0)
-        patients = len(np.unique(self.patient_index[own]))
-        return ClusterMembers(number, tuple(self.nonzero_rows[own].tolist()), patients, tuple(medoids.tolist()), mean)
+        members, subset_members = np.flatnonzero(labels == number), np.flatnonzero(labels[self.subset_index] == number)
+        total_distances = self.distances[np.ix_(subset_members, subset_members)].sum(1)
+        medoids = self.nonzero_rows[
+            self.subset_index[subset_members[np.argsort(total_distances, kind="stable")[:N_MEDOIDS]]]
+        ]
+        maps = self.pooled_maps[self.nonzero_rows[members]]
+        mean = (maps / maps.sum(tuple(range(1, maps.ndim)), keepdims=True)).mean(0)
+        n_patients = len(np.unique(self.patient_index[members]))
+        return ClusterMembers(
+            number, tuple(self.nonzero_rows[members].tolist()), n_patients, tuple(medoids.tolist()), mean
+        )
 
 
 def _build_partition(
     builder: _ClusterBuilder, n_clusters: int, subset_labels: IntArray, scores: _StabilityScores, min_patients: int
 ) -> Partition:
-    known = builder.extend_labels(subset_labels)
-    clusters = tuple(builder.build_cluster(number, known) for number in range(int(known.max()) + 1))
+    extended_labels = builder.extend_labels(subset_labels)
+    clusters = tuple(builder.build_cluster(number, extended_labels) for number in range(int(extended_labels.max()) + 1))
     labels = np.full(len(builder.pooled_maps), -1)
-    labels[builder.nonzero_rows] = known
-    few = len(clusters) < n_clusters or min(one.n_patients for one in clusters) < min_patients
+    labels[builder.nonzero_rows] = extended_labels
+    has_small_cluster = len(clusters) < n_clusters or min(cluster.n_patients for cluster in clusters) < min_patients
     return Partition(
         n_clusters,
         labels,
@@ -235,22 +255,22 @@ def _build_partition(
         scores.eigengap,
         scores.reference_eigengap,
         is_stable=scores.stability > max(scores.reference_stabilities),
-        is_separate=not few and scores.eigengap >= max(MIN_EIGENGAP, scores.reference_eigengap),
+        is_separate=not has_small_cluster and scores.eigengap >= max(MIN_EIGENGAP, scores.reference_eigengap),
         clusters=clusters,
     )
 
 
 def _choose_n_clusters(partitions: tuple[Partition, ...]) -> tuple[int, str]:
-    found = [one for one in partitions if one.is_stable and one.is_separate]
-    if found:
-        one = max(found, key=lambda each: each.eigengap)
-        words = f"adjusted Rand index {one.stability:.2f}, of one cluster cut so {max(one.reference_stabilities):.2f} at most"
+    valid = [one for one in partitions if one.is_stable and one.is_separate]
+    if valid:
+        one = max(valid, key=lambda each: each.eigengap)
+        stability = f"adjusted Rand index {one.stability:.2f}, of one cluster cut so {max(one.reference_stabilities):.2f} at most"
         return (
             one.n_clusters,
-            f"separate (gap {one.eigengap:.2f}) and stable ({words}): {plural(one.n_clusters, 'cluster')}",
+            f"separate (gap {one.eigengap:.2f}) and stable ({stability}): {plural(one.n_clusters, 'cluster')}",
         )
     stable, separate = (
-        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("stable", "separate")
+        [str(one.n_clusters) for one in partitions if getattr(one, name)] for name in ("is_stable", "is_separate")
     )
     return (
         1,
@@ -265,13 +285,13 @@ def _format_cluster_counts(cluster_counts: list[str]) -> str:
 def _select_feasible_counts(
     cluster_counts: list[int], n_patients: int, n_neighbors: int, n_maps: int
 ) -> tuple[int, ...]:
-    made = tuple(k for k in cluster_counts if k * n_neighbors <= n_patients)
-    if not made:
+    feasible = tuple(k for k in cluster_counts if k * n_neighbors <= n_patients)
+    if not feasible:
         raise UndefinedError(
             f"{plural(n_patients, 'patient has', 'patients have')} maps with heat, of {plural(n_maps, 'map')}: "
             f"{plural(cluster_counts[0], 'cluster')} of {n_neighbors} would need {cluster_counts[0] * n_neighbors}"
         )
-    return made
+    return feasible
 
 
 def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntArray:
@@ -281,6 +301,6 @@ def _find_nearest_in_subset(points: FloatArray, subset_index: IntArray) -> IntAr
         .NearestNeighbors(n_neighbors=1, algorithm="brute")
         .fit(points[subset_index])
     )
-    made = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
-    made[subset_index] = np.arange(len(subset_index))
-    return made
+    nearest = np.asarray(search.kneighbors(points, return_distance=False)[:, 0], np.int64)
+    nearest[subset_index] = np.arange(len(subset_index))
+    return nearest

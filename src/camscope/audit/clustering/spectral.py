@@ -1,8 +1,4 @@
-"""Spectral clustering: a graph of near maps, the eigenvectors of its Laplacian, and the parts into which these fall.
-
-A cloud of points: the parts into which it falls, how far these are apart, and how alike those of most of it are.
-Maps as points: pooled to a coarse grid, so that two that are near one another show heat in about the same places.
-"""
+"""Spectral clustering of maps: pooled maps as points, their neighbor graph, its Laplacian, and the stability of clusters."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,18 +43,20 @@ def assign_labels_qr(eigenvectors: FloatArray, n_clusters: int) -> IntArray:
 
     Damle, Minden and Ying 2019, doi:10.1093/imaiai/iay008.
     """
-    own = eigenvectors[:, :n_clusters]
-    pivots = _import_scipy_linalg().qr(own.T, mode="economic", pivoting=True)[2][:n_clusters]
-    left, _, right = np.linalg.svd(own[pivots].T)
-    return np.asarray(np.abs(own @ (left @ right)).argmax(1))
+    vectors = eigenvectors[:, :n_clusters]
+    pivots = _import_scipy_linalg().qr(vectors.T, mode="economic", pivoting=True)[2][:n_clusters]
+    left, _, right = np.linalg.svd(vectors[pivots].T)
+    return np.asarray(np.abs(vectors @ (left @ right)).argmax(1))
 
 
 def _build_neighbor_graph(distances: FloatArray, patient_index: IntArray, n_neighbors: int) -> FloatArray:
     """Images of one patient are alike, whatever the model does: among themselves they would be a part of their own."""
-    others = np.where(patient_index[:, None] == patient_index, np.inf, distances)
-    nearest = np.argsort(others, 1, kind="stable")[:, :n_neighbors]
+    distances_to_others = np.where(patient_index[:, None] == patient_index, np.inf, distances)
+    nearest = np.argsort(distances_to_others, 1, kind="stable")[:, :n_neighbors]
     edges = np.zeros_like(distances)
-    np.put_along_axis(edges, nearest, np.isfinite(np.take_along_axis(others, nearest, 1)).astype(np.float64), 1)
+    np.put_along_axis(
+        edges, nearest, np.isfinite(np.take_along_axis(distances_to_others, nearest, 1)).astype(np.float64), 1
+    )
     return np.asarray((edges + edges.T) / 2)
 
 
@@ -103,18 +101,20 @@ class PointCloud:
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
         """Of each k: the mean adjusted Rand index with the parts of four fifths of the patients, drawn so often."""
-        alike = np.array([self._compare_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
-        return dict(zip(self.cluster_counts, alike.tolist(), strict=True))
+        similarities = np.array([self._compare_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
+        return dict(zip(self.cluster_counts, similarities.tolist(), strict=True))
 
     def _compare_with_subsample(self, rng: np.random.Generator) -> list[float]:
         patients = np.unique(self.patient_index)
-        kept = rng.permutation(patients)[: round(SUBSAMPLE_FRACTION * len(patients))]
-        rows = np.flatnonzero(np.isin(self.patient_index, kept))
-        some = PointCloud(
+        sampled = rng.permutation(patients)[: round(SUBSAMPLE_FRACTION * len(patients))]
+        rows = np.flatnonzero(np.isin(self.patient_index, sampled))
+        subcloud = PointCloud(
             self.distances[np.ix_(rows, rows)], self.patient_index[rows], self.cluster_counts, self.n_neighbors
         )
-        index = require("sklearn.metrics", extra="audit").adjusted_rand_score
-        return [float(index(self.labels_by_count[k][rows], some.labels_by_count[k])) for k in self.cluster_counts]
+        rand_index = require("sklearn.metrics", extra="audit").adjusted_rand_score
+        return [
+            float(rand_index(self.labels_by_count[k][rows], subcloud.labels_by_count[k])) for k in self.cluster_counts
+        ]
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -161,7 +161,8 @@ def smooth_and_normalize(
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """(N,*side) -> (M,cells) of the maps with any heat, each of sum 1, and (N,) which these are.
 
-    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is still in about the same
+    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is
+    still in about the same
     place, as a share of the picture: heat in neighbouring cells is alike, and noise cancels out.
     """
     folded = pooled_maps + pooled_maps[..., ::-1] if merge_left_right else pooled_maps

@@ -1,4 +1,4 @@
-"""Config: what an audit is to look at, and what was declared before anybody looked. A TOML file, or the same in Python."""
+"""The config of an audit: data, model, methods, and the margins declared before the results. A TOML file or a mapping."""
 
 import hashlib
 import inspect
@@ -27,17 +27,18 @@ from camscope.explainers.core.base import get_explainer_class
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
+StageName = Literal["localization", "faithfulness", "sanity", "robustness", "shortcut"]  # stages that may be skipped
 DEFAULT_IMPUTATION_NAMES: tuple[ImputationName, ...] = (
     "mean",
     "blur",
-)  # at least two: what they agree on is not one fill's own doing
-IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns whose every value names an image
+)  # two: the effect of one may be its own artifact
+IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for each image
 
 
 def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """ValueError for a value that stands there twice: nothing is counted, or corrected for, twice."""
-    if twice := [one for one, times in Counter(values).items() if times > 1]:
-        raise ValueError(f"{twice[0]!r} stands there twice; expected each once")
+    """Raise a ValueError for a repeated value, which would be counted and corrected for twice."""
+    if repeated := [value for value, count in Counter(values).items() if count > 1]:
+        raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values
 
 
@@ -45,24 +46,29 @@ UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
 
 
 def _to_category_names(value: Any) -> Any:
-    """One category as a list of one, and labels by number as names."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in several)
+    """Return one category or several as a tuple of names; labels by number become text."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
 
 CategoryNames = Annotated[tuple[str, ...], BeforeValidator(_to_category_names), AfterValidator(_reject_duplicates)]
 
 
 class _ConfigTable(BaseModel):
-    """A table of the file: nothing in it is unknown, and nothing changes afterwards."""
+    """A table of the TOML file. Unknown keys are errors, and values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class MaskSource(_ConfigTable):
-    """`{ file = "annotations.json", category = "WBC" }`: a file or a folder of masks, or a `column`, and what counts in it.
+    """A source of masks, as `{ file = "annotations.json", category = "WBC" }`.
 
-    `category`: one, or several, of a COCO file, or labels of masks; "all": every one. Needed where there are several.
+    Attributes:
+        file: A file or a folder of masks.
+        column: A column of the manifest with masks, boxes or points; in place of `file`.
+        category: The categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where
+            the source has several.
+
     """
 
     file: str | None = None
@@ -80,18 +86,26 @@ MaskSourceLike = str | MaskSource
 
 
 class DataConfig(_ConfigTable):
-    """`[data]`: the images, and what is known of each.
+    """`[data]`: the images, their labels and their masks.
 
-    `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `ground_truth`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `MaskSource`; of several
-    findings a table, finding -> where.
-    `masks_root`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotation_protocol`: who said where
-    findings are, and which images have one, in words.
-    `root`: the folder that the paths in the manifest begin in and may not leave, images and masks alike; default: the
-    manifest's own; "": any path may be named.
-    `split`, `split_value`: only rows of this split.
-    `subgroups`: columns by which answers and maps are compared, whose levels the report shows, so none that names an image
-    or a patient. `max_images`: at most so many, drawn by the seed.
+    Attributes:
+        manifest: The table, folder or dataset of the images.
+        root: The folder that paths of images and masks are relative to and may not leave. Default: the manifest's folder;
+            "" allows any path.
+        label: The column with the class of each image, by name or number.
+        labels: Finding -> its column of 0 and 1; in place of `label`.
+        patient: The patient column.
+        subgroups: Columns by which predictions and maps are compared. The report shows their levels, so a column that names
+            images or patients is an error.
+        split: The column of the split.
+        split_value: Only rows with this value of `split` are audited.
+        ground_truth: The masks of the finding, as `camscope evaluate --masks` takes them, or a `MaskSource`. For several
+            findings a table, finding -> source.
+        masks_root: The folder that relative paths of `ground_truth` start from; for a TOML file its folder.
+        annotation_protocol: Who labeled and located the findings, as free text.
+        max_images: The largest number of audited images, drawn by the seed.
+        window: The window of CT images, as "center,width".
+
     """
 
     manifest: str
@@ -115,19 +129,19 @@ class DataConfig(_ConfigTable):
                 "name either label, a column with each image's class, or labels, a column for each finding"
             )
         if (self.split is None) != (self.split_value is None):
-            raise ValueError("split and use go together: the column, and the value whose rows are audited")
-        if naming := [one for one in self.subgroups if one in (*IDENTIFIER_COLUMNS, self.patient)]:
+            raise ValueError("set split and split_value together: the column, and the value whose rows are audited")
+        if identifiers := [name for name in self.subgroups if name in (*IDENTIFIER_COLUMNS, self.patient)]:
             raise ValueError(
-                f"subgroups: {naming[0]!r} names images or patients, and the report shows the levels of subgroups; "
-                "name columns as site, scanner or sex"
+                f"subgroups: {identifiers[0]!r} names images or patients, and the report shows the levels of subgroups; "
+                "expected columns such as site, scanner or sex"
             )
         return self
 
 
 class ModelConfig(_ConfigTable):
-    """`[model]`: as `camscope explain --model` and `--weights` take it; a file of Python that is named is executed.
+    """`[model]`: the model, as `camscope explain --model` and `--weights` take it. A Python file named here is executed.
 
-    `outputs`: "softmax", classes that exclude one another, or "sigmoid", findings of which each has an answer of its own.
+    `outputs`: "softmax" for mutually exclusive classes, "sigmoid" for one independent score for each finding.
     """
 
     source: str
@@ -140,9 +154,7 @@ class ModelConfig(_ConfigTable):
 class ExplainConfig(_ConfigTable):
     """`[explain]`: the findings, by class name or number, and the methods.
 
-    The first method is a CAM by default, the others finer.
-
-    `setting_names`: method -> its own settings, as `[explain.settings.integratedgradients]` with `steps = 16`.
+    `settings`: method -> its parameters, as `[explain.settings.integratedgradients]` with `n_steps = 16`.
     """
 
     findings: UniqueNames = Field(min_length=1)
@@ -157,26 +169,30 @@ class ExplainConfig(_ConfigTable):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        for method, said in self.settings.items():
+        for method, settings in self.settings.items():
             if method not in self.methods:
-                raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; name it there too")
-            known = [
+                raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; list it there, too")
+            names = [
                 name
                 for name in inspect.signature(get_explainer_class(method)).parameters
                 if name not in ("model", "preprocess")
             ]
-            if wrong := [name for name in said if name not in known]:
+            if unknown := [name for name in settings if name not in names]:
                 raise ValueError(
-                    f"settings.{method}: {method} has no setting {wrong[0]!r} here; it has {', '.join(known)}"
+                    f"settings.{method}: {method} has no setting {unknown[0]!r} here; it has {', '.join(names)}"
                 )
         return self
 
 
 class RegionsConfig(_ConfigTable):
-    """`[regions]`: where a model should not need to look.
+    """`[regions]`: the regions of an image that a correct model does not need.
 
-    `modality`: whose usual regions are looked for in each image; `presets`: or these. `columns`: name -> a column of masks,
-    of markers that some images have. `organ`: a column of masks of what the finding lies in. Of either also `MaskSource`.
+    Attributes:
+        modality: The modality whose usual regions are detected in each image.
+        presets: The names of the regions to detect, in place of those of the modality.
+        columns: Name -> a column or `MaskSource` with the masks of a marker that only some images have.
+        organ: A column or `MaskSource` with the masks of the organ that contains the finding.
+
     """
 
     modality: Modality | None = None
@@ -186,15 +202,20 @@ class RegionsConfig(_ConfigTable):
 
 
 class Margins(_ConfigTable):
-    """`[margins]`: what counts, declared before looking.
+    """`[margins]`: the thresholds of the verdicts, declared before the results are known.
 
-    `effect`: of an intervention, in standard deviations of the log odds. `auroc_difference`: a difference between subgroups that would
-    matter. `useful_auroc`: the AUROC that a model has to exceed. `masked_auroc`: the AUROC above which a model that has lost the organ
-    still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass_difference`:
-    a difference of a map's share between subgroups. `robustness_correlation`: the rank correlation of maps under changes that do not matter.
-    `leakage_auroc`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters. `reliance_prevalence`:
-    the share of patients in whom the model may rely on a region without being found out; no reliance is claimed to be absent
-    with fewer patients than it takes to meet one of these (59 for 0.05).
+    Attributes:
+        effect: The effect of an intervention that matters, in standard deviations of the log odds.
+        auroc_difference: The difference of the AUROC between subgroups that matters.
+        useful_auroc: The AUROC that a useful model exceeds.
+        masked_auroc: The AUROC without the organ above which the model does not need it.
+        enrichment: The share of the map in a region over the region's share of the image; 1 is the chance level.
+        mass_difference: The difference of a map's share between subgroups that matters.
+        robustness_correlation: The rank correlation of maps under changes that should not matter.
+        leakage_auroc: The AUROC of a linear probe below which the features do not encode a column.
+        reliance_prevalence: The share of patients in whom a reliance may be missed. The absence of a reliance is claimed
+            only with enough patients to observe such a share with 95 % certainty (59 for 0.05).
+
     """
 
     effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
@@ -209,7 +230,7 @@ class Margins(_ConfigTable):
 
 
 class SampleSizes(_ConfigTable):
-    """`[sizes]`: on how many images, drawn by the seed with as many of each label as there are, the costly stages work."""
+    """`[sample_sizes]`: the number of images for each slow stage, drawn by the seed and balanced by label."""
 
     faithfulness: int = Field(default=48, ge=8)
     robustness: int = Field(default=24, ge=8)
@@ -220,7 +241,7 @@ class SampleSizes(_ConfigTable):
 
 
 class ReportConfig(_ConfigTable):
-    """`[report]`: `columns` of the manifest that may be shown; "research" names no file and no other column of it."""
+    """`[report]`: what the report may show. `profile` "research" hides file names and all columns but `columns`."""
 
     profile: Literal["research", "clinical"] = "research"
     columns: tuple[str, ...] = ()
@@ -228,7 +249,27 @@ class ReportConfig(_ConfigTable):
 
 
 class Config(_ConfigTable):
-    """An audit. `intended_use`: what the model is meant for, in words. `skip`: stages that are then "not tested"."""
+    """The settings of an audit.
+
+    Attributes:
+        title: The title of the report.
+        intended_use: What the model is meant for, as free text.
+        seed: The seed of every random choice.
+        n_resamples: The number of bootstrap resamples of patients.
+        imputations: What replaces removed pixels; at least two.
+        batch_size: The number of images in a forward pass.
+        skip: The stages to skip; the report lists them as not tested.
+
+    Example:
+        >>> config = Config.from_source({
+        ...     "data": {"manifest": "manifest.csv", "label": "label"},
+        ...     "model": {"source": "phantom"},
+        ...     "explain": {"findings": ["nodule"]},
+        ... })
+        >>> config.margins.useful_auroc
+        0.7
+
+    """
 
     title: str = "Model audit"
     intended_use: str = ""
@@ -238,7 +279,7 @@ class Config(_ConfigTable):
         default=DEFAULT_IMPUTATION_NAMES, min_length=2
     )
     batch_size: int | None = Field(default=None, ge=1)
-    skip: tuple[Literal["localise", "faithfulness", "sanity", "robustness", "shortcut"], ...] = ()
+    skip: tuple[StageName, ...] = ()
     data: DataConfig
     model: ModelConfig
     explain: ExplainConfig
@@ -249,24 +290,26 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_source(cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]") -> "Config":
-        """A config, its tables as dicts, or a TOML file; paths in a file are relative to it. InputError for what it is not."""
+        """Return the config from a config, a mapping of its tables, or a TOML file, whose paths are relative to the file."""
         if isinstance(source, Config):
             return source
         if isinstance(source, Mapping):
             return cls._validate_tables(source, "the config")
         path = Path(source)
         if not path.exists():
-            raise InputError(f"{path}: there is no such file; camscope audit init writes one")
+            raise InputError(f"{path}: the config file does not exist; camscope audit init writes one")
         return cls._from_relative_tables(read_toml(path), path.parent, str(path))
 
     @classmethod
     def from_toml(cls, text: str, folder: Path, source_name: str = "the config") -> "Config":
-        """The text of a TOML file; paths in it are relative to `folder`. InputError for what is no config."""
-        return cls._from_relative_tables(parse_toml(text, f"{source_name}: this is no TOML file"), folder, source_name)
+        """Return the config from the text of a TOML file, whose paths are relative to `folder`."""
+        return cls._from_relative_tables(
+            parse_toml(text, f"{source_name} is not a valid TOML file"), folder, source_name
+        )
 
     @classmethod
     def _from_relative_tables(cls, tables: Mapping[str, Any], folder: Path, source_name: str) -> "Config":
-        with read_errors_converted(source_name):  # a word may be no path: it is too long, or has a zero in it
+        with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
             return cls._validate_tables(_resolve_paths(tables, folder), source_name)
 
     @classmethod
@@ -274,81 +317,88 @@ class Config(_ConfigTable):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            wrong = error.errors(include_url=False)
-            # where a text or a table may stand, the first error is that a table is no text: the next says what it lacks
-            is_table = wrong[0]["type"] == "string_type" and isinstance(wrong[0]["input"], Mapping)
-            first = wrong[1] if is_table and len(wrong) > 1 else wrong[0]
-            where = ".".join(str(part) for part in first["loc"] if "Marks" not in str(part)) or "the whole"
-            words = str(first["msg"]).removeprefix("Value error, ")
-            raise InputError(f"{source_name}: {where}: {words[0].lower()}{words[1:]}") from None
+            errors = error.errors(include_url=False)
+            # for a value that may be text or a table, the first error is that a table is no text: the second is the useful one
+            is_table = errors[0]["type"] == "string_type" and isinstance(errors[0]["input"], Mapping)
+            first = errors[1] if is_table and len(errors) > 1 else errors[0]
+            key = ".".join(str(part) for part in first["loc"] if "MaskSource" not in str(part)) or "the config"
+            message = str(first["msg"]).removeprefix("Value error, ")
+            raise InputError(f"{source_name}: {key}: {message[0].lower()}{message[1:]}") from None
 
     @property
     def perturbed_batch_size(self) -> int:
-        """How many changed images share a pass."""
+        """The number of edited images in a forward pass."""
         return self.batch_size or 16
 
     @property
+    def bootstrap_options(self) -> dict[str, int]:
+        """The number of resamples and the seed of every bootstrap."""
+        return {"n_resamples": self.n_resamples, "seed": self.seed}
+
+    @property
     def digest(self) -> str:
-        """Of all that was declared, 64 hex digits: wherever its files lie, which have digests of their own."""
-        plain = self.to_redacted_dict()
-        plain["data"] |= {"manifest": None, "root": None}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        """The sha256 of all settings. Paths do not change it, because files have digests of their own."""
+        settings = self.to_redacted_dict()
+        settings["data"] |= {"manifest": None, "root": None}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Its tables as JSON has them, with words in place of the places of files; of the model's code the file's name stays."""
-        plain = self.model_dump(mode="json")
-        data, model, regions = plain["data"], plain["model"], plain["regions"]
+        """Return the tables as JSON values without paths; of the model's source the file name stays."""
+        tables = self.model_dump(mode="json")
+        data, model, regions = tables["data"], tables["model"], tables["regions"]
         data["manifest"] = "a file"
-        data["root"], data["beside"] = None if data["root"] is None else "files", None
-        several = isinstance(self.data.ground_truth, dict)
-        data["evidence"] = _redact_mask_sources(data["evidence"]) if several else _redact_mask_source(data["evidence"])
+        data["root"], data["masks_root"] = None if data["root"] is None else "files", None
+        has_several = isinstance(self.data.ground_truth, dict)
+        data["ground_truth"] = (
+            _redact_mask_sources(data["ground_truth"]) if has_several else _redact_mask_source(data["ground_truth"])
+        )
         regions["columns"], regions["organ"] = (
             _redact_mask_sources(regions["columns"]),
             _redact_mask_source(regions["organ"]),
         )
         model["weights"] = model["weights"] if model["weights"] in (None, "random") else "a file"
         model["source"] = _redact_source_folder(model["source"])
-        return plain
+        return tables
 
 
 def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """With the paths of files as seen from here."""
-    made = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
-    data, model = made.get("data"), made.get("model")
+    """Return the tables with the paths of files relative to the current folder."""
+    resolved = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
+    data, model = resolved.get("data"), resolved.get("model")
     if isinstance(data, dict):
         for name in ("manifest", "root"):
-            if isinstance(data.get(name), str) and data[name]:  # root = "" lets paths lead anywhere
+            if isinstance(data.get(name), str) and data[name]:  # root = "" allows any path
                 data[name] = resolve_manifest_source(data[name], folder)
-        data["beside"] = str(folder / str(data.get("beside", "")))
+        data["masks_root"] = str(folder / str(data.get("masks_root", "")))
     if isinstance(model, dict):
         if isinstance(model.get("weights"), str) and model["weights"] != "random":
             model["weights"] = str(folder / model["weights"])
         source = model.get("source")
         if isinstance(source, str) and ".py:" in source:
             model["source"] = str(folder / source)
-    return made
+    return resolved
 
 
 def resolve_manifest_source(source: str, folder: Path) -> str:
-    """A manifest as seen from here: the path of a file or a folder, of an `hf:FOLDER` too; a URL and a name as they are."""
-    library = next((one for one in DATASET_PREFIXES if source.startswith(one)), "")
-    path = folder / source.removeprefix(library)
-    return source if "://" in source or (library and not path.is_dir()) else f"{library}{path}"
+    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`; URLs and names stay."""
+    prefix = next((prefix for prefix in DATASET_PREFIXES if source.startswith(prefix)), "")
+    path = folder / source.removeprefix(prefix)
+    return source if "://" in source or (prefix and not path.is_dir()) else f"{prefix}{path}"
 
 
 def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
-    return {name: _redact_mask_source(one) for name, one in mask_sources.items()}
+    return {name: _redact_mask_source(source) for name, source in mask_sources.items()}
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Without the name of a file or a folder; columns and categories stay."""
+    """Replace the name of a file or a folder; columns and categories stay."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
     return "files" if _is_path(mask_source) else mask_source
 
 
 def _is_path(text: str | None) -> bool:
-    """Whether it is written as a folder or a file of masks, and not as the name of a column."""
+    """Return whether a text has the form of a path rather than of a column name."""
     return text is not None and ("/" in text or os.sep in text or text.lower().endswith(".json"))
 
 

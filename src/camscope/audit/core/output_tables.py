@@ -1,11 +1,12 @@
-"""writing: the tables of an audit, as files for those who go on from there."""
+"""The tables of an audit that are written for further analysis: metrics and failures."""
 
 import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.batch.export import CellEscaper
 from camscope.batch.manifest import import_arrow
@@ -17,18 +18,30 @@ if TYPE_CHECKING:
 
 METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
 REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
-METRIC_FOLDERS = {"localise": "", "faithfulness": "values", "robustness": "values"}
-METRIC_COLUMNS = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
+METRIC_FOLDERS = {"localization": "", "faithfulness": "values", "robustness": "values"}
+METRIC_COLUMNS = (
+    "stage",
+    "row",
+    "id",
+    "finding",
+    "method",
+    "layer",
+    "control",
+    "metric",
+    "imputation",
+    "value",
+    "reason",
+)
 
 
 def write_metrics(context: AuditContext) -> None:
-    """`metrics.parquet`."""
+    """Write `metrics.parquet`."""
     with open_atomic(context.folder / METRICS_FILE) as file:
         import_arrow("parquet").write_table(build_metrics_table(context), file)
 
 
 def build_metrics_table(context: AuditContext) -> "pa.Table":
-    """Every value of every map, in long form."""
+    """Return the value of every metric for every map, in long form."""
     parts = [
         _read_stage_values(context, stage, finding, place)
         for stage, inner in METRIC_FOLDERS.items()
@@ -45,11 +58,11 @@ def _build_metrics_schema() -> "pa.Schema":
 
 
 def _read_stage_values(context: AuditContext, stage: str, finding: Finding, folder: Path) -> "pa.Table":
-    """Of one question, and of maps that know nothing."""
+    """Return the values of one stage for a finding, and those of control maps."""
     pa, table = import_arrow(), EvaluationResult(folder).table()
-    asked = [one in (None, str(finding.class_index)) for one in table["target"].to_pylist()]
-    kept = [own or control for own, control in zip(asked, table["control"].to_pylist(), strict=True)]
-    table = table.filter(pa.array(kept, pa.bool_()))
+    has_target = [target in (None, str(finding.class_index)) for target in table["target"].to_pylist()]
+    is_selected = [target or control for target, control in zip(has_target, table["control"].to_pylist(), strict=True)]
+    table = table.filter(pa.array(is_selected, pa.bool_()))
     columns = {name: table[name] for name in METRIC_COLUMNS if name in table.column_names}
     columns["stage"] = pa.array([stage] * table.num_rows, pa.string())
     columns["finding"] = pa.array([finding.name] * table.num_rows, pa.string())
@@ -57,13 +70,16 @@ def _read_stage_values(context: AuditContext, stage: str, finding: Finding, fold
 
 
 def write_failures(context: AuditContext) -> int:
-    """`n_failed_rows.csv`: the images without an answer or without a map, and why; how many there are."""
-    rows = [(context.ids[row], "predict", why) for row, why in sorted(Predictions.read(context.folder).errors.items())]
-    known = {name for name, _, _ in rows}
+    """Write `failures.csv`, the images without a prediction or a map, and return their number."""
+    rows = [
+        (context.cohort.ids[row], "predict", error)
+        for row, error in sorted(Predictions.read(context.folder).errors.items())
+    ]
+    names = {name for name, _, _ in rows}
     table = context.maps.table(["id", "status", "error"])
-    for name, status, error in zip(*(table[one].to_pylist() for one in ("id", "status", "error")), strict=True):
-        if status == "failed" and name not in known:
-            known.add(name)
+    for name, status, error in zip(*(table[column].to_pylist() for column in ("id", "status", "error")), strict=True):
+        if status == "failed" and name not in names:
+            names.add(name)
             rows.append((name, "explain", error or ""))
     text, cells = io.StringIO(newline=""), CellEscaper()
     sheet = csv.writer(text)

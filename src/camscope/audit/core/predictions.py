@@ -1,4 +1,4 @@
-"""Answers: the log odds that the model gives each image for each finding, and the features that it drew them from."""
+"""The predictions of the model: the log odds of each finding for each image, and the features of the image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,16 @@ PREDICTIONS_FILE = "predictions.parquet"
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """`rows` (N,): those that were answered; `log_odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others.
+    """The predictions of all images.
 
-    `outputs_are_probabilities`: the model gives these, and the odds were made of them.
+    Attributes:
+        rows: The N rows with a prediction.
+        findings: The names of the F findings.
+        log_odds: The log odds (N,F).
+        features: The features (N,D).
+        errors: Row -> the error, for the rows without a prediction.
+        outputs_are_probabilities: Whether the model returns probabilities, which were converted into log odds.
+
     """
 
     rows: list[int]
@@ -31,57 +38,62 @@ class Predictions:
     outputs_are_probabilities: bool = False
 
     def log_odds_by_row(self, finding: str) -> dict[int, float]:
-        """Row -> log odds."""
+        """Return row -> log odds of a finding."""
         return dict(zip(self.rows, self.log_odds[:, self.findings.index(finding)].tolist(), strict=True))
 
     def log_odds_std(self, finding: str) -> float:
-        """The standard deviation of a finding's log odds over all images: the unit of effects."""
+        """Return the standard deviation of a finding's log odds over all images, which is the unit of effects."""
         return float(self.log_odds[:, self.findings.index(finding)].std())
 
     def write(
         self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
     ) -> None:
-        """As `predictions.parquet`: row, id, patient (a number), error; for each finding truth, log odds, chance; features."""
-        pa, every = import_arrow(), sorted([*self.rows, *self.errors])
-        place = {row: n for n, row in enumerate(self.rows)}
+        """Write `predictions.parquet`.
+
+        Columns: row, id, patient (a number), error, features, and for each finding its truth, log odds and probability.
+        """
+        pa, rows = import_arrow(), sorted([*self.rows, *self.errors])
+        index = {row: n for n, row in enumerate(self.rows)}
         columns: dict[str, Any] = {
-            "row": pa.array(every, pa.int64()),
-            "id": pa.array([ids[row] for row in every], pa.string()),
-            "patient": pa.array([patients[row] for row in every], pa.int64()),
-            "error": pa.array([self.errors.get(row) for row in every], pa.string()),
+            "row": pa.array(rows, pa.int64()),
+            "id": pa.array([ids[row] for row in rows], pa.string()),
+            "patient": pa.array([patients[row] for row in rows], pa.int64()),
+            "error": pa.array([self.errors.get(row) for row in rows], pa.string()),
         }
         for f, name in enumerate(self.findings):
-            odds = [float(self.log_odds[place[row], f]) if row in place else None for row in every]
-            chances = [None if one is None else float(1 / (1 + np.exp(-one))) for one in odds]
-            columns[f"truth {name}"] = pa.array([truths[f][row] for row in every], pa.bool_())
-            columns[f"log odds {name}"] = pa.array(odds, pa.float64())
-            columns[f"probability {name}"] = pa.array(chances, pa.float64())
-        wide = self.features.shape[1]
-        kept = [self.features[place[row]] if row in place else None for row in every]
-        columns["features"] = pa.array(kept, pa.list_(pa.float32(), wide))
-        table = pa.table(columns).replace_schema_metadata({"probabilities": str(self.outputs_are_probabilities)})
+            log_odds = [float(self.log_odds[index[row], f]) if row in index else None for row in rows]
+            probabilities = [None if value is None else float(1 / (1 + np.exp(-value))) for value in log_odds]
+            columns[f"truth {name}"] = pa.array([truths[f][row] for row in rows], pa.bool_())
+            columns[f"log odds {name}"] = pa.array(log_odds, pa.float64())
+            columns[f"probability {name}"] = pa.array(probabilities, pa.float64())
+        features = [self.features[index[row]] if row in index else None for row in rows]
+        columns["features"] = pa.array(features, pa.list_(pa.float32(), self.features.shape[1]))
+        table = pa.table(columns).replace_schema_metadata(
+            {"outputs_are_probabilities": str(self.outputs_are_probabilities)}
+        )
         with open_atomic(folder / PREDICTIONS_FILE) as file:
             import_arrow("parquet").write_table(table, file)
 
     @classmethod
     def read(cls, folder: Path, *, features: bool = False) -> "Predictions":
-        """What `write` wrote; `features` only where they are needed, for they are many."""
+        """Read what `write` wrote; the features, which are large, only if `features` is True."""
         schema = import_arrow("parquet").read_schema(folder / PREDICTIONS_FILE)
         columns = [name for name in schema.names if features or name != "features"]
         table = read_parquet(folder / PREDICTIONS_FILE, columns)
-        names = tuple(one.removeprefix("log odds ") for one in table.column_names if one.startswith("log odds "))
+        prefix = "log odds "
+        names = tuple(name.removeprefix(prefix) for name in table.column_names if name.startswith(prefix))
         errors = dict(zip(table["row"].to_pylist(), table["error"].to_pylist(), strict=True))
-        there = table.filter(import_arrow("compute").is_null(table["error"]))
-        odds = [there[f"log odds {name}"].to_numpy() for name in names]
-        kept = np.empty((there.num_rows, 0), np.float32)
+        predicted = table.filter(import_arrow("compute").is_null(table["error"]))
+        log_odds = [predicted[f"log odds {name}"].to_numpy() for name in names]
+        feature_array = np.empty((predicted.num_rows, 0), np.float32)
         if features:
-            flat = there["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            kept = np.asarray(flat, np.float32).reshape(there.num_rows, -1)
+            values = predicted["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            feature_array = np.asarray(values, np.float32).reshape(predicted.num_rows, -1)
         return cls(
-            there["row"].to_pylist(),
+            predicted["row"].to_pylist(),
             names,
-            np.stack(odds, 1) if odds else np.empty((0, 0)),
-            kept,
-            {row: why for row, why in errors.items() if why is not None},
-            (schema.metadata or {}).get(b"probabilities") == b"True",
+            np.stack(log_odds, 1) if log_odds else np.empty((0, 0)),
+            feature_array,
+            {row: error for row, error in errors.items() if error is not None},
+            (schema.metadata or {}).get(b"outputs_are_probabilities") == b"True",
         )

@@ -1,4 +1,4 @@
-"""Schema: what `summary.json` says, one part for each stage. Every number of the report comes from here; none is NaN."""
+"""The schema of `summary.json`: one model for the result of each stage. Every number of the report comes from it."""
 
 from typing import Any, Literal
 
@@ -8,17 +8,29 @@ Conclusion = Literal["supported", "not supported", "not testable"]
 
 
 class SchemaModel(BaseModel):
-    """Numbers and words that do not change; NaN and infinity are refused."""
+    """A frozen model of the schema; NaN and infinity raise an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EstimateSummary(SchemaModel):
-    """A value with its 95 % interval by patient, of `n_values` rows in `n_groups` patients, beside what knows nothing (`baseline`).
+    """An estimate with its 95 % confidence interval by patient and its baseline.
 
-    `value` None: there is none, and `reason` says why. `interval_method`: the method of the interval; "" where there is none.
-    `unit`: what `n_values` counts. `n_groups_by_role`: of insertions, in which each value belongs to several patients, how many there are of
-    each kind; `n_groups` is then the smallest of these counts, and no number of patients.
+    Attributes:
+        value: The estimate; None where none exists, for the `reason`.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+        n_values: The number of values, in the `unit`.
+        n_groups: The number of patients. For insertions the smallest count of `n_groups_by_role`.
+        n_undefined: The number of rows without a value.
+        p_value: The p-value of no difference.
+        baseline: The value expected by chance, or of a control.
+        baseline_name: What the baseline is.
+        reason: Why the value or the interval is missing.
+        interval_method: The method of the interval; "" where there is none.
+        unit: What `n_values` counts.
+        n_groups_by_role: For insertions, whose values belong to several patients each, the number of patients in each role.
+
     """
 
     value: float | None = None
@@ -37,14 +49,14 @@ class EstimateSummary(SchemaModel):
 
 
 class StageResult(SchemaModel):
-    """`tested` False: it was skipped, or could not be done, and `reason` says why."""
+    """The result of a stage. `tested` is False where the stage was skipped or impossible, for the `reason`."""
 
     tested: bool = True
     reason: str = ""
 
 
 class FlowStep(SchemaModel):
-    """Of the way of the rows into the audit: how many were left, or were lost, and why."""
+    """A step of the flow of rows into the audit: how many rows remain, or are excluded, and the reason."""
 
     name: str
     n_rows: int
@@ -53,7 +65,7 @@ class FlowStep(SchemaModel):
 
 
 class DataIssue(SchemaModel):
-    """What is odd about the data."""
+    """A problem of the data, with the rows that have it."""
 
     code: str
     severity: str
@@ -63,7 +75,7 @@ class DataIssue(SchemaModel):
 
 
 class LevelCount(SchemaModel):
-    """So many images of a kind: of a subgroup's level, of a label."""
+    """The number of images and patients of a subgroup level."""
 
     column: str
     level: str
@@ -73,9 +85,14 @@ class LevelCount(SchemaModel):
 
 
 class AnnotationSource(SchemaModel):
-    """Where the pixels of a finding or a region (`name`) are marked: in which kind of `source`, and which categories of it count.
+    """The source of the masks of a finding or a region.
 
-    `excluded_categories`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
+    Attributes:
+        name: The finding or the region.
+        source: The kind of the source.
+        categories: The categories that count; empty for boxes, points, and masks of one label.
+        excluded_categories: The categories of a COCO file that do not count.
+
     """
 
     name: str
@@ -85,7 +102,7 @@ class AnnotationSource(SchemaModel):
 
 
 class DataCheckResult(StageResult):
-    """The data, before any model saw them. `annotation_protocol`: who said which images have a finding, and where, in words."""
+    """The data. `annotation_protocol`: who labeled and located the findings, as free text."""
 
     annotation_protocol: str = ""
     annotation_sources: tuple[AnnotationSource, ...] = ()
@@ -98,8 +115,9 @@ class DataCheckResult(StageResult):
 
 
 class ExplainerInfo(SchemaModel):
-    """A method with all its settings. `stride`: pixels of the model's input between the cells of its map; `stride_mm`: on
-    the image, where that is known.
+    """A method with its parameters.
+
+    `stride`: the distance between the cells of its map in pixels of the model's input; `stride_mm`: on the image.
     """
 
     method: str
@@ -113,7 +131,7 @@ class ExplainerInfo(SchemaModel):
 
 
 class ResolveResult(StageResult):
-    """The model and the methods."""
+    """The model and its methods."""
 
     model: str = ""
     weights_digest: str = ""
@@ -127,11 +145,15 @@ class ResolveResult(StageResult):
     explainers: tuple[ExplainerInfo, ...] = ()
     n_passes: int = 0
 
+    def get_explainer_info(self, title: str) -> ExplainerInfo:
+        """Return the information about the explainer of this title."""
+        return next(info for info in self.explainers if info.title == title)
+
 
 class SubgroupDifference(SchemaModel):
-    """A level of a subgroup: its value for a finding, and its difference to the others, judged against the margin.
+    """The value of a subgroup level for a finding, and its difference to the other levels, compared with the margin.
 
-    `region`: whose effect on the answer it is; "": none's.
+    `region`: the region whose effect on the prediction the value is; "" for other values.
     """
 
     finding: str
@@ -145,7 +167,7 @@ class SubgroupDifference(SchemaModel):
 
 
 class ReliabilityPoint(SchemaModel):
-    """Of a reliability plot."""
+    """A point of a reliability diagram, with its interval."""
 
     predicted: float
     observed: float
@@ -155,7 +177,7 @@ class ReliabilityPoint(SchemaModel):
 
 
 class SubgroupPerformance(SchemaModel):
-    """A level of a subgroup by itself: what `FindingPerformance` says of all. `reason`: why there are no numbers."""
+    """The performance in one subgroup level. `reason`: why there are no numbers."""
 
     column: str
     level: str
@@ -171,7 +193,7 @@ class SubgroupPerformance(SchemaModel):
 
 
 class FindingPerformance(SchemaModel):
-    """How well a finding is told from its absence."""
+    """The performance for one finding: discrimination and calibration, overall and by subgroup."""
 
     finding: str
     n_positives: int
@@ -189,7 +211,7 @@ class FindingPerformance(SchemaModel):
 
 
 class PredictResult(StageResult):
-    """The model's answers. `outputs_are_probabilities`: it gives these, and log odds were made of them."""
+    """The predictions. `outputs_are_probabilities`: the model returns probabilities, which are converted into log odds."""
 
     outputs_are_probabilities: bool = False
     flow: tuple[FlowStep, ...] = ()
@@ -197,7 +219,7 @@ class PredictResult(StageResult):
 
 
 class MapCounts(SchemaModel):
-    """Maps of a method: how many, and how many say nothing."""
+    """The number of maps of a method for a finding, and of failures."""
 
     method: str
     finding: str
@@ -207,15 +229,19 @@ class MapCounts(SchemaModel):
 
 
 class ExplainResult(StageResult):
-    """The maps."""
+    """The number of maps and the reasons for missing ones."""
 
     map_counts: tuple[MapCounts, ...] = ()
     failures: tuple[FlowStep, ...] = ()
 
 
 class MetricSummary(SchemaModel):
-    """A metric of a method, or of a map that knows nothing of the model (`control`): `difference_to_control` is the paired difference to the
-    best of these, counted so that more is better. `max_value`: of enrichment what all of the map inside would be, 1 / area.
+    """A metric of a method, or of a control map, for the images with a finding.
+
+    Attributes:
+        difference_to_control: The paired difference to the best control, with a sign such that more is better.
+        max_value: For enrichment, the value of a map that lies inside the mask completely, 1 / area.
+
     """
 
     metric: str
@@ -231,7 +257,7 @@ class MetricSummary(SchemaModel):
 
 
 class StablePredictionShare(SchemaModel):
-    """Of the changes of a stability the share under which the answer held: the others say nothing of maps, and are left out."""
+    """The share of input changes of a stability metric under which the prediction stayed; only these are scored."""
 
     metric: str
     finding: str
@@ -239,7 +265,7 @@ class StablePredictionShare(SchemaModel):
 
 
 class MetricsResult(StageResult):
-    """Metrics of some images. `formulas`: what each of them is, with all that it depends on."""
+    """The metrics of sampled images. `formulas`: the definition of each metric."""
 
     n_images: int = 0
     formulas: dict[str, str] = Field(default_factory=dict)
@@ -249,9 +275,17 @@ class MetricsResult(StageResult):
 
 
 class RandomizationSimilarity(SchemaModel):
-    """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images.
+    """The similarity of the maps of the trained model and of the model with re-initialized weights.
 
-    `final_similarity`: after the last step, with its interval by patient. `passes` None: there is nothing to compare.
+    Attributes:
+        name: The measure of similarity.
+        curve: The mean similarity after each step of the cascade.
+        null_low: The lower end of the similarity of maps of different images.
+        null_mean: The mean similarity of maps of different images.
+        null_high: The upper end of the similarity of maps of different images.
+        passes: Whether the maps change enough; None where nothing can be compared.
+        final_similarity: The similarity after the last step, with its interval by patient.
+
     """
 
     name: str
@@ -265,7 +299,7 @@ class RandomizationSimilarity(SchemaModel):
 
 
 class RandomizationTest(SchemaModel):
-    """The randomisation test of a method."""
+    """The weight randomization test of a method."""
 
     method: str
     finding: str
@@ -278,14 +312,14 @@ class RandomizationTest(SchemaModel):
 
 
 class SanityResult(StageResult):
-    """Whether maps notice that the training is gone."""
+    """The weight randomization tests of all methods, and of the edge detector as a control."""
 
     n_images: int = 0
     tests: tuple[RandomizationTest, ...] = ()
 
 
 class AttributionMass(SchemaModel):
-    """How much of a method's maps lies in a region. `max_enrichment`: what the enrichment of a map that is all inside would be."""
+    """The share of a method's maps in a region. `max_enrichment`: the enrichment of a map that lies inside completely."""
 
     region: str
     method: str
@@ -301,7 +335,7 @@ class AttributionMass(SchemaModel):
 
 
 class RegionOverlap(SchemaModel):
-    """How much of a region lies in another one: the mean share of its pixels, over the `n_images` that have it."""
+    """The mean share of a region's pixels that lie in another region, over the `n_images` that have it."""
 
     finding: str
     region: str
@@ -311,7 +345,7 @@ class RegionOverlap(SchemaModel):
 
 
 class InterventionEffect(SchemaModel):
-    """What a change of the input does to the log odds of a finding, in their standard deviations."""
+    """The effect of an intervention on the log odds of a finding, in standard deviations of the log odds."""
 
     region: str
     finding: str
@@ -321,19 +355,22 @@ class InterventionEffect(SchemaModel):
 
 
 class MaskedAuroc(SchemaModel):
-    """The AUROC that is left when a region is filled (`blank`), or all but it (`keep only`)."""
+    """The AUROC after a region (`mask`), or everything else (`keep only`), is replaced by the imputation."""
 
     region: str
     finding: str
-    kind: Literal["blank", "keep only"]
+    kind: Literal["mask", "keep only"]
     imputation: str
     auroc: EstimateSummary
 
 
 class ColumnLeakage(SchemaModel):
-    """Whether a column of the manifest can be read off the model's features.
+    """The AUROC of a linear probe that predicts a column of the manifest from the model's features.
 
-    `is_decodable`: the interval lies above a half, and no deal of the labels at random gave as much; the most gave `null_max`.
+    Attributes:
+        null_max: The largest AUROC under permuted labels.
+        is_decodable: Whether the interval lies above 0.5 and no permutation reached the AUROC.
+
     """
 
     column: str
@@ -343,9 +380,16 @@ class ColumnLeakage(SchemaModel):
 
 
 class MapCluster(SchemaModel):
-    """Images whose maps are alike: their number, the most typical ones, and what they have in common.
+    """A cluster of images with similar maps.
 
-    `attribution_mass`: the mean share of their maps in each region. `missed_share`: the share of them with a probability below a half.
+    Attributes:
+        number: The number of the cluster, the largest first.
+        n_images: The number of its images.
+        prototypes: The ids of its most typical images.
+        attribution_mass: Region -> the mean share of its maps in the region.
+        missed_share: The share of its images with a probability below 0.5.
+        associated_columns: The subgroup levels that are more frequent in it, as text.
+
     """
 
     number: int
@@ -357,7 +401,7 @@ class MapCluster(SchemaModel):
 
 
 class ClusterStability(SchemaModel):
-    """Of so many clusters, beside what one way of looking alone would show."""
+    """The stability of a number of clusters, and of reference data that form one cluster."""
 
     n_clusters: int
     stability: float
@@ -366,7 +410,7 @@ class ClusterStability(SchemaModel):
 
 
 class ClusterAnalysis(SchemaModel):
-    """Groups of maps, of so many `n_patients`. `n_clusters`: 1 where there is no reason to believe in several ways of looking."""
+    """The clusters of a method's maps for a finding. `n_clusters` is 1 where several clusters are not supported."""
 
     finding: str
     method: str
@@ -381,7 +425,7 @@ class ClusterAnalysis(SchemaModel):
 
 
 class ReviewCase(SchemaModel):
-    """An image that somebody should look at, and why."""
+    """An image for review, and the reason."""
 
     id: str
     finding: str
@@ -389,8 +433,12 @@ class ReviewCase(SchemaModel):
 
 
 class ShortcutResult(StageResult):
-    """What travels with the finding. `region_counts`: how many images have it; `markers_by_finding`: finding -> those that only some
-    images have.
+    """The tests for shortcuts.
+
+    Attributes:
+        region_counts: Region -> the number of images that have it.
+        markers_by_finding: Finding -> the regions that only some images have.
+
     """
 
     region_counts: dict[str, int] = Field(default_factory=dict)
@@ -407,9 +455,21 @@ class ShortcutResult(StageResult):
 
 
 class Verdict(SchemaModel):
-    """The answer to one question. `worry`: whether "supported" speaks against the model, or "not supported" does.
+    """The conclusion about one claim, with the estimate that it follows from.
 
-    `is_race_decided`: the part of this file whose numbers gave the word.
+    Attributes:
+        question: The key of the question.
+        claim: The claim as a sentence.
+        finding: The finding that it is about.
+        qualifier: The region, subgroup or method that it is about.
+        conclusion: Whether the data support the claim.
+        direction: Whether the conclusion supports or contradicts the model.
+        effect: The estimate.
+        margin: The margin that the estimate is compared with.
+        rule: The rule of the conclusion.
+        reason: Why the conclusion is not a clear one.
+        section: The section of the report with the numbers.
+
     """
 
     question: str
@@ -417,7 +477,7 @@ class Verdict(SchemaModel):
     finding: str
     qualifier: str = ""
     conclusion: Conclusion
-    direction: Literal["for", "against", "neither"]
+    direction: Literal["supports", "contradicts", "neither"]
     effect: EstimateSummary
     margin: float | None
     rule: str
@@ -426,9 +486,9 @@ class Verdict(SchemaModel):
 
 
 class Summary(SchemaModel):
-    """All that was found."""
+    """The results of all stages, the verdicts, and the settings that they depend on."""
 
-    schema_version: Literal["camscope/audit/1"] = "camscope/audit/1"
+    schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
     camscope_version: str
     title: str
     intended_use: str
@@ -454,5 +514,5 @@ class Summary(SchemaModel):
 
 
 def to_json_dict(model: BaseModel) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return a model as a dictionary of JSON values."""
     return model.model_dump(mode="json")

@@ -1,8 +1,4 @@
-"""Values of the summary: rounded numbers, and lines of metrics.
-
-- Numbers: estimates as the summary holds them.
-- Lines: what metrics say of methods, finding by finding, with intervals by patient.
-"""
+"""Conversion of estimates and metric values into the models of the summary, with rounded numbers."""
 
 import math
 from collections import Counter
@@ -11,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
 from camscope.batch.manifest import import_arrow
 from camscope.evaluation import EvaluationResult
-from camscope.evaluation import summary as told
+from camscope.evaluation import summary as evaluation_summary
 from camscope.metrics import METRICS, Estimate
 from camscope.plurals import plural
 
@@ -24,34 +20,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SIGNIFICANT_DIGITS = 10  # significant ones: what rounding does to the last bits is no difference between two runs
+SIGNIFICANT_DIGITS = 10  # rounding errors in later digits would make equal runs differ
 
 
 def summarize_estimate(
     estimate: Estimate | None, baseline: float | None = None, baseline_name: str = "", reason: str = ""
 ) -> EstimateSummary:
-    """An estimate and its baseline; without an estimate, why there is none.
+    """Return an estimate with its baseline, or the reason why there is no estimate.
 
-    With few patients, or with most images from one of them, it has no interval and no p.
+    With too few patients, or with most images from one patient, it has neither an interval nor a p-value.
     """
     if estimate is None:
         return EstimateSummary(
             reason=reason or "there is no value", baseline=round_significant(baseline), baseline_name=baseline_name
         )
-    few = estimate.n_groups < MIN_PATIENTS_FOR_INTERVAL
-    none = few or estimate.is_dominated_by_few_groups
-    low, high = (None, None) if none else (round_significant(estimate.low), round_significant(estimate.high))
-    why = (
+    has_few_patients = estimate.n_groups < MIN_PATIENTS_FOR_INTERVAL
+    has_interval = not (has_few_patients or estimate.is_dominated_by_few_groups)
+    low, high = (round_significant(estimate.low), round_significant(estimate.high)) if has_interval else (None, None)
+    interval_reason = (
         f"too few patients for an interval: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_INTERVAL} are needed"
-        if few
+        if has_few_patients
         else ""
     )
-    if estimate.is_dominated_by_few_groups and not (
-        estimate.n_groups_by_role and reason
-    ):  # of insertions the reason says whose they are
-        why = estimate.describe_dominance("patient")
-    if not none and (low is None or high is None):
-        why = "nothing varies from which an interval could be estimated"
+    is_explained = bool(estimate.n_groups_by_role and reason)  # for insertions, the reason names the role
+    if estimate.is_dominated_by_few_groups and not is_explained:
+        interval_reason = estimate.describe_dominance("patient")
+    if has_interval and (low is None or high is None):
+        interval_reason = "all values are equal, so that no interval can be estimated"
     return EstimateSummary(
         value=round_significant(estimate.mean),
         low=low,
@@ -59,10 +54,10 @@ def summarize_estimate(
         n_values=estimate.n_values,
         n_groups=estimate.n_groups,
         n_undefined=estimate.n_undefined,
-        p_value=None if none else round_significant(estimate.p_value),
+        p_value=round_significant(estimate.p_value) if has_interval else None,
         baseline=round_significant(baseline),
         baseline_name=baseline_name,
-        reason="; ".join(filter(None, (reason, why))),
+        reason="; ".join(filter(None, (reason, interval_reason))),
         interval_method="" if low is None or high is None else estimate.interval_method,
         unit="insertions" if estimate.n_groups_by_role else "images",
         n_groups_by_role=estimate.n_groups_by_role,
@@ -70,14 +65,14 @@ def summarize_estimate(
 
 
 def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
-    """How many there are: `7`; of insertions of each kind: `92 receivers, 1 donor`."""
+    """Return the number of patients, as `7`, or for insertions the number in each role, as `92 receivers, 1 donor`."""
     return ", ".join(plural(count, role.removesuffix("s")) for role, count in estimate.n_groups_by_role) or str(
         estimate.n_groups
     )
 
 
 def round_significant(value: float | None) -> float | None:
-    """To so many digits; None for what is no finite number."""
+    """Round a number to `SIGNIFICANT_DIGITS`; None if it is missing, infinite or NaN."""
     if value is None or not math.isfinite(value):
         return None
     return float(np.format_float_positional(value, SIGNIFICANT_DIGITS, unique=False, fractional=False, trim="-"))
@@ -88,68 +83,72 @@ BetterDirection = Literal["more", "less", "neither"]
 BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "less", None: "neither"}
 
 
-def summarize_finding_metrics(
-    context: AuditContext, evaluation: EvaluationResult, finding: Finding
-) -> list[MetricSummary]:
-    """Of every metric and method, of images with a finding."""
-    own = filter_finding(context, add_patient_column(context, evaluation.table()), finding, True)
-    return summarize_metrics(own, finding.name, **context.bootstrap_options)
+def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
+    """Summarize every metric of every method over the images with a finding."""
+    values = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
+    return summarize_metrics(values, finding.name, **cohort.config.bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
-    """What each of the metrics is, in words, with what it depends on."""
-    return {name: METRICS[name].formula for name in dict.fromkeys(one.metric for one in metric_summaries)}
+    """Return the formula of each metric, as text."""
+    return {name: METRICS[name].formula for name in dict.fromkeys(line.metric for line in metric_summaries)}
 
 
 def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
-    """The same of a table of one finding, `add_patient_column` by patient."""
+    """Summarize the values of one finding by patient; `add_patient_column` has added the patients to the table."""
     if not table.num_rows:
         return []
-    found = told.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
+    summaries = evaluation_summary.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
     return [
-        _build_metric_summary(one, finding, _select_best_control(every), table)
-        for every in found.values()
-        for one in every
+        _build_metric_summary(line, finding, _select_best_control(lines), table)
+        for lines in summaries.values()
+        for line in lines
     ]
 
 
-def add_patient_column(context: AuditContext, table: "pa.Table") -> "pa.Table":
-    """With the patient of each row, by a number."""
-    whose = [context.patient_numbers[row] for row in table["row"].to_pylist()]
-    return table.append_column(PATIENT_COLUMN, import_arrow().array(whose, import_arrow().int64()))
+def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
+    """Return the table with the number of each row's patient."""
+    numbers = [cohort.patient_numbers[row] for row in table["row"].to_pylist()]
+    return table.append_column(PATIENT_COLUMN, import_arrow().array(numbers, import_arrow().int64()))
 
 
-def filter_finding(
-    context: AuditContext, table: "pa.Table", finding: Finding, has_finding: bool | None = None
-) -> "pa.Table":
-    """The rows of one question; of maps that know nothing those of the image, whatever was asked of it."""
-    compute, asked = import_arrow("compute"), str(finding.class_index)
-    own = compute.fill_null(compute.equal(table["target"], asked), True)
+def filter_finding(cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None) -> "pa.Table":
+    """Return the values for a finding, optionally only of images with or without it.
+
+    Control maps without a class count for every finding.
+    """
+    compute = import_arrow("compute")
+    has_target = compute.fill_null(compute.equal(table["target"], str(finding.class_index)), True)
     controls = (
-        compute.and_(table["control"], own)
-        if compute.any(compute.and_(table["control"], own)).as_py()
+        compute.and_(table["control"], has_target)
+        if compute.any(compute.and_(table["control"], has_target)).as_py()
         else table["control"]
     )
-    kept = table.filter(compute.or_(compute.and_(own, compute.invert(table["control"])), controls))
+    selected = table.filter(compute.or_(compute.and_(has_target, compute.invert(table["control"])), controls))
     if has_finding is None:
-        return kept
-    truths = context.get_truth(finding)
-    return kept.filter(
-        import_arrow().array([truths[row] is has_finding for row in kept["row"].to_pylist()], import_arrow().bool_())
+        return selected
+    truths = cohort.get_truth(finding)
+    return selected.filter(
+        import_arrow().array(
+            [truths[row] is has_finding for row in selected["row"].to_pylist()], import_arrow().bool_()
+        )
     )
 
 
-def _select_best_control(lines: list[told.MethodSummary]) -> told.MethodSummary | None:
-    """The best of the maps that know nothing."""
-    return next((one for one in lines if one.is_control and one.estimate is not None), None)
+def _select_best_control(lines: list[evaluation_summary.MethodSummary]) -> evaluation_summary.MethodSummary | None:
+    """Return the best control map that has an estimate; the lines are sorted, the best first."""
+    return next((line for line in lines if line.is_control and line.estimate is not None), None)
 
 
 def _build_metric_summary(
-    line: told.MethodSummary, finding: str, control: told.MethodSummary | None, table: "pa.Table"
+    line: evaluation_summary.MethodSummary,
+    finding: str,
+    control: evaluation_summary.MethodSummary | None,
+    table: "pa.Table",
 ) -> MetricSummary:
     best = None if control is None or control.estimate is None else control.estimate.mean
     name = "" if control is None or best is None else control.method
-    over: EstimateSummary | None = (
+    difference: EstimateSummary | None = (
         None
         if line.difference_to_control is None
         else summarize_estimate(line.difference_to_control, 0.0, "no difference")
@@ -165,24 +164,24 @@ def _build_metric_summary(
         value=summarize_estimate(
             line.estimate, best, name, reason="" if line.estimate else _find_most_common_reason(line, table)
         ),
-        difference_to_control=over,
+        difference_to_control=difference,
     )
 
 
-def _find_most_common_reason(line: told.MethodSummary, table: "pa.Table") -> str:
-    """What is said of most of the rows of a metric and method without a value."""
-    names = ("metric", "method", "layer", "fill")
-    wanted = tuple(getattr(line, name) for name in names)
+def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.Table") -> str:
+    """Return the most common reason of the rows of a metric and method without a value."""
+    names = ("metric", "method", "layer", "imputation")
+    key = tuple(getattr(line, name) for name in names)
     rows = zip(*(table[name].to_pylist() for name in ("reason", *names)), strict=True)
-    said = Counter(reason for reason, *about in rows if tuple(about) == wanted and reason)
-    return f"no map has a value: {said.most_common(1)[0][0]}" if said else "no map has a value"
+    reasons = Counter(reason for reason, *row_key in rows if tuple(row_key) == key and reason)
+    return f"no map has a value: {reasons.most_common(1)[0][0]}" if reasons else "no map has a value"
 
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
-    """Row -> what a metric says of a method's map."""
+    """Return row -> value of a metric for the map of a method."""
     rows: list[Mapping[str, Any]] = table.select(["row", "metric", "method", "layer", "value"]).to_pylist()
     return {
-        one["row"]: one["value"]
-        for one in rows
-        if one["value"] is not None and (one["metric"], one["method"], one["layer"]) == (metric, method, layer)
+        row["row"]: row["value"]
+        for row in rows
+        if row["value"] is not None and (row["metric"], row["method"], row["layer"]) == (metric, method, layer)
     }

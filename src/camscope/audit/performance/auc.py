@@ -1,8 +1,4 @@
-"""AUROC and average precision, with intervals by patient.
-
-- Ranking: rows in the order of their answers, and AUROC and average precision of any number of draws of patients.
-- How well a model tells images with a finding from those without: numbers of images, intervals of patients.
-"""
+"""AUROC and average precision, with confidence intervals by patient."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -84,9 +80,11 @@ class Ranking:
 
     def select_rows(self, row_mask: Mask) -> "Ranking":
         """(M,) of the rows as they came -> the ranking of some; draws are still of all groups."""
-        some = row_mask[self.row_index]
-        made = replace(self, truth=self.truth[some], group_index=self.group_index[some], rank=self.rank[some])
-        return _check_two_classes(replace(made, row_index=self.row_index[some]))
+        is_selected = row_mask[self.row_index]
+        ranking = replace(
+            self, truth=self.truth[is_selected], group_index=self.group_index[is_selected], rank=self.rank[is_selected]
+        )
+        return _check_two_classes(replace(ranking, row_index=self.row_index[is_selected]))
 
     def sum_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(r,N) of the rows in order -> (r,V), (r,V): at each answer the weight of positives and of negatives."""
@@ -109,21 +107,21 @@ class Ranking:
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
     """(N,) bool, (N,) numbers, (N,) patients -> their ranking; UndefinedError where a class has no row."""
-    known, given = check_truth(truth), np.asarray(score, np.float64)
-    if given.shape != known.shape:
-        raise InputError(f"truth {known.shape} and answers {given.shape}; expected (N,) of both, of the same images")
-    if np.isinf(given).any():
+    truths, scores = check_truth(truth), np.asarray(score, np.float64)
+    if scores.shape != truths.shape:
+        raise InputError(f"truth {truths.shape} and answers {scores.shape}; expected (N,) of both, of the same images")
+    if np.isinf(scores).any():
         raise InputError(
-            f"answer {int(np.flatnonzero(np.isinf(given))[0])} is infinite: expected numbers, NaN for none"
+            f"answer {int(np.flatnonzero(np.isinf(scores))[0])} is infinite: expected numbers, NaN for none"
         )
-    order = np.argsort(given, kind="stable")[: len(given) - int(np.isnan(given).sum())]  # NaN are last
-    names = list(groups) if groups is not None else list(range(len(given)))
-    if len(names) != len(given):
-        raise InputError(f"{plural(len(given), 'answer')} and {plural(len(names), 'group')}; expected (N,) of both")
+    order = np.argsort(scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN are last
+    names = list(groups) if groups is not None else list(range(len(scores)))
+    if len(names) != len(scores):
+        raise InputError(f"{plural(len(scores), 'answer')} and {plural(len(names), 'group')}; expected (N,) of both")
     group = index_groups([names[int(i)] for i in order], len(order))
-    place = np.unique(given[order], return_inverse=True)[1]
-    lost = len(given) - len(order)
-    return _check_two_classes(Ranking(known[order], group, place, order, len(np.unique(group)), lost))
+    rank = np.unique(scores[order], return_inverse=True)[1]
+    n_undefined = len(scores) - len(order)
+    return _check_two_classes(Ranking(truths[order], group, rank, order, len(np.unique(group)), n_undefined))
 
 
 def _check_two_classes(ranking: Ranking) -> Ranking:
@@ -134,29 +132,29 @@ def _check_two_classes(ranking: Ranking) -> Ranking:
 
 def check_truth(truth: npt.ArrayLike) -> Mask:
     """(N,) bool; InputError for anything else."""
-    known = np.asarray(truth)
-    if known.dtype != np.bool_ or known.ndim != 1:
-        raise InputError(f"truth is {known.dtype} {known.shape}; expected (N,) bool: True where the finding is")
-    return known
+    values = np.asarray(truth)
+    if values.dtype != np.bool_ or values.ndim != 1:
+        raise InputError(f"truth is {values.dtype} {values.shape}; expected (N,) bool: True where the finding is")
+    return values
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """(replicates,): the number of draws of groups; NaN where a draw holds one class only."""
+    """Return the area in each bootstrap resample of groups; NaN where a resample holds one class only."""
     rows = len(ranking.truth)
-    made = []
-    for drawn in iter_bootstrap_indices(ranking.n_resampled_groups, n_resamples, seed, rows):
+    areas = []
+    for group_draws in iter_bootstrap_indices(ranking.n_resampled_groups, n_resamples, seed, rows):
         positive, negative = ranking.sum_weights_by_rank(
-            count_draws(drawn, ranking.n_resampled_groups)[:, ranking.group_index]
+            count_draws(group_draws, ranking.n_resampled_groups)[:, ranking.group_index]
         )
-        both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
-        values = np.full(len(drawn), np.nan)
-        values[both] = area_function(positive[both], negative[both])
-        made.append(values)
-    return np.concatenate(made)
+        has_both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
+        values = np.full(len(group_draws), np.nan)
+        values[has_both] = area_function(positive[has_both], negative[has_both])
+        areas.append(values)
+    return np.concatenate(areas)
 
 
 def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """The replicates with a value; UndefinedError where more than a tenth have none."""
+    """Return the resampled areas that are defined; UndefinedError where more than a tenth are not."""
     lost = int(np.isnan(resampled_areas).sum())
     if lost > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
@@ -202,7 +200,8 @@ def auroc(
 ) -> Estimate:
     """(N,) bool, (N,) -> area under the ROC curve: the chance that an image with the finding is answered higher, ties half.
 
-    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of `compute_auroc_interval`. NaN
+    `groups` (N,): patients, drawn whole; without them each image is its own. The interval is that of
+    `compute_auroc_interval`. NaN
     answers are left out, and counted. UndefinedError where one class has no row, or more than a tenth of the draws none.
     """
     check_positive_integer(n_resamples=n_resamples)
@@ -237,11 +236,11 @@ def average_precision(
 
 def build_auroc_estimate(ranking: Ranking, resampled_aurocs: FloatArray) -> Estimate:
     """The AUROC of a ranking, with the interval that its draws give."""
-    point, known = ranking.compute_area(compute_roc_area), drop_undefined(resampled_aurocs, ranking.describe_counts())
-    ends = compute_auroc_interval(
-        point, known, *ranking.n_groups_per_class, n_effective_groups=ranking.n_effective_groups
+    point, areas = ranking.compute_area(compute_roc_area), drop_undefined(resampled_aurocs, ranking.describe_counts())
+    interval = compute_auroc_interval(
+        point, areas, *ranking.n_groups_per_class, n_effective_groups=ranking.n_effective_groups
     )
-    return replace(_build_estimate(ranking, point, *ends), interval_method=NEWCOMBE)
+    return replace(_build_estimate(ranking, point, *interval), interval_method=NEWCOMBE)
 
 
 def compute_auroc_interval(
@@ -271,13 +270,13 @@ def compute_auroc_interval(
         float(np.var(resampled_aurocs)),
         _compute_hanley_mcneil_variance(point, n_positive_groups, n_negative_groups),
     )
-    wider = variance / expected if variance and expected else 1.0
-    far = compute_interval_multiplier(
+    inflation = variance / expected if variance and expected else 1.0
+    half_width = compute_interval_multiplier(
         fewest if n_effective_groups is None else n_effective_groups, confidence_level
-    ) * sqrt(wider)
+    ) * sqrt(inflation)
 
     def inside(limit: float) -> bool:
-        return abs(point - limit) <= far * sqrt(
+        return abs(point - limit) <= half_width * sqrt(
             _compute_hanley_mcneil_variance(limit, n_positive_groups, n_negative_groups)
         )
 

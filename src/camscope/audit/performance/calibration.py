@@ -1,7 +1,4 @@
-"""Calibration: of the images that a model gives 70 %, do 70 % show the finding?
-
-The line that truth's log odds follow along a model's: its slope and its intercept, with intervals of patients.
-"""
+"""Calibration of probabilities: Brier score, expected calibration error, reliability bins and logistic recalibration."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -52,26 +49,26 @@ def fit_recalibration(
             "answers part the classes, or there is one class only: any steeper line fits better"
         )
     count = int(group.max()) + 1
-    drawn = [
+    fits = [
         _fit_lines(y, z, count_draws(part, count)[:, group])
         for part in iter_bootstrap_indices(count, n_resamples, seed, len(y))
     ]
-    lines = np.concatenate(drawn)
-    lost = int(np.isnan(lines).any(1).sum())
-    if lost > MAX_UNDEFINED_SHARE * n_resamples:
+    lines = np.concatenate(fits)
+    n_undefined_lines = int(np.isnan(lines).any(1).sum())
+    if n_undefined_lines > MAX_UNDEFINED_SHARE * n_resamples:
         return _build_undefined_recalibration(
-            f"in {lost} of {plural(n_resamples, 'draw')} of patients the answers part the classes"
+            f"in {n_undefined_lines} of {plural(n_resamples, 'draw')} of patients the answers part the classes"
         )
     point = _fit_lines(y, z, whole)[0]
     if np.isnan(point).any():
         return _build_undefined_recalibration("the answers are too extreme: no line is found")
-    known = lines[~np.isnan(lines).any(1)]
+    valid_lines = lines[~np.isnan(lines).any(1)]
     sizes = np.bincount(group)
     effective, largest = count_effective_groups(sizes), float(sizes.max() / sizes.sum())
     slope, intercept, in_the_large = (
         Estimate(
             float(point[i]),
-            *compute_bootstrap_interval(known[:, i], count, n_effective_groups=effective),
+            *compute_bootstrap_interval(valid_lines[:, i], count, n_effective_groups=effective),
             len(y),
             count,
             n_undefined,
@@ -89,7 +86,7 @@ def _build_undefined_recalibration(reason: str) -> Recalibration:
 
 def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
     """(r,): whether each class reaches into the other, without which no line has the greatest likelihood."""
-    low, high = zip(*(_compute_range(z, (weights > 0) & one) for one in (y, ~y)), strict=True)
+    low, high = zip(*(_compute_range(z, (weights > 0) & is_class) for is_class in (y, ~y)), strict=True)
     return np.asarray((low[0] < high[1]) & (low[1] < high[0]))
 
 
@@ -100,13 +97,13 @@ def _compute_range(z: FloatArray, mask: Mask) -> tuple[FloatArray, FloatArray]:
 
 def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
     """(r,N) -> (r,3): slope, intercept, intercept where the slope is 1; NaN where there is none."""
-    made = np.full((len(weights), 3), np.nan)
-    fits = _has_class_overlap(y, z, weights)
-    used = weights[fits]
-    centre, spread = z.mean(), z.std()
-    slope, intercept = _fit_slope_and_intercept(y, (z - centre) / spread, used)
-    made[fits] = np.stack([slope / spread, intercept - slope * centre / spread, _fit_offset(y, z, used)], 1)
-    return made
+    lines = np.full((len(weights), 3), np.nan)
+    can_fit = _has_class_overlap(y, z, weights)
+    fit_weights = weights[can_fit]
+    center, scale = z.mean(), z.std()
+    slope, intercept = _fit_slope_and_intercept(y, (z - center) / scale, fit_weights)
+    lines[can_fit] = np.stack([slope / scale, intercept - slope * center / scale, _fit_offset(y, z, fit_weights)], 1)
+    return lines
 
 
 def _fit_slope_and_intercept(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -158,7 +155,9 @@ N_PERFECT_SIMULATIONS = 1000  # sets of perfectly calibrated truth that say what
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Images of about one probability, for a plot: their mean `mean_probability`, the `positive_share` with the finding, `low`..`high`.
+    """Images of about one probability, for a plot.
+
+    Their mean `mean_probability`, the `positive_share` with the finding, `low`..`high`.
 
     The interval is Wilson's, of as many independent answers as there are `n_groups`.
     """
@@ -175,7 +174,8 @@ class CalibrationBin:
 class Calibration:
     """How far probabilities can be taken at their word.
 
-    `brier`: the mean of (p - y)², 0 the best. `calibration_error`: expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally
+    `brier`: the mean of (p - y)², 0 the best. `calibration_error`: expected calibration error, Σ_b n_b/N |p_b - y_b|
+    over bins of equally
     many images. It is never 0 by chance, and too large where n is small: `chance_error` is what it would be, and
     `chance_error_high` what it would be in 1 of 40 such sets, were every probability right. `slope` (1 is best, less:
     answers too extreme), `intercept` (0 is best) of the truth's log odds on the model's, and `in_the_large`, the intercept
@@ -209,19 +209,23 @@ def compute_calibration(
     UndefinedError where no row has an answer.
     """
     check_positive_integer(n_bins=n_bins, n_resamples=n_resamples)
-    known, given = check_truth(truth), np.asarray(probability, np.float64)
-    odds = _to_log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
-    _check_probabilities(known, given, odds)
-    names = list(groups) if groups is not None else list(range(len(given)))
-    brier = estimate_mean((given - known) ** 2, names, bounds=(0.0, 1.0))
-    there = ~np.isnan(given)
-    y, p, z = known[there], given[there], odds[there]
-    group = index_groups([name for name, one in zip(names, there, strict=True) if one], len(y))
-    place = _assign_bins(p, n_bins)
-    line = fit_recalibration(y, z, group, brier.n_undefined, n_resamples, seed)
-    error = _estimate_calibration_error(y, p, group, place, n_resamples, seed, brier.n_undefined)
+    truths, probabilities = check_truth(truth), np.asarray(probability, np.float64)
+    scores = _to_log_odds(probabilities) if log_odds is None else np.asarray(log_odds, np.float64)
+    _check_probabilities(truths, probabilities, scores)
+    names = list(groups) if groups is not None else list(range(len(probabilities)))
+    brier = estimate_mean((probabilities - truths) ** 2, names, bounds=(0.0, 1.0))
+    has_value = ~np.isnan(probabilities)
+    y, p, z = truths[has_value], probabilities[has_value], scores[has_value]
+    group = index_groups([name for name, is_known in zip(names, has_value, strict=True) if is_known], len(y))
+    bin_index = _assign_bins(p, n_bins)
+    recalibration = fit_recalibration(y, z, group, brier.n_undefined, n_resamples, seed)
+    error = _estimate_calibration_error(y, p, group, bin_index, n_resamples, seed, brier.n_undefined)
     return _build_calibration(
-        brier, error, _simulate_chance_errors(p, group, place, seed), line, _build_bins(y, p, group, place)
+        brier,
+        error,
+        _simulate_chance_errors(p, group, bin_index, seed),
+        recalibration,
+        _build_bins(y, p, group, bin_index),
     )
 
 
@@ -313,15 +317,15 @@ def _build_bins(
     y: Mask, p: FloatArray, group: npt.NDArray[np.int64], bin_index: npt.NDArray[np.int64]
 ) -> tuple[CalibrationBin, ...]:
     return tuple(
-        _build_bin(y[bin_index == one], p[bin_index == one], group[bin_index == one])
-        for one in range(int(bin_index.max()) + 1)
+        _build_bin(y[bin_index == index], p[bin_index == index], group[bin_index == index])
+        for index in range(int(bin_index.max()) + 1)
     )
 
 
 def _build_bin(y: Mask, p: FloatArray, group: npt.NDArray[np.int64]) -> CalibrationBin:
-    witnesses, share = len(np.unique(group)), float(y.mean())
+    n_groups, share = len(np.unique(group)), float(y.mean())
     effective = count_effective_groups(np.unique(group, return_counts=True)[1])
-    return CalibrationBin(float(p.mean()), share, *compute_wilson_interval(share, effective), len(y), witnesses)
+    return CalibrationBin(float(p.mean()), share, *compute_wilson_interval(share, effective), len(y), n_groups)
 
 
 def compute_wilson_interval(share: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:

@@ -1,7 +1,4 @@
-"""Can site, scanner or sex be read off what a model keeps of an image? A linear probe that never saw the patient.
-
-leaks: which columns of the manifest can be read off the model's features.
-"""
+"""Linear probes that predict site, scanner or sex from the model's features, tested on other patients."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ColumnLeakage
 from camscope.audit.core.subgroup_levels import split_by_level
@@ -50,8 +47,10 @@ class LinearProbeResult:
 
     `auroc`: of two levels, or the mean over levels, each against all others; its interval is of other patients read by the
     same probes. `chance_auroc`: what it is on average where labels are dealt to patients at random and probes learnt anew,
-    `chance_auroc_max` the most that any of `n_permutations` deals gave, `p_value` how often chance gives as much. `is_decodable`: the
-    interval lies above a half and p is at most 5 %. `n_features`: how many vary. `excluded_levels`: levels with too few patients, and
+    `chance_auroc_max` the most that any of `n_permutations` deals gave, `p_value` how often chance gives as much.
+    `is_decodable`: the
+    interval lies above a half and p is at most 5 %. `n_features`: how many vary. `excluded_levels`: levels with too
+    few patients, and
     how many these have.
     """
 
@@ -83,27 +82,36 @@ def probe_leakage(
     levels remain, or no feature varies.
     """
     check_positive_integer(n_folds=n_folds, n_permutations=n_permutations, n_resamples=n_resamples)
-    given, every = np.asarray(features, np.float64), index_groups(groups, len(labels))
-    if given.ndim != 2 or len(given) != len(labels) or not np.isfinite(given).all() or n_folds < 2:
+    values, group_index = np.asarray(features, np.float64), index_groups(groups, len(labels))
+    if values.ndim != 2 or len(values) != len(labels) or not np.isfinite(values).all() or n_folds < 2:
         raise InputError(
-            f"features {given.shape} of {plural(len(labels), 'label')} in {plural(n_folds, 'fold')}: expected "
+            f"features {values.shape} of {plural(len(labels), 'label')} in {plural(n_folds, 'fold')}: expected "
             "(N,D) finite numbers, and 2 folds"
         )
-    levels, few = _select_levels(split_by_level(labels), every, 2 * n_folds)
+    levels, excluded = _select_levels(split_by_level(labels), group_index, 2 * n_folds)
     rows = np.logical_or.reduce(list(levels.values()))
-    label = np.select([own[rows] for own in levels.values()], range(len(levels)))
-    x, group = _standardize_features(given[rows]), np.unique(every[rows], return_inverse=True)[1]
+    label = np.select([level_rows[rows] for level_rows in levels.values()], range(len(levels)))
+    x, group = _standardize_features(values[rows]), np.unique(group_index[rows], return_inverse=True)[1]
     probe = _LinearProbe(x, group, n_folds, seed)
     rankings = _rank_levels(label, probe.predict_log_odds(label), group)
     random = np.random.default_rng(seed)
     null = [_compute_probe_auroc(probe, _permute_labels(label, group, random), group) for _ in range(n_permutations)]
-    found = _estimate_probe_auroc(rankings, len(labels) - len(label), n_resamples, seed)
-    p = (1 + sum(one >= found.mean for one in null)) / (1 + n_permutations)
-    named = tuple(_summarize_level(name, ranking) for name, ranking in zip(levels, rankings, strict=True))
-    varying = int((np.ptp(given[rows], 0) > 0).sum())
-    readable = bool(found.low > 0.5 and p <= PROBE_SIGNIFICANCE_LEVEL)
+    estimate = _estimate_probe_auroc(rankings, len(labels) - len(label), n_resamples, seed)
+    p = (1 + sum(area >= estimate.mean for area in null)) / (1 + n_permutations)
+    level_aurocs = tuple(_summarize_level(name, ranking) for name, ranking in zip(levels, rankings, strict=True))
+    n_features = int((np.ptp(values[rows], 0) > 0).sum())
+    is_decodable = bool(estimate.low > 0.5 and p <= PROBE_SIGNIFICANCE_LEVEL)
     return LinearProbeResult(
-        found, float(np.mean(null)), max(null), p, readable, named, varying, n_folds, n_permutations, few
+        estimate,
+        float(np.mean(null)),
+        max(null),
+        p,
+        is_decodable,
+        level_aurocs,
+        n_features,
+        n_folds,
+        n_permutations,
+        excluded,
     )
 
 
@@ -111,11 +119,11 @@ def _select_levels(
     levels: dict[Hashable, Mask], group: IntArray, min_patients: int
 ) -> tuple[dict[Hashable, Mask], tuple[tuple[Hashable, int], ...]]:
     patients = {name: len(np.unique(group[rows])) for name, rows in levels.items()}
-    few = tuple((name, count) for name, count in patients.items() if count < min_patients)
-    if len(levels) - len(few) < 2:
-        words = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
-        raise UndefinedError(f"expected two levels of {plural(min_patients, 'patient')} or more; there are {words}")
-    return {name: rows for name, rows in levels.items() if patients[name] >= min_patients}, few
+    excluded = tuple((name, count) for name, count in patients.items() if count < min_patients)
+    if len(levels) - len(excluded) < 2:
+        counts = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
+        raise UndefinedError(f"expected two levels of {plural(min_patients, 'patient')} or more; there are {counts}")
+    return {name: rows for name, rows in levels.items() if patients[name] >= min_patients}, excluded
 
 
 def _standardize_features(x: FloatArray) -> FloatArray:
@@ -123,8 +131,8 @@ def _standardize_features(x: FloatArray) -> FloatArray:
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
         raise UndefinedError(f"no feature of {x.shape[1]} varies")
-    centred = varying - varying.mean(0)
-    scaled = centred / centred.std(0) / np.sqrt(varying.shape[1])
+    centered = varying - varying.mean(0)
+    scaled = centered / centered.std(0) / np.sqrt(varying.shape[1])
     if scaled.shape[1] <= len(scaled):
         return np.asarray(scaled)
     left, size, _ = np.linalg.svd(scaled, full_matrices=False)  # the probe sees products of rows only, which stay
@@ -145,22 +153,22 @@ class _LinearProbe:
         split = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
             self.n_folds, shuffle=True, random_state=self.seed
         )
-        made = np.zeros((len(level_index), int(level_index.max()) + 1))
+        log_odds = np.zeros((len(level_index), int(level_index.max()) + 1))
         for train, test in split.split(self.x, level_index, self.group):
             probe = require("sklearn.linear_model", extra="audit").LogisticRegression(
                 class_weight="balanced", max_iter=1000
             )
-            given = probe.fit(self.x[train], level_index[train]).decision_function(self.x[test])
-            made[np.ix_(test, probe.classes_)] = _compute_one_vs_rest_log_odds(given)
-        return made
+            decision = probe.fit(self.x[train], level_index[train]).decision_function(self.x[test])
+            log_odds[np.ix_(test, probe.classes_)] = _compute_one_vs_rest_log_odds(decision)
+        return log_odds
 
 
 def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
     """(n,) of the second of two, or (n,K) logits -> (n,K): o_k - log Σ_others exp(o)."""
     if decision.ndim == 1:
         return np.stack([-decision, decision], 1)
-    others = [np.logaddexp.reduce(np.delete(decision, k, 1), 1) for k in range(decision.shape[1])]
-    return np.asarray(decision - np.stack(others, 1))
+    log_sum_of_others = [np.logaddexp.reduce(np.delete(decision, k, 1), 1) for k in range(decision.shape[1])]
+    return np.asarray(decision - np.stack(log_sum_of_others, 1))
 
 
 def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Generator) -> IntArray:
@@ -168,17 +176,20 @@ def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Ge
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes
-    giver = random.permutation(len(sizes))[group[order]]
+    donor = random.permutation(len(sizes))[group[order]]
     shuffled = level_index[order][np.lexsort((random.random(len(level_index)), group[order]))]
-    made = np.empty_like(level_index)
-    made[order] = shuffled[starts[giver] + (np.arange(len(level_index)) - starts[group[order]]) % sizes[giver]]
-    return made
+    permuted = np.empty_like(level_index)
+    permuted[order] = shuffled[starts[donor] + (np.arange(len(level_index)) - starts[group[order]]) % sizes[donor]]
+    return permuted
 
 
 def _rank_levels(level_index: IntArray, scores: FloatArray, group: IntArray) -> list[Ranking]:
     """One of each level, of two the same twice; draws of all are of the same patients."""
-    made = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
-    return [replace(one, group_index=group[one.row_index], n_resampled_groups=int(group.max()) + 1) for one in made]
+    rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
+    return [
+        replace(ranking, group_index=group[ranking.row_index], n_resampled_groups=int(group.max()) + 1)
+        for ranking in rankings
+    ]
 
 
 def _compute_probe_auroc(probe: _LinearProbe, level_index: IntArray, group: IntArray) -> float:
@@ -186,31 +197,31 @@ def _compute_probe_auroc(probe: _LinearProbe, level_index: IntArray, group: IntA
 
 
 def _compute_mean_auroc(rankings: list[Ranking]) -> float:
-    return float(np.mean([one.compute_area(compute_roc_area) for one in rankings]))
+    return float(np.mean([ranking.compute_area(compute_roc_area) for ranking in rankings]))
 
 
 def _estimate_probe_auroc(rankings: list[Ranking], n_undefined: int, n_resamples: int, seed: int) -> Estimate:
-    drawn = np.mean([bootstrap_areas(one, compute_roc_area, n_resamples, seed) for one in rankings], 0)
-    rarest, words = min(rankings, key=lambda one: min(one.n_groups_per_class)), rankings[0].describe_counts()
-    few = min(rankings, key=lambda one: one.n_effective_groups)
+    mean_areas = np.mean([bootstrap_areas(ranking, compute_roc_area, n_resamples, seed) for ranking in rankings], 0)
+    rarest, counts = min(rankings, key=lambda ranking: min(ranking.n_groups_per_class)), rankings[0].describe_counts()
+    most_uneven = min(rankings, key=lambda ranking: ranking.n_effective_groups)
     low, high = compute_auroc_interval(
         _compute_mean_auroc(rankings),
-        drop_undefined(drawn, words),
+        drop_undefined(mean_areas, counts),
         *rarest.n_groups_per_class,
-        n_effective_groups=few.n_effective_groups,
+        n_effective_groups=most_uneven.n_effective_groups,
     )
-    one = rankings[0]
+    ranking = rankings[0]
     return Estimate(
         _compute_mean_auroc(rankings),
         low,
         high,
-        len(one.truth),
-        one.n_groups,
+        len(ranking.truth),
+        ranking.n_groups,
         n_undefined,
         interval_method=NEWCOMBE,
         n_limiting_groups=min(rarest.n_groups_per_class),
-        n_effective_groups=few.n_effective_groups,
-        largest_group_share=few.largest_group_share,
+        n_effective_groups=most_uneven.n_effective_groups,
+        largest_group_share=most_uneven.largest_group_share,
     )
 
 
@@ -219,25 +230,25 @@ def _summarize_level(name: Hashable, ranking: Ranking) -> LevelAuroc:
     return LevelAuroc(name, ranking.n_positives, patients, ranking.compute_area(compute_roc_area))
 
 
-def probe_columns(context: AuditContext, predictions: Predictions) -> Iterator[ColumnLeakage]:
+def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
     """A probe for each subgroup column, of rows that say something in it."""
-    places = {row: n for n, row in enumerate(predictions.rows)}
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
-        rows = [row for row in predictions.rows if said[row] is not None]
-        features = predictions.features[[places[row] for row in rows]]
+    positions = {row: n for n, row in enumerate(predictions.rows)}
+    for column in cohort.config.data.subgroups:
+        levels = cohort.get_subgroup_levels(column)
+        rows = [row for row in predictions.rows if levels[row] is not None]
+        features = predictions.features[[positions[row] for row in rows]]
         try:
-            found = probe_leakage(
+            result = probe_leakage(
                 features,
-                [str(said[row]) for row in rows],
-                [context.patients[row] for row in rows],
-                seed=context.config.seed,
+                [str(levels[row]) for row in rows],
+                [cohort.patients[row] for row in rows],
+                seed=cohort.config.seed,
             )
             yield ColumnLeakage(
                 column=column,
-                auroc=summarize_estimate(found.auroc, found.chance_auroc, "labels dealt to patients at random"),
-                null_max=round_significant(found.chance_auroc_max),
-                is_decodable=found.is_decodable,
+                auroc=summarize_estimate(result.auroc, result.chance_auroc, "labels dealt to patients at random"),
+                null_max=round_significant(result.chance_auroc_max),
+                is_decodable=result.is_decodable,
             )
         except UndefinedError as error:
             yield ColumnLeakage(column=column, auroc=summarize_estimate(None, 0.5, "chance", str(error)), null_max=None)

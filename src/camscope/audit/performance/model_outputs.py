@@ -1,10 +1,6 @@
-"""Forward passes of the audited model, and its answers as log odds.
+"""Forward passes of the audited model, and its predictions as log odds.
 
-- asking: what the model gives, in eval mode, leaving it as it was; and its log odds.
-
-The question of an audit, as log odds: an answer without a ceiling.
-
-A region's share of it shows where the probability is 0.999 as where it is 0.7.
+Log odds do not saturate: the effect of a region is visible at a probability of 0.999 as at 0.7.
 """
 
 import math
@@ -17,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.errors import InputError, NonFiniteError, TargetError
 from camscope.explainers.core.evaluation_context import (
     check_one_of,
@@ -45,20 +42,20 @@ def compute_logits_and_features(
     x = x.to(*device_and_dtype(context.model))
     settings = ScoringSettings("eval", None, context.class_names or None)
     if len(x) > 1 and has_interacting_samples(inspect_model(context.model), settings, x):
-        each = [compute_logits_and_features(context, one, layer, grid) for one in x.split(1)]
+        each = [compute_logits_and_features(context, record, layer, grid) for record in x.split(1)]
         return torch.cat([logits for logits, _ in each]), torch.cat([features for _, features in each])
     names = [] if layer is None else [layer]
     with (
         torch.no_grad(),
-        evaluation_context(inspect_model(context.model), settings, x) as asked,
-        record_layers(context.model, names, device=None) as seen,
+        evaluation_context(inspect_model(context.model), settings, x) as evaluation,
+        record_layers(context.model, names, device=None) as records,
     ):
-        score = asked.create_score(context.findings[0].class_index)
-        logits = class_scores(score.forward(asked.x)).double()
+        score = evaluation.create_score(context.findings[0].class_index)
+        logits = class_scores(score.forward(evaluation.x)).double()
     if not bool(logits.isfinite().all()):
         raise NonFiniteError("the model's answer holds NaN or infinity")
-    kept = next((find_main_tensor(name, one.output)[1] for name, one in seen.items()), logits)
-    return logits.cpu(), pool_features(kept.float(), tuple(grid)).cpu()
+    features = next((find_main_tensor(name, record.output)[1] for name, record in records.items()), logits)
+    return logits.cpu(), pool_features(features.float(), tuple(grid)).cpu()
 
 
 def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -87,18 +84,18 @@ def compute_log_odds(
             "the model has one output, and the softmax of one is 1: if it is the log odds of the finding, "
             'set outputs = "sigmoid" under [model]'
         )
-    for one in findings:
-        if one.class_index >= logits.shape[1]:
+    for finding in findings:
+        if finding.class_index >= logits.shape[1]:
             raise InputError(
-                f"class {one.class_index} is out of range: the model has {plural(logits.shape[1], 'class')}"
+                f"class {finding.class_index} is out of range: the model has {plural(logits.shape[1], 'class')}"
             )
     if outputs == "sigmoid" and outputs_are_probabilities:
-        least = torch.finfo(torch.float32).eps / 2
-        logits = logits.clamp(least, 1 - least).logit()
+        epsilon = torch.finfo(torch.float32).eps / 2
+        logits = logits.clamp(epsilon, 1 - epsilon).logit()
     return torch.stack(
         [
-            LogOdds(one.class_index, outputs, outputs_are_probabilities=outputs_are_probabilities)(logits)
-            for one in findings
+            LogOdds(finding.class_index, outputs, outputs_are_probabilities=outputs_are_probabilities)(logits)
+            for finding in findings
         ],
         1,
     )
@@ -130,21 +127,23 @@ class LogOdds(Target):
         return replace(self, outputs_are_probabilities=are_probabilities(class_scores(output).detach()))
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """The question in words."""
+        """Describe the target."""
         return f"log odds of {class_name(self.index)}"
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         logits = full_precision(class_scores(output))
-        at = resolve_class_index(self.index, logits.shape[1], None)
+        index = resolve_class_index(self.index, logits.shape[1], None)
         if self.kind == "sigmoid":
-            return logits[:, at]
+            return logits[:, index]
         if logits.shape[1] == 1:
             raise TargetError('the model has one output, and the softmax of one is 1: ask for LogOdds(0, "sigmoid")')
-        plain = are_probabilities(logits) if self.outputs_are_probabilities is None else self.outputs_are_probabilities
-        logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log() if plain else logits
-        others = torch.cat([logits[:, :at], logits[:, at + 1 :]], 1)
-        return logits[:, at] - others.logsumexp(1)
+        is_probability = (
+            are_probabilities(logits) if self.outputs_are_probabilities is None else self.outputs_are_probabilities
+        )
+        logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log() if is_probability else logits
+        other_logits = torch.cat([logits[:, :index], logits[:, index + 1 :]], 1)
+        return logits[:, index] - other_logits.logsumexp(1)
 
 
 def compute_target_scores(
@@ -157,7 +156,7 @@ def compute_target_scores(
     if len(x) == 0:
         return np.empty(0)
     first = x[: min(N_MEMORY_PROBE_IMAGES, batch_size or N_MEMORY_PROBE_IMAGES)]
-    owners = torch.arange(len(x), device=x.device) % len(first)
+    sample_index = torch.arange(len(x), device=x.device) % len(first)
     with scoring_scope(model, first, target, batch_size=batch_size) as scores:
-        found = scores.score_variants(len(x), lambda part: (x[part], owners[part]))[0]
-    return np.asarray(found.cpu().numpy(), np.float64)
+        values = scores.score_variants(len(x), lambda part: (x[part], sample_index[part]))[0]
+    return np.asarray(values.cpu().numpy(), np.float64)

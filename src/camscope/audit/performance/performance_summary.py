@@ -1,4 +1,4 @@
-"""measuring: the numbers of answers as the summary holds them, of all images and of each subgroup."""
+"""The performance of predictions as the summary holds it, for all images and for each subgroup."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.schema import EstimateSummary, ReliabilityPoint, SubgroupPerformance
 from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
@@ -17,58 +17,62 @@ from camscope.metrics import Estimate
 
 BoolArray = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-MIN_PATIENTS_PER_SUBGROUP = 10  # patients of a subgroup: of fewer an interval says nothing of others
+MIN_PATIENTS_PER_SUBGROUP = 10  # with fewer, an interval does not generalize
 
 
 def compute_performance(
     truth: BoolArray, log_odds: Floats, patients: Sequence[Any], *, n_resamples: int, seed: int
 ) -> tuple[dict[str, EstimateSummary], Calibration]:
     """(N,) bool, (N,) log odds -> AUROC, average precision, Brier score, calibration error, slope and intercept."""
-    how: Any = {"replicates": n_resamples, "seed": seed}
-    share = float(truth.mean())
-    judged = compute_calibration(truth, 1 / (1 + np.exp(-log_odds)), patients, log_odds=log_odds, **how)
-    made = {
-        "auroc": _summarize_or_reason(lambda: auroc(truth, log_odds, patients, **how), 0.5, "chance"),
+    options: Any = {"n_resamples": n_resamples, "seed": seed}
+    prevalence = float(truth.mean())
+    calibration = compute_calibration(truth, 1 / (1 + np.exp(-log_odds)), patients, log_odds=log_odds, **options)
+    estimates = {
+        "auroc": _summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
         "average_precision": _summarize_or_reason(
-            lambda: average_precision(truth, log_odds, patients, **how), share, "prevalence"
+            lambda: average_precision(truth, log_odds, patients, **options), prevalence, "prevalence"
         ),
-        "brier": summarize_estimate(judged.brier, share * (1 - share), "the prevalence for all"),
+        "brier": summarize_estimate(calibration.brier, prevalence * (1 - prevalence), "the prevalence for all"),
         "calibration_error": summarize_estimate(
-            judged.calibration_error, judged.chance_error, "perfect calibration, by chance"
+            calibration.calibration_error, calibration.chance_error, "perfect calibration, by chance"
         ),
-        "slope": summarize_estimate(judged.slope, 1.0, "perfect calibration", judged.reason),
-        "intercept": summarize_estimate(judged.intercept, 0.0, "perfect calibration", judged.reason),
+        "slope": summarize_estimate(calibration.slope, 1.0, "perfect calibration", calibration.reason),
+        "intercept": summarize_estimate(calibration.intercept, 0.0, "perfect calibration", calibration.reason),
     }
-    return made, judged
+    return estimates, calibration
 
 
 def compute_subgroup_performance(
-    context: AuditContext, rows: Sequence[int], truth: BoolArray, log_odds: Floats
+    cohort: Cohort, rows: Sequence[int], truth: BoolArray, log_odds: Floats
 ) -> Iterator[SubgroupPerformance]:
-    """The same of every level of every subgroup with enough patients; of the others it is said that they are too few."""
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
-        for level, own in split_by_level([said[row] for row in rows]).items():
-            patients = [context.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
-            positives, negatives = int(truth[own].sum()), int((~truth[own]).sum())
-            made = SubgroupPerformance(column=column, level=str(level), n_positives=positives, n_negatives=negatives)
+    """Yield the performance in every subgroup level, or the reason where it has too few patients."""
+    for column in cohort.config.data.subgroups:
+        levels = cohort.get_subgroup_levels(column)
+        for level, is_in_level in split_by_level([levels[row] for row in rows]).items():
+            patients = [cohort.patients[row] for row, inside in zip(rows, is_in_level, strict=True) if inside]
+            positives, negatives = int(truth[is_in_level].sum()), int((~truth[is_in_level]).sum())
+            performance = SubgroupPerformance(
+                column=column, level=str(level), n_positives=positives, n_negatives=negatives
+            )
             if len(set(patients)) < MIN_PATIENTS_PER_SUBGROUP or not positives or not negatives:
-                yield made.model_copy(update={"reason": "too few patients, or images of one class only"})
+                yield performance.model_copy(update={"reason": "too few patients, or images of one class only"})
             else:
-                yield made.model_copy(
-                    update=compute_performance(truth[own], log_odds[own], patients, **context.bootstrap_options)[0]
+                yield performance.model_copy(
+                    update=compute_performance(
+                        truth[is_in_level], log_odds[is_in_level], patients, **cohort.config.bootstrap_options
+                    )[0]
                 )
 
 
 def summarize_bins(calibration: Calibration) -> Iterator[ReliabilityPoint]:
-    """Of a reliability plot."""
-    for one in calibration.bins:
+    """Yield the points of a reliability diagram."""
+    for item in calibration.bins:
         yield ReliabilityPoint(
-            predicted=round_significant(one.mean_probability) or 0.0,
-            observed=round_significant(one.positive_share) or 0.0,
-            low=round_significant(one.low) or 0.0,
-            high=round_significant(one.high) or 0.0,
-            n_images=one.n_images,
+            predicted=round_significant(item.mean_probability) or 0.0,
+            observed=round_significant(item.positive_share) or 0.0,
+            low=round_significant(item.low) or 0.0,
+            high=round_significant(item.high) or 0.0,
+            n_images=item.n_images,
         )
 
 

@@ -1,8 +1,4 @@
-"""Subgroups: whether a number differs between sites, sexes or scanners.
-
-- Contrasts: does a number differ between sites, sexes or scanners, does it not, or is that open?.
-- subgroups: a number held against itself, level by level of the columns that were named.
-"""
+"""Contrasts between subgroup levels: whether a number differs between sites, sexes or scanners."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.schema import SubgroupDifference
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
 from camscope.audit.core.summary_values import summarize_estimate
@@ -51,8 +47,9 @@ SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 class Contrast:
     """A level of a column against another, or against all others (`reference_level` is None).
 
-    `level_estimate`, `reference_estimate`: the number of either. `difference`: own - other; its interval and `marker_share` are corrected for how many levels are
-    compared (Bonferroni), and are of one procedure. `conclusion`: "equivalent" where the interval lies within ± the margin; else
+    `level_estimate`, `reference_estimate`: the number of either. `difference`: own - other; its interval
+    and p-value are corrected for the number of compared levels (Bonferroni), and follow from one procedure.
+    `conclusion`: "equivalent" where the interval lies within ± the margin; else
     "different" where it leaves zero out; else "undecided". A `reason` says why nothing, or less, could be said; where a side
     is too small all the others are None.
     """
@@ -70,8 +67,10 @@ class Contrast:
 class ContrastSide:
     """The number of one side; of its own `patient_indices`, by number, `n_groups` vouch for it.
 
-    Of a mean, `jackknife_effects`: by how much each group, by number, moves it (see `compute_jackknife_deviations`), and `dof`: degrees of freedom
-    of what they say. Of an AUROC, `resampled_aurocs`: the number in draws of the patients of both sides, and `interval_at_level`: its interval at a level.
+    Of a mean, `jackknife_effects`: by how much each group, by number, moves it (see `compute_jackknife_deviations`),
+    and `dof`: degrees of freedom
+    of what they say. Of an AUROC, `resampled_aurocs`: the number in draws of the patients of both sides, and
+    `interval_at_level`: its interval at a level.
     """
 
     estimate: Estimate
@@ -102,19 +101,20 @@ def compare_level_means(
     """(N,) a number of each image, (N,) its level -> the mean of each level against that of all others; two: one contrast.
 
     `margin`: the difference that would not matter, declared before looking. `groups`: patients, drawn whole from all rows,
-    so that one may have images in several levels. A side needs `min_patients` patients. Rows without a value or level are left out.
+    so that one may have images in several levels. A side needs `min_patients` patients. Rows without a value or level
+    are left out.
     """
-    given = np.asarray(values, np.float64)
-    if given.ndim != 1 or np.isinf(given).any():
-        raise InputError(f"values {given.shape}: expected (N,) numbers, NaN for none")
+    numbers = np.asarray(values, np.float64)
+    if numbers.ndim != 1 or np.isinf(numbers).any():
+        raise InputError(f"values {numbers.shape}: expected (N,) numbers, NaN for none")
     check_positive_integer(min_patients=min_patients, n_resamples=n_resamples)
-    group, known = index_groups(groups, len(given)), ~np.isnan(given)
+    group, has_value = index_groups(groups, len(numbers)), ~np.isnan(numbers)
 
     def side(rows: Mask) -> ContrastSide:
-        return _build_mean_side(given, rows & known, group, min_patients, n_resamples, seed)
+        return _build_mean_side(numbers, rows & has_value, group, min_patients, n_resamples, seed)
 
     return _build_contrasts(
-        side, (_compute_mean_interval, STUDENT_T_INTERVAL), _select_level_masks(levels, known), margin
+        side, (_compute_mean_interval, STUDENT_T_INTERVAL), _select_level_masks(levels, has_value), margin
     )
 
 
@@ -130,25 +130,25 @@ def compare_level_aurocs(
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
     """As `compare_level_means`, of each level's AUROC. Of either class a side needs half of `min_patients` patients, too."""
-    whole = rank_scores(truth, score, groups)
+    ranking = rank_scores(truth, score, groups)
     check_positive_integer(min_patients=min_patients, n_resamples=n_resamples)
-    known = np.isin(np.arange(len(np.asarray(truth))), whole.row_index)
+    has_score = np.isin(np.arange(len(np.asarray(truth))), ranking.row_index)
 
     def side(rows: Mask) -> ContrastSide:
-        return _build_auroc_side(whole.select_rows(rows), min_patients, n_resamples, seed)
+        return _build_auroc_side(ranking.select_rows(rows), min_patients, n_resamples, seed)
 
     return _build_contrasts(
-        side, (_compute_square_and_add_interval, SQUARE_AND_ADD), _select_level_masks(levels, known), margin
+        side, (_compute_square_and_add_interval, SQUARE_AND_ADD), _select_level_masks(levels, has_score), margin
     )
 
 
 def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
     if len(levels) != len(has_value):
         raise InputError(f"{plural(len(has_value), 'row')} and {plural(len(levels), 'level')}; expected (N,) of both")
-    made = {level: rows & has_value for level, rows in split_by_level(levels).items()}
-    if len(made) < 2:
-        raise UndefinedError(f"all rows are of one level, {next(iter(made))!r}" if made else "no row has a level")
-    return made
+    masks = {level: rows & has_value for level, rows in split_by_level(levels).items()}
+    if len(masks) < 2:
+        raise UndefinedError(f"all rows are of one level, {next(iter(masks))!r}" if masks else "no row has a level")
+    return masks
 
 
 def _build_contrasts(
@@ -161,16 +161,16 @@ def _build_contrasts(
         raise InputError(f"margin={margin}: expected the difference that would not matter, above 0")
     names = list(levels)
     pairs = [(names[0], names[1])] if len(names) == 2 else [(name, None) for name in names]
-    every = np.logical_or.reduce(list(levels.values()))
+    has_level = np.logical_or.reduce(list(levels.values()))
     sides = [
-        _build_sides(build_side, (name, levels[name]), (against, every & ~levels[name])) for name, against in pairs
+        _build_sides(build_side, (name, levels[name]), (against, has_level & ~levels[name])) for name, against in pairs
     ]
-    count = sum(not isinstance(one, str) for one in sides)
+    count = sum(not isinstance(pair_sides, str) for pair_sides in sides)
     return tuple(
-        Contrast(*pair, reason=both)
-        if isinstance(both, str)
-        else _build_contrast(*pair, *both, interval, count, margin)
-        for pair, both in zip(pairs, sides, strict=True)
+        Contrast(*pair, reason=pair_sides)
+        if isinstance(pair_sides, str)
+        else _build_contrast(*pair, *pair_sides, interval, count, margin)
+        for pair, pair_sides in zip(pairs, sides, strict=True)
     )
 
 
@@ -178,13 +178,13 @@ def _build_sides(
     build_side: Callable[[Mask], ContrastSide], *sides: tuple[Hashable, Mask]
 ) -> tuple[ContrastSide, ContrastSide] | str:
     """The two sides, or why one of them has no number."""
-    made = []
+    built = []
     for name, rows in sides:
         try:
-            made.append(build_side(rows))
+            built.append(build_side(rows))
         except UndefinedError as error:
             return f"{'all others' if name is None else name}: {error}"
-    return made[0], made[1]
+    return built[0], built[1]
 
 
 def _build_contrast(
@@ -197,32 +197,52 @@ def _build_contrast(
     margin: float,
 ) -> Contrast:
     """`n_contrasts`: how many contrasts there are, for which each is corrected."""
-    one, two, patients = (
+    level_estimate, reference_estimate, n_patients = (
         side.estimate,
         reference.estimate,
         len(np.union1d(side.patient_indices, reference.patient_indices)),
     )
-    ends, method = interval
-    flat = [
-        str(words) for words, made in ((level, side), (reference_level or "all others", reference)) if made.is_constant
+    compute_interval, method = interval
+    constant_levels = [
+        str(name)
+        for name, contrast_side in ((level, side), (reference_level or "all others", reference))
+        if contrast_side.is_constant
     ]
-    reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
+    reason = f"all values of {' and of '.join(constant_levels)} are equal" if constant_levels else ""
     reason = (
         reason or _describe_dominance(level, side) or _describe_dominance(reference_level or "all others", reference)
     )
     low, high, p = np.nan, np.nan, None
-    if len(flat) < 2 and not (one.is_dominated_by_few_groups or two.is_dominated_by_few_groups):
-        low, high = ends(side, reference, 1 - SIGNIFICANCE_LEVEL / n_contrasts)
-        p = min(1.0, n_contrasts * compute_p_from_intervals(lambda certainty: ends(side, reference, certainty)))
+    if len(constant_levels) < 2 and not (
+        level_estimate.is_dominated_by_few_groups or reference_estimate.is_dominated_by_few_groups
+    ):
+        low, high = compute_interval(side, reference, 1 - SIGNIFICANCE_LEVEL / n_contrasts)
+        p = min(
+            1.0, n_contrasts * compute_p_from_intervals(lambda certainty: compute_interval(side, reference, certainty))
+        )
     difference = Estimate(
-        one.mean - two.mean, low, high, one.n_values + two.n_values, patients, p_value=p, interval_method=method
+        level_estimate.mean - reference_estimate.mean,
+        low,
+        high,
+        level_estimate.n_values + reference_estimate.n_values,
+        n_patients,
+        p_value=p,
+        interval_method=method,
     )
-    return Contrast(level, reference_level, one, two, difference, _derive_conclusion(low, high, margin), reason)
+    return Contrast(
+        level,
+        reference_level,
+        level_estimate,
+        reference_estimate,
+        difference,
+        _derive_conclusion(low, high, margin),
+        reason,
+    )
 
 
 def _describe_dominance(level: Hashable, side: ContrastSide) -> str:
-    why = side.estimate.describe_dominance("patient")
-    return f"{level}: {why}" if why else ""
+    reason = side.estimate.describe_dominance("patient")
+    return f"{level}: {reason}" if reason else ""
 
 
 def _derive_conclusion(low: float, high: float, margin: float) -> ContrastConclusion:
@@ -236,55 +256,55 @@ def _compute_jackknife_error(side: ContrastSide, reference: ContrastSide) -> flo
 
     A side whose values are all equal is taken to vary as the other does: it would not be seen.
     """
-    one, two = side.jackknife_effects, reference.jackknife_effects
+    first, second = side.jackknife_effects, reference.jackknife_effects
     if side.is_constant:
-        return sqrt(float((two**2).sum()) * (1 + reference.n_groups / side.n_groups))
+        return sqrt(float((second**2).sum()) * (1 + reference.n_groups / side.n_groups))
     if reference.is_constant:
-        return sqrt(float((one**2).sum()) * (1 + side.n_groups / reference.n_groups))
-    return sqrt(float(((one - two) ** 2).sum()))
+        return sqrt(float((first**2).sum()) * (1 + side.n_groups / reference.n_groups))
+    return sqrt(float(((first - second) ** 2).sum()))
 
 
 def _build_mean_side(
     values: FloatArray, rows: Mask, group: npt.NDArray[np.int64], min_patients: int, n_resamples: int, seed: int
 ) -> ContrastSide:
-    count, own = int(group.max()) + 1, np.unique(group[rows])
-    patients = len(own)
+    count, groups = int(group.max()) + 1, np.unique(group[rows])
+    patients = len(groups)
     _check_n_patients(patients, min_patients)
     sums = np.bincount(group[rows], weights=values[rows], minlength=count)
     sizes = np.bincount(group[rows], minlength=count)
     constant = float(np.ptp(values[rows])) <= RELATIVE_PRECISION * float(np.abs(values[rows]).max())
-    moves = np.zeros(count)
+    effects = np.zeros(count)
     if patients > 1:
-        moves[own] = compute_jackknife_deviations(np.asarray(sums[own], np.float64), sizes[own])
-    made = estimate_mean(values[rows], group[rows].tolist(), n_resamples=n_resamples, seed=seed)
-    freedom = compute_degrees_of_freedom(sizes[own]) if patients > 1 else 1.0
-    return ContrastSide(made, own, patients, constant, moves, freedom)
+        effects[groups] = compute_jackknife_deviations(np.asarray(sums[groups], np.float64), sizes[groups])
+    estimate = estimate_mean(values[rows], group[rows].tolist(), n_resamples=n_resamples, seed=seed)
+    dof = compute_degrees_of_freedom(sizes[groups]) if patients > 1 else 1.0
+    return ContrastSide(estimate, groups, patients, constant, effects, dof)
 
 
 def _build_auroc_side(ranking: Ranking, min_patients: int, n_resamples: int, seed: int) -> ContrastSide:
     _check_n_patients(ranking.n_groups, min_patients)
-    witnesses = min(ranking.n_groups_per_class)
-    if witnesses < (min_patients + 1) // 2:
+    n_groups = min(ranking.n_groups_per_class)
+    if n_groups < (min_patients + 1) // 2:
         raise UndefinedError(
-            f"{ranking.describe_counts()}, {witnesses} of one class: expected {(min_patients + 1) // 2} of each"
+            f"{ranking.describe_counts()}, {n_groups} of one class: expected {(min_patients + 1) // 2} of each"
         )
-    drawn = bootstrap_areas(ranking, compute_roc_area, n_resamples, seed)
-    point, known = ranking.compute_area(compute_roc_area), drop_undefined(drawn, ranking.describe_counts())
+    resampled_aurocs = bootstrap_areas(ranking, compute_roc_area, n_resamples, seed)
+    point, areas = ranking.compute_area(compute_roc_area), drop_undefined(resampled_aurocs, ranking.describe_counts())
 
     def at(confidence_level: float) -> tuple[float, float]:
         return compute_auroc_interval(
             point,
-            known,
+            areas,
             *ranking.n_groups_per_class,
             confidence_level=confidence_level,
             n_effective_groups=ranking.n_effective_groups,
         )
 
     return ContrastSide(
-        build_auroc_estimate(ranking, drawn),
+        build_auroc_estimate(ranking, resampled_aurocs),
         np.unique(ranking.group_index),
-        witnesses,
-        resampled_aurocs=drawn,
+        n_groups,
+        resampled_aurocs=resampled_aurocs,
         interval_at_level=at,
     )
 
@@ -312,7 +332,7 @@ def _compute_square_and_add_interval(
 
     Zou 2007, doi:10.1037/1082-989X.12.4.399.
     """
-    one, two, (low, high), (least, most) = (
+    level_estimate, reference_estimate, (low, high), (least, most) = (
         side.estimate,
         reference.estimate,
         side.interval_at_level(confidence_level),
@@ -320,8 +340,11 @@ def _compute_square_and_add_interval(
     )
     both = ~np.isnan(side.resampled_aurocs + reference.resampled_aurocs)
     r = _compute_resample_correlation(side.resampled_aurocs[both], reference.resampled_aurocs[both])
-    ends = ((one.mean - low, most - two.mean, -1.0), (high - one.mean, two.mean - least, 1.0))
-    gap = one.mean - two.mean
+    ends = (
+        (level_estimate.mean - low, most - reference_estimate.mean, -1.0),
+        (high - level_estimate.mean, reference_estimate.mean - least, 1.0),
+    )
+    gap = level_estimate.mean - reference_estimate.mean
     first, last = (gap + copysign(sqrt(max(0.0, a * a + b * b - 2 * r * a * b)), sign) for a, b, sign in ends)
     return first, last
 
@@ -331,7 +354,7 @@ def _compute_resample_correlation(first: FloatArray, second: FloatArray) -> floa
 
 
 def compare_subgroups(
-    context: AuditContext,
+    cohort: Cohort,
     finding: Finding,
     values: Mapping[int, float],
     margin: float,
@@ -339,33 +362,33 @@ def compare_subgroups(
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
     """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
-    rows, about = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
-    for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
+    rows, common_fields = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
+    for column in cohort.config.data.subgroups:
+        level_by_row = cohort.get_subgroup_levels(column)
         try:
-            found = _compute_contrasts(
-                context, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth
+            contrasts = _compute_contrasts(
+                cohort, rows, [values[row] for row in rows], [level_by_row[row] for row in rows], margin, truth
             )
         except UndefinedError as error:
-            found = ()
-            yield _build_untestable_difference(column, "", str(error), about)
-        for one in found:
-            yield _build_difference(column, one, about)
+            contrasts = ()
+            yield _build_untestable_difference(column, "", str(error), common_fields)
+        for contrast in contrasts:
+            yield _build_difference(column, contrast, common_fields)
 
 
 def _compute_contrasts(
-    context: AuditContext,
+    cohort: Cohort,
     rows: Sequence[int],
     values: Sequence[float],
     levels: Sequence[str | None],
     margin: float,
     truth: Mapping[int, bool] | None,
 ) -> tuple[Contrast, ...]:
-    groups = [context.patients[row] for row in rows]
+    groups = [cohort.patients[row] for row in rows]
     if truth is None:
-        return compare_level_means(values, levels, groups, margin=margin, **context.bootstrap_options)
-    known = np.array([truth[row] for row in rows], np.bool_)
-    return compare_level_aurocs(known, values, levels, groups, margin=margin, **context.bootstrap_options)
+        return compare_level_means(values, levels, groups, margin=margin, **cohort.config.bootstrap_options)
+    truths = np.array([truth[row] for row in rows], np.bool_)
+    return compare_level_aurocs(truths, values, levels, groups, margin=margin, **cohort.config.bootstrap_options)
 
 
 def _build_difference(column: str, contrast: Contrast, common_fields: Mapping[str, Any]) -> SubgroupDifference:

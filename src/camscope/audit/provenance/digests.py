@@ -1,4 +1,4 @@
-"""digesting: sha256 of what an audit is made of, and of what it leaves: files, tables, images, masks, the model's source."""
+"""SHA-256 digests of files, tables, images, masks and the model source."""
 
 import hashlib
 import importlib.util
@@ -8,7 +8,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
@@ -30,40 +29,38 @@ from camscope.safe_files import open_regular_file
 
 T = TypeVar("T")
 U = TypeVar("U")
-VOLATILE_COLUMNS = ("seconds",)  # columns of a table that no second run repeats
-UNCONFINED_LOCATIONS = PathResolver(confined=False)  # files that the config names, or lie in a folder that it names
-NO_DIGEST = "none"  # where there is nothing that could have a digest
-PROGRESS_INTERVAL = 32  # images after which it is told how many are done
-FILES_PER_CHUNK = 1024  # files that are read before their digests are taken in
-_MASK_DIGESTS: WeakKeyDictionary[AuditContext, str] = WeakKeyDictionary()  # a start asks several times
-_IMAGE_DIGESTS: WeakKeyDictionary[AuditContext, dict[str, str | None]] = WeakKeyDictionary()
+VOLATILE_COLUMNS = ("seconds",)  # columns that differ between runs
+UNCONFINED_LOCATIONS = PathResolver(confined=False)  # for files named in the config
+NO_DIGEST = "none"  # nothing to digest
+PROGRESS_INTERVAL = 32  # images between two progress reports
+FILES_PER_CHUNK = 1024  # files queued at once
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
-    """Of a file, byte by byte, 64 hex digits; OSError for more than `limit` bytes."""
+    """Digest the bytes of a file, 64 hex digits; raise OSError for more than `limit` bytes."""
     with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_content(path: Path) -> str:
-    """Of what a file says, 64 hex digits: of a table its rows without times, whatever was compressed how."""
+    """Digest the content of a file; for a table its rows without times, regardless of compression."""
     if path.suffix != ".parquet":
         return digest_file(path)
     table = read_parquet(path)
-    kept = table.select([name for name in table.column_names if name not in VOLATILE_COLUMNS]).combine_chunks()
+    stable_table = table.select([name for name in table.column_names if name not in VOLATILE_COLUMNS]).combine_chunks()
     sink = import_arrow().BufferOutputStream()
-    with import_arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:
-        writer.write_table(kept.replace_schema_metadata())
+    with import_arrow("ipc").new_stream(sink, stable_table.schema.remove_metadata()) as writer:
+        writer.write_table(stable_table.replace_schema_metadata())
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
 def digest_optional_file(path: str | None) -> str | None:
-    """Of a file's bytes, if it is one."""
+    """Digest a file if it exists, else return None."""
     return digest_file(path) if path and Path(path).is_file() else None
 
 
 def digest_model_source(source: str) -> str:
-    """Of the file whose function makes the model: of FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION; "none" of a library's."""
+    """Digest the source file of FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; "none" for a model of a library."""
     where, colon, _ = source.rpartition(":")
     if not colon or source.partition(":")[0] in LOADER_BY_LIBRARY:
         return NO_DIGEST
@@ -72,7 +69,7 @@ def digest_model_source(source: str) -> str:
 
 
 def _find_module_file(module: str) -> Path | None:
-    """Where its source is: no module is imported for it but the packages around it."""
+    """Find the source file of a module without importing it; parent packages are imported."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -83,50 +80,44 @@ def _find_module_file(module: str) -> Path | None:
 def digest_images(
     context: AuditContext, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, str | None]:
-    """Of each audited row its name and the sha256 of its image, as `maps/` has it; None where there is nothing to read.
+    """Digest the image of each audited row by its id; None if it cannot be read.
 
-    Each is read once a start. `on_progress`: how many are done, of how many.
+    `on_progress`: called with the number of images done and their total.
     """
-    if context not in _IMAGE_DIGESTS:
-        found: dict[str, str | None] = {}
-        for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.rows):
-            found[context.ids[row]] = digits
-            if on_progress is not None and (len(found) % PROGRESS_INTERVAL == 0 or len(found) == len(context.rows)):
-                on_progress(len(found), len(context.rows))
-        _IMAGE_DIGESTS[context] = found
-    return _IMAGE_DIGESTS[context]
+    digests: dict[str, str | None] = {}
+    for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.cohort.rows):
+        digests[context.cohort.ids[row]] = digits
+        if on_progress is not None and (
+            len(digests) % PROGRESS_INTERVAL == 0 or len(digests) == len(context.cohort.rows)
+        ):
+            on_progress(len(digests), len(context.cohort.rows))
+    return digests
 
 
 def _digest_image(context: AuditContext, row: int) -> str | None:
     try:
-        return hash_source(context.get_image_source(row))
+        return hash_source(context.cohort.get_image_source(row))
     except MissingExtraError:
         raise
-    except Exception:  # a store, a network and a dataset may raise anything; failures.csv says what
+    except Exception:  # any backend error; failures.csv reports it
         return None
 
 
 def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Each with what a thread made of it, in their order."""
-    left = iter(items)
+    """Yield each item with the result of the function, in order, computed in threads."""
+    remaining = iter(items)
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        while piece := list(islice(left, FILES_PER_CHUNK)):
-            yield from zip(piece, pool.map(function, piece), strict=True)
+        while chunk := list(islice(remaining, FILES_PER_CHUNK)):
+            yield from zip(chunk, pool.map(function, chunk), strict=True)
 
 
 def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
-    """The names of images that are other ones, or of which there is only one."""
+    """List the ids of images that changed or exist on one side only."""
     return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 
 def digest_masks(context: AuditContext) -> str:
-    """Of every mask that the config names, of the audited rows, 64 hex digits; "none" where it names none."""
-    if context not in _MASK_DIGESTS:
-        _MASK_DIGESTS[context] = _compute_masks_digest(context)
-    return _MASK_DIGESTS[context]
-
-
-def _compute_masks_digest(context: AuditContext) -> str:
+    """Digest all masks of the audited rows that the config names; "none" if it names none."""
     data, regions = context.config.data, context.config.regions
     several: Mapping[str, str | MaskSource | None] = (
         data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
@@ -139,35 +130,35 @@ def _compute_masks_digest(context: AuditContext) -> str:
     for part, name in named.items():
         if isinstance(name, MaskSource) and name.category:
             sha.update(f"{part}\n{name.category}\n".encode())
-        for (what, _), found in _map_in_threads(
-            lambda one: _digest_mask(*one[1]), () if name is None else _iter_mask_files(context, name)
+        for (file_key, _), digest in _map_in_threads(
+            lambda item: _digest_mask(*item[1]), () if name is None else _iter_mask_files(context, name)
         ):
-            sha.update(f"{part}\n{what}\n{found}\n".encode())
+            sha.update(f"{part}\n{file_key}\n{digest}\n".encode())
     return sha.hexdigest()
 
 
 def _iter_mask_files(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
-    """The masks that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
-    known = context.open_ground_truth(mask_config)
-    if isinstance(known, AnnotationColumn):
-        for row, value in context.get_column(known.name).items():
+    """Yield the mask files of a column, folder or COCO file by row, so that equal masks give equal digests."""
+    ground_truth = context.cohort.open_ground_truth(mask_config)
+    if isinstance(ground_truth, AnnotationColumn):
+        for row, value in context.cohort.get_column(ground_truth.name).items():
             if is_mask_path(value):
-                yield str(row), (known.locations, value)
-    elif isinstance(known, MaskFolder):
-        named = FilenameIndex(((file, file) for file in known.files), ignore_suffix=True)
-        for row, path in context.get_column("path").items():
-            with suppress(UndefinedError):  # of several of its name none is asked
+                yield str(row), (ground_truth.locations, value)
+    elif isinstance(ground_truth, MaskFolder):
+        named = FilenameIndex(((file, file) for file in ground_truth.files), ignore_suffix=True)
+        for row, path in context.cohort.get_column("path").items():
+            with suppress(UndefinedError):  # ambiguous names have no mask
                 if file := named.find(path):
                     yield str(row), (UNCONFINED_LOCATIONS, file)
-    elif isinstance(known, CocoAnnotations):
-        coco = context.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")
+    elif isinstance(ground_truth, CocoAnnotations):
+        coco = context.cohort.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")
         yield "annotations", (UNCONFINED_LOCATIONS, str(coco))
-        for _, _, annotated in known.annotated_images:
-            for one in annotated:
-                if "mask_file" in one:
-                    yield str(one["mask_file"]), (known.locations, str(one["mask_file"]))
+        for _, _, annotated in ground_truth.annotated_images:
+            for annotation in annotated:
+                if "mask_file" in annotation:
+                    yield str(annotation["mask_file"]), (ground_truth.locations, str(annotation["mask_file"]))
 
 
 def _digest_mask(locations: PathResolver, path: str) -> str:

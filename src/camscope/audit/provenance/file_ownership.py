@@ -1,4 +1,4 @@
-"""Ownership: which files of a folder an audit wrote, by their digests in its log, so that nothing else is replaced or removed."""
+"""Find the files that an audit wrote, by the digests in its log, so that other files are never replaced or removed."""
 
 import csv
 import json
@@ -20,26 +20,31 @@ from camscope.errors import OutputError
 from camscope.safe_files import read_bytes
 
 PLAN_FILE, STAGES_FOLDER = "audit.json", "stages"
-RUN_FOLDERS = {"maps": ("",), "localise": ("",), "faithfulness": ("maps", "values"), "robustness": ("maps", "values")}
+RUN_FOLDERS = {
+    "maps": ("",),
+    "localization": ("",),
+    "faithfulness": ("maps", "values"),
+    "robustness": ("maps", "values"),
+}
 TABLE_COLUMNS = {
     "predictions.parquet": ("row", "id", "error"),
-    "interventions.parquet": ("row", "finding", "region", "without"),
+    "interventions.parquet": ("row", "finding", "region", "log_odds_without"),
 }
 OUTPUT_BY_STAGE = {
     "explain": "maps",
     "predict": "predictions.parquet",
     "shortcut": "interventions.parquet",
-}  # else the stage's name
-REPORT_STAGE = "report"  # what is written after all stages
+}  # all other stages: the name of the stage
+REPORT_STAGE = "report"  # written after all stages
 REPORT_STAGE_FILES = (SUMMARY_FILE, GALLERY_FILE, REPORT_FILE, FAILURES_FILE, METRICS_FILE)
-CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:"  # of the report's pages, in their head
-PAGE_HEAD_BYTES = 4096  # bytes of a page in which it stands
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:"  # in the head of every report
+PAGE_HEAD_BYTES = 4096  # the policy is within these bytes
 MAX_OUTPUT_JSON_BYTES = 2**28  # bytes
-MAX_FILES_LISTED = 10  # files in an error
+MAX_FILES_LISTED = 10  # in an error message
 
 
 def list_audit_files(folder: Path) -> list[Path]:
-    """The files under an audit's names; OutputError that lists all which this audit did not write as they are, and links."""
+    """List the files of an audit; raise OutputError that lists links and files that this audit did not write."""
     files = list(_FileLog(folder).iter_files())
     foreign = [path for path, is_own in files if not is_own]
     if foreign:
@@ -48,39 +53,41 @@ def list_audit_files(folder: Path) -> list[Path]:
             f" and {len(names) - MAX_FILES_LISTED} more" if len(names) > MAX_FILES_LISTED else ""
         )
         raise OutputError(
-            f"{folder}: not of an audit, or changed since the audit wrote it: {listed}; nothing was replaced or removed: move "
-            "it away, or choose another folder"
+            f"{folder}: not written by an audit, or changed since: {listed}; nothing was replaced or removed. Move "
+            "these files away, or choose another folder"
         )
     return [path for path, _ in files]
 
 
 def remove_outputs(folder: Path) -> None:
-    """Remove what an audit wrote but its log, which says what was declared before; or nothing, where anything else is there."""
+    """Remove the outputs of an audit except its log; remove nothing if other files are present."""
     for path in list_audit_files(folder):
         if path.parent != folder or path.name not in (PLAN_FILE, LOG_FILE):
             path.unlink()
     for name in (STAGES_FOLDER, *RUN_FOLDERS):
         for place, _, _ in os.walk(folder / name, topdown=False):
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # not empty
                 Path(place).rmdir()
     if (folder / LOG_FILE).is_file():
         provenance.append_event(folder, {"event": "removed"})
 
 
 def log_interrupted_stages(folder: Path) -> None:
-    """Into the log: what stages wrote that were done, and stopped before they said so."""
+    """Log the files of stages that finished but were stopped before logging them."""
     for stage in _FileLog(folder).open_stages:
         if (folder / STAGES_FOLDER / f"{stage}.json").is_file():
             log_stage_files(folder, stage)
 
 
 def log_stage_start(folder: Path, stage: str, findings: Sequence[int] = ()) -> None:
-    """Into the log: which stage writes from now on, and of which findings."""
-    provenance.append_event(folder, {"event": "writing", "of": stage, "findings": [str(one) for one in findings]})
+    """Log that a stage starts writing, with its findings."""
+    provenance.append_event(
+        folder, {"event": "writing", "of": stage, "findings": [str(finding) for finding in findings]}
+    )
 
 
 def log_stage_files(folder: Path, stage: str) -> None:
-    """Into the log: the digests of the files that a stage wrote, where they are new."""
+    """Log the digests of new files that a stage wrote."""
     ledger = _FileLog(folder)
     written = {name: digest_file(folder / name) for name in ledger.list_stage_files(stage)}
     new = {name: digits for name, digits in written.items() if digits not in ledger.digests.get(name, ())}
@@ -90,11 +97,13 @@ def log_stage_files(folder: Path, stage: str) -> None:
 
 @dataclass
 class _FileLog:
-    """What the log of an audit says of its files."""
+    """The files of an audit according to its log."""
 
     folder: Path
-    digests: dict[str, set[str]] = field(default_factory=dict)  # by path
-    open_stages: dict[str, set[str]] = field(default_factory=dict)  # stages that write, or were stopped: their findings
+    digests: dict[str, set[str]] = field(default_factory=dict)  # by relative path
+    open_stages: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # stages that are writing or were stopped, with their findings
     has_digests: bool = False  # older versions wrote no digests
 
     def __post_init__(self) -> None:
@@ -111,7 +120,7 @@ class _FileLog:
                 self.open_stages.pop(stage, None)
 
     def iter_files(self) -> Iterator[tuple[Path, bool]]:
-        """Every file and link under an audit's names, and whether this audit wrote it."""
+        """Yield every file and link with a name of the audit, and whether this audit wrote it."""
         for name in (PLAN_FILE, LOG_FILE, PROVENANCE_FILE, *REPORT_STAGE_FILES, *TABLE_COLUMNS):
             if os.path.lexists(path := self.folder / name):
                 yield path, self._is_audit_file(path, name)
@@ -120,19 +129,19 @@ class _FileLog:
                 yield top, False
                 continue
             for place, folders, files in os.walk(top):
-                links = [one for one in folders if Path(place, one).is_symlink()]
-                for path in (Path(place, one) for one in sorted([*files, *links])):
+                links = [entry for entry in folders if Path(place, entry).is_symlink()]
+                for path in (Path(place, entry) for entry in sorted([*files, *links])):
                     yield path, self._is_audit_file(path, path.relative_to(self.folder).as_posix())
 
     def list_stage_files(self, stage: str) -> list[str]:
-        """The files that a stage has written, by their names."""
+        """List the files that a stage has written."""
         if stage == REPORT_STAGE:
             return [name for name in (PLAN_FILE, *REPORT_STAGE_FILES) if (self.folder / name).is_file()]
-        own, findings = OUTPUT_BY_STAGE.get(stage, stage), self.open_stages.get(stage, set())
-        known = [f"{STAGES_FOLDER}/{stage}.json", own]
-        if own in RUN_FOLDERS:
-            for place, _, files in os.walk(self.folder / own):
-                names = (Path(place, one).relative_to(self.folder).as_posix() for one in files)
+        output, findings = OUTPUT_BY_STAGE.get(stage, stage), self.open_stages.get(stage, set())
+        known = [f"{STAGES_FOLDER}/{stage}.json", output]
+        if output in RUN_FOLDERS:
+            for place, _, files in os.walk(self.folder / output):
+                names = (Path(place, file).relative_to(self.folder).as_posix() for file in files)
                 known += [
                     name
                     for name in names
@@ -145,32 +154,32 @@ class _FileLog:
             return False
         if name in self.digests and not self._is_from_open_stage(name):
             return _digest_or_empty(path) in self.digests[name]
-        if TEMPORARY_FILE_PATTERN.fullmatch(path.name):  # of a process that was killed while it wrote
+        if TEMPORARY_FILE_PATTERN.fullmatch(path.name):  # left by a killed process
             return True
         if name in (LOG_FILE, PROVENANCE_FILE):
             return _is_event_log(path) if name == LOG_FILE else _has_valid_seal(path)
         if self.has_digests or self.open_stages:
             return (name == PLAN_FILE or self._is_from_open_stage(name)) and self._has_expected_content(path, name)
-        if self._legacy_digests is not None:  # by an older version
+        if self._legacy_digests is not None:  # written by an older version
             return self._legacy_digests.get(name) == _digest_or_empty(path) and self._has_expected_content(path, name)
         return self._has_expected_content(path, name)
 
     def _is_from_open_stage(self, name: str) -> bool:
-        """Whether a stage that was stopped may have written it, so that the log does not know its digest."""
+        """Return whether a stopped stage may have written a file, so that the log lacks its digest."""
         for stage, findings in self.open_stages.items():
-            own = OUTPUT_BY_STAGE.get(stage, stage)
+            output = OUTPUT_BY_STAGE.get(stage, stage)
             if stage == REPORT_STAGE and name in (*REPORT_STAGE_FILES, PROVENANCE_FILE):
                 return True
-            if name in (own, f"{STAGES_FOLDER}/{stage}.json") or (
-                name.startswith(f"{own}/") and _is_run_file(name, findings)
+            if name in (output, f"{STAGES_FOLDER}/{stage}.json") or (
+                name.startswith(f"{output}/") and _is_run_file(name, findings)
             ):
                 return True
         return False
 
     def _has_expected_content(self, path: Path, name: str) -> bool:
-        """Whether a file is, by its name and content, what an audit writes there."""
-        top, _, rest = name.partition("/")
-        if not rest:
+        """Return whether name and content of a file are what an audit writes there."""
+        top, _, inner_path = name.partition("/")
+        if not inner_path:
             return _is_top_level_output(path)
         if top == STAGES_FOLDER:
             return name in _list_stage_file_names() and _has_keys(path, "tested", "reason")
@@ -180,21 +189,21 @@ class _FileLog:
 
     @cached_property
     def _legacy_digests(self) -> dict[str, str] | None:
-        """The digests in a provenance, of which older versions had no others."""
-        found = _read_json_or_none(self.folder / PROVENANCE_FILE)
-        known = (
-            found.get("bytes") if isinstance(found, dict) and _has_valid_seal(self.folder / PROVENANCE_FILE) else None
+        """The digests in the record of an older version, which did not log them."""
+        record = _read_json_or_none(self.folder / PROVENANCE_FILE)
+        digests = (
+            record.get("bytes") if isinstance(record, dict) and _has_valid_seal(self.folder / PROVENANCE_FILE) else None
         )
-        return known if isinstance(known, dict) else None
+        return digests if isinstance(digests, dict) else None
 
 
 def exists_as_non_folder(path: Path) -> bool:
-    """Whether anything is there but a folder."""
+    """Return whether a path exists and is not a folder."""
     return os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
 
 
 def _list_stage_file_names() -> set[str]:
-    kinds = {name: one.annotation for name, one in Summary.model_fields.items()}
+    kinds = {name: field_info.annotation for name, field_info in Summary.model_fields.items()}
     return {
         f"{STAGES_FOLDER}/{name}.json"
         for name, kind in kinds.items()
@@ -203,7 +212,7 @@ def _list_stage_file_names() -> set[str]:
 
 
 def _is_run_file(name: str, findings: set[str] | None) -> bool:
-    """Whether an audit writes a run whose file has this name: of these findings, or of any."""
+    """Return whether this is a file name of a batch run of an audit, for these findings or any."""
     top, *inner = name.split("/")
     if top not in RUN_FOLDERS:
         return False
@@ -225,13 +234,13 @@ def _is_run_file(name: str, findings: set[str] | None) -> bool:
 
 
 def _is_top_level_output(path: Path) -> bool:
-    """Whether a file beside the stages is what an audit writes under its name."""
+    """Return whether a top-level file has the expected content."""
     if path.name in TABLE_COLUMNS:
         return _has_columns(path, *TABLE_COLUMNS[path.name])
     checks: dict[str, Callable[[Path], bool]] = {
         PLAN_FILE: is_plan,
-        SUMMARY_FILE: lambda file: _has_keys(file, "camscope", "verdicts"),
-        GALLERY_FILE: lambda file: _has_keys(file, "shelves"),
+        SUMMARY_FILE: lambda file: _has_keys(file, "camscope_version", "verdicts"),
+        GALLERY_FILE: lambda file: _has_keys(file, "sections"),
         REPORT_FILE: _is_report_page,
         FAILURES_FILE: _is_failures_table,
         METRICS_FILE: lambda file: _has_columns(file, "stage", "finding", "metric", "control"),
@@ -240,7 +249,7 @@ def _is_top_level_output(path: Path) -> bool:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file is the `audit.json` of an audit: other programs write files of that name."""
+    """Return whether a file is the `audit.json` of an audit and not of another program."""
     return _has_keys(path, "camscope", "config", "data", "model")
 
 
@@ -257,9 +266,13 @@ def _digest_or_empty(path: Path) -> str:
 
 
 def _has_valid_seal(path: Path) -> bool:
-    """Whether a provenance says what it said when an audit wrote it."""
-    found = _read_json_or_none(path)
-    return isinstance(found, dict) and "schema_version" in found and provenance.compute_seal(found) == found.get("seal")
+    """Return whether a record is unchanged since it was written."""
+    record = _read_json_or_none(path)
+    return (
+        isinstance(record, dict)
+        and "schema_version" in record
+        and provenance.compute_seal(record) == record.get("seal")
+    )
 
 
 def _read_json_or_none(path: Path) -> object:
@@ -269,8 +282,8 @@ def _read_json_or_none(path: Path) -> object:
 
 
 def _has_keys(path: Path, *keys: str) -> bool:
-    found = _read_json_or_none(path)
-    return isinstance(found, dict) and set(keys) <= found.keys()
+    content = _read_json_or_none(path)
+    return isinstance(content, dict) and set(keys) <= content.keys()
 
 
 def _has_columns(path: Path, *names: str) -> bool:
@@ -280,7 +293,7 @@ def _has_columns(path: Path, *names: str) -> bool:
 
 
 def _is_event_log(path: Path) -> bool:
-    """Whether each line, but one that was cut off, is an event with its time."""
+    """Return whether every line, except a truncated last one, is an event with its time."""
     with suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         return all(line.startswith("{") and '"time"' in line for line in lines[:-1] if line)

@@ -1,7 +1,7 @@
 """Provenance: what an audit was computed from, with digests, versions and a self-test of the metrics.
 
-- provenance: everything that an audit was made of, by its digest, so that another can be told from it.
-- self_test: whether metrics give here what one knows by hand, of a map that is even and of one that is all inside.
+- Record: inputs, code, model and outputs by their digests.
+- Self-test: the metrics of two maps whose values are known.
 """
 
 import hashlib
@@ -27,12 +27,11 @@ from camscope.audit.provenance.digests import (
     NO_DIGEST,
     digest_content,
     digest_file,
-    digest_images,
     digest_masks,
     digest_model_source,
     digest_optional_file,
 )
-from camscope.batch.runner import hash_manifest
+from camscope.batch.manifest import hash_manifest
 from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.metrics import METRICS
 from camscope.model_card import compute_model_digest
@@ -42,7 +41,7 @@ from camscope.version import __version__
 
 PROVENANCE_FILE, LOG_FILE = "provenance.json", "log.jsonl"
 MAX_LOG = 2**28  # bytes
-PARQUET = b"PAR1"  # with which a table begins and ends
+PARQUET = b"PAR1"  # magic bytes at both ends of a Parquet file
 PACKAGES = (
     "torch",
     "torchvision",
@@ -70,21 +69,21 @@ FIELDS_NOT_ON_PAGE = (
     "bytes",
     "completeness",
     "seal",
-)  # not on the page
-START_EVENT = "begun"  # the event of the log with which an audit begins
+)
+START_EVENT = "begun"  # event of the log when an audit starts
 REQUIRED_FIELDS = (
     "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing", "self_test",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_results", "commit", "preprocessing", "self_test",
 )  # fmt: skip
 
 
 def compute_identity(context: AuditContext) -> dict[str, str]:
-    """What two starts of one audit have in common."""
+    """Compute the digests that identify an audit; a resumed audit must have the same."""
     return {
         "camscope": __version__,
         "code": digest_code(),
         "config": context.config.digest,
-        "data": hash_manifest(context.manifest),
+        "data": hash_manifest(context.cohort.manifest),
         "model": compute_model_digest(context.model),
         "source": digest_model_source(context.config.model.source),
         "masks": digest_masks(context),
@@ -93,7 +92,7 @@ def compute_identity(context: AuditContext) -> dict[str, str]:
 
 @cache
 def digest_code() -> str:
-    """Of the source of camscope itself, 16 hex digits."""
+    """Return the digest of the source of camscope, 16 hex digits."""
     root, sha = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".html", ".css", ".csv"):
@@ -103,18 +102,18 @@ def digest_code() -> str:
 
 @cache
 def describe_commit() -> str:
-    """Of the checkout that camscope runs from, with "-dirty" behind it where files differ from it; else that there is none."""
+    """Return the commit of the checkout that camscope runs from, with "-dirty" if files differ from it."""
     root, git = Path(__file__).parents[4], shutil.which("git")
     if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
         return NO_CHECKOUT
-    asked = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    alone = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only looks
-    found = subprocess.run(asked, capture_output=True, text=True, check=False, env=alone)  # noqa: S603 - of our own words
-    return found.stdout.strip() or "a checkout that git does not read"
+    command = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # read-only
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - fixed arguments
+    return result.stdout.strip() or "a checkout that git cannot read"
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """A line of the log: what happened when. No audit's digest depends on it."""
+    """Append an event with its time to the log; no digest depends on the log."""
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
@@ -128,98 +127,100 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the log; one that was cut off is left out."""
-    log, found = folder / LOG_FILE, []
-    with read_errors_converted(f"{log}: this is no log of an audit"):
-        said = read_bytes(log, MAX_LOG).decode("utf-8", errors="replace") if log.is_file() else ""
-    for line in said.splitlines():
+    """Read the events of the log; a truncated line is skipped."""
+    log, events = folder / LOG_FILE, []
+    with read_errors_converted(f"{log} is not a valid audit log"):
+        text = read_bytes(log, MAX_LOG).decode("utf-8", errors="replace") if log.is_file() else ""
+    for line in text.splitlines():
         try:
-            found.append(json.loads(line))
+            events.append(json.loads(line))
         except (ValueError, RecursionError):
             continue
-    return [one for one in found if isinstance(one, dict)]
+    return [event for event in events if isinstance(event, dict)]
 
 
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
-    """Into the log: that an audit with this config begins; it stays there for all later ones in the folder.
+    """Log the start of an audit with this config; a resumed audit is not logged again.
 
-    Not where one goes on that was stopped; `is_restart`: it does not.
+    `is_restart`: the audit starts from scratch.
     """
-    known = list_config_digests(context.folder)
-    if is_restart or not known or known[-1] != context.config.digest:
+    config_digests = list_config_digests(context.folder)
+    if is_restart or not config_digests or config_digests[-1] != context.config.digest:
         append_event(context.folder, {"event": START_EVENT, "config": context.config.digest})
 
 
 def list_config_digests(folder: Path) -> list[str]:
-    """The digest of the config of each audit that was begun in a folder, in order."""
-    return [str(one.get("config")) for one in read_events(folder) if one.get("event") == START_EVENT]
+    """List the config digests of all audits started in a folder, in order."""
+    return [str(event.get("config")) for event in read_events(folder) if event.get("event") == START_EVENT]
 
 
 def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool]:
-    """How many different configs there were in a folder, and whether this one is the first of them."""
-    known = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
-    return {"declarations": len(known), "declared_before_looking": known[0] == config_digest}
+    """Count the different configs used in a folder, and check whether this one was the first."""
+    config_digests = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
+    return {"declarations": len(config_digests), "declared_before_results": config_digests[0] == config_digest}
 
 
 def _latest_audit_events(log_events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events of the audit that was begun last."""
-    last = max((n for n, one in enumerate(log_events) if one.get("event") == START_EVENT), default=0)
+    """Return the events of the latest audit."""
+    last = max((n for n, event in enumerate(log_events) if event.get("event") == START_EVENT), default=0)
     return log_events[last:]
 
 
-def write_provenance(context: AuditContext) -> dict[str, Any]:
-    """`provenance.json`: after all other outputs, whose digests it holds."""
-    said = _latest_audit_events(read_events(context.folder))
-    made = collect_facts(context) | {
-        "started": said[0]["time"] if said else None,
-        "ended": said[-1]["time"] if said else None,
-        "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
+def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
+    """Write `provenance.json`, after all other outputs because it holds their digests."""
+    events = _latest_audit_events(read_events(context.folder))
+    record = collect_facts(context, identity) | {
+        "started": events[0]["time"] if events else None,
+        "ended": events[-1]["time"] if events else None,
+        "stages": {event["stage"]: event["seconds"] for event in events if "stage" in event},
         "rows": read_map_image_digests(context),
         "preprocessing": digest_preprocessing(context),
         "outputs": digest_outputs(context.folder),
         "bytes": digest_files(context.folder),
     }
-    made["completeness"] = sum(made.get(name) is not None for name in REQUIRED_FIELDS) / len(REQUIRED_FIELDS)
-    made["seal"] = compute_seal(made)
-    write_bytes(context.folder / PROVENANCE_FILE, serialize_record(made))
-    return made
+    record["completeness"] = sum(record.get(name) is not None for name in REQUIRED_FIELDS) / len(REQUIRED_FIELDS)
+    record["seal"] = compute_seal(record)
+    write_bytes(context.folder / PROVENANCE_FILE, serialize_record(record))
+    return record
 
 
 def serialize_record(record: Mapping[str, Any]) -> bytes:
-    """The one way in which a provenance stands in its file."""
+    """Serialize a record in its canonical form."""
     return (json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def collect_facts(context: AuditContext) -> dict[str, Any]:
-    """What an audit is made of, the same for every start of it on one machine."""
-    config, known = context.config, compute_identity(context)
+def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
+    """Collect the facts about inputs, model and machine, which do not change between starts on one machine."""
+    config = context.config
     return {
         "schema_version": "camscope/audit-provenance/1",
         "camscope": __version__,
-        "code": known["code"],
+        "code": identity["code"],
         "commit": describe_commit(),
         "config": _redact_config(context),
-        "config_digest": known["config"],
-        **count_declarations(context.folder, known["config"]),
+        "config_digest": identity["config"],
+        **count_declarations(context.folder, identity["config"]),
         "data": {
-            "digest": known["data"],
-            "rows": len(context.rows),
+            "digest": identity["data"],
+            "rows": len(context.cohort.rows),
             "manifest": digest_optional_file(config.data.manifest),
         },
-        "masks": known["masks"],
+        "masks": identity["masks"],
         "model": {
-            "digest": known["model"],
+            "digest": identity["model"],
             "weights": digest_optional_file(config.model.weights),
-            "code": known["source"],
-            "parameters": sum(one.numel() for one in context.model.parameters()),
-            "numbers": sorted({str(one.dtype).removeprefix("torch.") for one in context.model.parameters()}),
-            "loaded": "strictly: no key was missing, and none too many" if config.model.weights else "by its source",
+            "code": identity["source"],
+            "parameters": sum(parameter.numel() for parameter in context.model.parameters()),
+            "numbers": sorted(
+                {str(parameter.dtype).removeprefix("torch.") for parameter in context.model.parameters()}
+            ),
+            "loaded": "strictly: no missing and no unexpected keys" if config.model.weights else "by the model source",
         },
         "self_test": run_self_test(),
         "seeds": {"audit": config.seed, "replicates": config.n_resamples},
         "versions": {
             "python": platform.python_version(),
-            **{name: one for name, one in iter_package_versions(PACKAGES) if one is not None},
+            **{name: parameter for name, parameter in iter_package_versions(PACKAGES) if parameter is not None},
             **({"cuda": torch.version.cuda} if torch.version.cuda else {}),
         },
         "machine": {
@@ -230,55 +231,55 @@ def collect_facts(context: AuditContext) -> dict[str, Any]:
             "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         },
-        "command": " ".join(["camscope", *sys.argv[1:2]]) if not context.hides_file_names else "camscope audit",
+        "command": " ".join(["camscope", *sys.argv[1:2]]) if not context.cohort.hides_file_names else "camscope audit",
     }
 
 
 def compute_seal(record: Mapping[str, Any]) -> str:
-    """Of all that a provenance says beside the seal itself, 64 hex digits."""
-    rest = {name: value for name, value in record.items() if name != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    """Compute the digest of a record without its seal, 64 hex digits."""
+    unsealed = {name: value for name, value in record.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """Of every row its name and the sha256 of its file."""
+    """Read the sha256 of the image of every row by its id."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
-def current_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """The images of which the maps were made; where one could not be read then, what its file holds."""
+def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the digests of the images as the maps were computed from them; `image_digests` of those without a map."""
     return {
-        **digest_images(context),
+        **image_digests,
         **{name: digits for name, digits in read_map_image_digests(context).items() if digits is not None},
     }
 
 
 def digest_preprocessing(context: AuditContext) -> dict[str, str]:
-    """Of every row its name and 16 hex digits of what was done to its image: sizes, placement, and of a scan each step."""
-    made: dict[str, str] = {}
+    """Digest the preprocessing of every row (sizes, placement and scan steps), 16 hex digits by id."""
+    digests: dict[str, str] = {}
     for row in context.maps.table(["id", *PREPROCESSING_COLUMNS]).to_pylist():
         name = row.pop("id")
-        if name not in made or row["input_size"] is not None:  # one method may fail where another does not
-            made[name] = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
-    return dict(sorted(made.items()))
+        if name not in digests or row["input_size"] is not None:  # one method may fail where another succeeds
+            digests[name] = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    return dict(sorted(digests.items()))
 
 
 def select_page_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a provenance stands in the report, which is made before it."""
+    """Select the fields shown in the report, which is written before the record."""
     return {name: value for name, value in record.items() if name not in FIELDS_NOT_ON_PAGE}
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Of every file that the same audit makes again, the digest of what it says; of tables without the times in them."""
-    made = (
+    """Digest the content of every reproducible output; columns of times are excluded."""
+    files = (
         (name, path) for name, path in _iter_output_files(folder) if name != LOG_FILE and not path.name.startswith(".")
     )
-    return {name: digest_content(path) for name, path in made}
+    return {name: digest_content(path) for name, path in files}
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Of every file beside the provenance itself, the digest of its bytes; of one that cannot be read, "none"."""
+    """Digest the bytes of every output except the record itself; "none" if a file cannot be read."""
     return {name: _digest_or_placeholder(path) for name, path in _iter_output_files(folder)}
 
 
@@ -290,7 +291,7 @@ def _iter_output_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _digest_or_placeholder(path: Path) -> str:
-    """A table that is not whole, and a file that is too large to be read, is not read for its digest either."""
+    """Digest a file; "none" for a truncated table and for a file above the size limit."""
     table = path.suffix == ".parquet"
     try:
         return digest_file(path, None if table else MAX_JSON_BYTES) if not table or _is_whole(path) else NO_DIGEST
@@ -306,16 +307,16 @@ def _is_whole(table: Path) -> bool:
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
-    """The config; in the profile "research" without names of files, and of the model's source the bare function."""
-    if not context.hides_file_names:
+    """Return the config; the profile "research" hides file names and keeps only the function of the model source."""
+    if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
-    plain = context.config.to_redacted_dict()
-    plain["model"]["source"] = redact_file_names(plain["model"]["source"])
-    return plain
+    redacted = context.config.to_redacted_dict()
+    redacted["model"]["source"] = redact_file_names(redacted["model"]["source"])
+    return redacted
 
 
 def iter_package_versions(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Of each package; None of one that is not there."""
+    """Yield the version of each package; None if it is not installed."""
     for name in packages:
         try:
             yield name, importlib.metadata.version(name)
@@ -329,22 +330,24 @@ EXPECTED_VALUES = {
     "enrichment": (1.0, 4.0),
     "pointing-game": (0.25, 1.0),
     "average-precision": (0.25, 1.0),
-}  # of an even map, and of one that is the mask: a quarter of the image
+}  # for a uniform map and for a map equal to the mask, which covers a quarter of the image
 
 
 @cache
 def run_self_test() -> str:
-    """That it passed, or what is wrong."""
+    """Return "passed" or a description of the failures."""
     return "; ".join(_find_failures()) or "passed"
 
 
 def _find_failures() -> Iterator[str]:
     mask = np.zeros((MAP_SIDE, MAP_SIDE), np.bool_)
     mask[:MASK_SIDE, :MASK_SIDE] = True
-    for name, known in EXPECTED_VALUES.items():
-        for heat, expected in zip((np.ones((MAP_SIDE, MAP_SIDE)), mask.astype(np.float64)), known, strict=True):
-            if abs((found := float(METRICS[name](heat, mask))) - expected) > 1e-9:
-                yield f"{name} is {found} and not {expected}"
+    for name, expected_values in EXPECTED_VALUES.items():
+        for heat, expected in zip(
+            (np.ones((MAP_SIDE, MAP_SIDE)), mask.astype(np.float64)), expected_values, strict=True
+        ):
+            if abs((value := float(METRICS[name](heat, mask))) - expected) > 1e-9:
+                yield f"{name} is {value} and not {expected}"
     odds, truth = np.arange(20.0), np.arange(20) >= 10
     for answers, area in ((odds, 1.0), (odds[[*range(9), 10, 9, *range(11, 20)]], 0.99)):
         if abs((mean := auroc(truth, answers, n_resamples=200).mean) - area) > 1e-9:

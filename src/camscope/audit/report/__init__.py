@@ -1,4 +1,4 @@
-"""The report of an audit: one page that says what was found, how, and what was not tested."""
+"""The report of an audit: one page with verdicts, methods, results, and what was not tested."""
 
 from camscope.audit.report.consistency import extract_numbers, find_unsupported_claims
 from camscope.audit.report.gallery import build_gallery, list_predicted_images

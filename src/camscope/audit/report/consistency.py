@@ -1,4 +1,4 @@
-"""Reading: what a finished report says, held against the files that it was made of. Nothing in it may be of its own."""
+"""Check a finished report against its source files: every number and text with digits must come from them."""
 
 import json
 import math
@@ -10,16 +10,17 @@ from typing import Any
 from camscope.audit.report.number_format import count_items
 from camscope.audit.report.verdict_labels import sanitize_text
 
-ALLOWED_PHRASES = ("95 %",)  # what an interval is called
+ALLOWED_PHRASES = ("95 %",)
 VOID_TAGS = {"meta", "img", "input", "br", "link", "hr", "use", "path", "line", "rect", "circle", "polygon"}
 TEXT_ATTRIBUTES = ("alt", "aria-label", "title", "placeholder")
 DIGIT_PATTERN = re.compile(r"\d")
 
 
 class ReportTextParser(HTMLParser):
-    """`numbers`: (value, as written, what it counts); `texts`: what else holds a digit and is no tick of an axis.
+    """Collects the numbers and the texts with digits of a report.
 
-    `labels`: the same where several texts of the files may be one: rows of a figure, and words for those who do not see.
+    `numbers`: (value, text, count query). `texts`: other texts with digits, except axis ticks. `labels`: row labels of
+    figures and alternative texts, which may combine several texts of the files.
     """
 
     def __init__(self, html: str) -> None:
@@ -32,31 +33,35 @@ class ReportTextParser(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """An element begins."""
-        own = dict(attrs)
-        self.labels += [text for name in TEXT_ATTRIBUTES if (text := own.get(name)) and DIGIT_PATTERN.search(text)]
+        """Handle a start tag."""
+        attributes = dict(attrs)
+        self.labels += [
+            text for name in TEXT_ATTRIBUTES if (text := attributes.get(name)) and DIGIT_PATTERN.search(text)
+        ]
         if tag not in VOID_TAGS:
-            self._open_tags.append((tag, own))
+            self._open_tags.append((tag, attributes))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """An element that holds nothing."""
+        """Ignore an empty element."""
 
     def handle_endtag(self, tag: str) -> None:
-        """An element ends."""
+        """Handle an end tag."""
         if any(name == tag for name, _ in self._open_tags):
             while self._open_tags.pop()[0] != tag:
                 pass
 
     def handle_data(self, data: str) -> None:
-        """A text."""
-        if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, own) for name, own in self._open_tags):
+        """Handle a text."""
+        if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, attributes) for name, attributes in self._open_tags):
             return
-        inner = next((own for _, own in reversed(self._open_tags) if "data-value" in own), None)
-        tag, own = self._open_tags[-1] if self._open_tags else ("", {})
+        tspan_attributes = next(
+            (attributes for _, attributes in reversed(self._open_tags) if "data-value" in attributes), None
+        )
+        tag, attributes = self._open_tags[-1] if self._open_tags else ("", {})
         if tag == "data":
-            self.numbers.append((own.get("value") or "", data, own.get("data-counts")))
-        elif inner is not None:
-            self.numbers.append((inner["data-value"] or "", data, None))
+            self.numbers.append((attributes.get("value") or "", data, attributes.get("data-counts")))
+        elif tspan_attributes is not None:
+            self.numbers.append((tspan_attributes["data-value"] or "", data, None))
         elif tag == "text":
             self.labels.append(data)
         else:
@@ -64,39 +69,39 @@ class ReportTextParser(HTMLParser):
 
 
 def _is_exempt(tag: str, attributes: Mapping[str, str | None]) -> bool:
-    """Whether its digits are nobody's claim: a section's number, a tick of an axis, the table of norms."""
+    """Return whether digits in this element are not claims: section numbers, axis ticks, the table of norms."""
     classes = (attributes.get("class") or "").split()
     return tag in ("style", "script") or "data-static" in attributes or "number" in classes or "tick" in classes
 
 
 def extract_numbers(html: str) -> list[float]:
-    """Every number that a report shows as one."""
+    """Return every tagged number of a report."""
     return [float(value) for value, _, _ in ReportTextParser(html).numbers]
 
 
 def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
-    """What a report says that none of these files does: numbers, or texts with digits; an empty list for a sound one.
+    """Return the numbers and texts with digits of a report that are in none of the files.
 
-    `files`: what was in `summary.json` first, then in `provenance.json`, and of the gallery.
+    `files`: the contents of `summary.json`, `provenance.json` and `gallery.json`.
     """
-    numbers = {float(one) for file in files for one in _iter_leaves(file) if isinstance(one, int | float)}
-    words = {sanitize_text(one) for file in files for one in _iter_leaves(file) if isinstance(one, str)}
-    said = ReportTextParser(html)
-    wrong = []
-    for value, text, counts in said.numbers:
-        known = _recount_items(files, counts) if counts else numbers
-        if float(value) not in known or not _is_rounding_of(float(value), text):
-            wrong.append(f"the number {text} ({value})")
-    wrong += [f"the text {one.strip()!r}" for one in said.texts if not _is_text_supported(one, words)]
-    return wrong + [f"the label {one!r}" for one in said.labels if not _is_label_supported(one, words)]
+    numbers = {float(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, int | float)}
+    texts = {sanitize_text(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, str)}
+    parser = ReportTextParser(html)
+    problems = []
+    for value, text, counts in parser.numbers:
+        allowed = _recount_items(files, counts) if counts else numbers
+        if float(value) not in allowed or not _is_rounding_of(float(value), text):
+            problems.append(f"the number {text} ({value})")
+    problems += [f"the text {leaf.strip()!r}" for leaf in parser.texts if not _is_text_supported(leaf, texts)]
+    return problems + [f"the label {leaf!r}" for leaf in parser.labels if not _is_label_supported(leaf, texts)]
 
 
 def _is_label_supported(label: str, source_texts: Iterable[str]) -> bool:
-    """Whether every word of it with a digit stands in some text of the files."""
+    """Return whether every word with a digit is part of a text of the files."""
     parts = [
-        one.strip(",.:;…")
-        for one in _remove_phrases(sanitize_text(label), ALLOWED_PHRASES).split()
-        if DIGIT_PATTERN.search(one)
+        word.strip(",.:;…")
+        for word in _remove_phrases(sanitize_text(label), ALLOWED_PHRASES).split()
+        if DIGIT_PATTERN.search(word)
     ]
     return all(any(part in text for text in source_texts) for part in parts)
 
@@ -113,19 +118,19 @@ def _remove_phrases(text: str, phrases: Iterable[str]) -> str:
 
 
 def _recount_items(files: tuple[Mapping[str, Any], ...], count_query: str) -> set[float]:
-    path, known = json.loads(count_query)
-    return {float(count_items(file, path, known)) for file in files if path.split(".")[0] in file}
+    path, field_values = json.loads(count_query)
+    return {float(count_items(file, path, field_values)) for file in files if path.split(".")[0] in file}
 
 
 def _is_rounding_of(value: float, text: str) -> bool:
-    """Whether a text is the value, rounded."""
-    plain = text.strip().replace(",", "").replace("−", "-")
-    if plain.startswith("<"):
-        return bool(value < float(plain[1:]))
-    if "e" in plain:
-        return math.isclose(float(plain), value, rel_tol=0.06)
-    decimals = len(plain.partition(".")[2])
-    return bool(abs(float(plain) - value) <= 0.5 * 10**-decimals * (1 + 1e-9))
+    """Return whether a text is the rounded value."""
+    number_text = text.strip().replace(",", "").replace("−", "-")
+    if number_text.startswith("<"):
+        return bool(value < float(number_text[1:]))
+    if "e" in number_text:
+        return math.isclose(float(number_text), value, rel_tol=0.06)
+    decimals = len(number_text.partition(".")[2])
+    return bool(abs(float(number_text) - value) <= 0.5 * 10**-decimals * (1 + 1e-9))
 
 
 def _iter_leaves(node: Any) -> Iterator[Any]:

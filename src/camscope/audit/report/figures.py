@@ -1,4 +1,4 @@
-"""Figures: what of the summary is drawn, section by section, each beside the table of the same numbers."""
+"""Figures of the report, section by section; the same numbers are also in a table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is be
 
 @dataclass(frozen=True)
 class Figure:
-    """`title_parts`: its title, each a text of the summary or of this package; `caption`: to read it."""
+    """A figure of the report; `title_parts`: texts of the summary or of this package."""
 
     title_parts: tuple[str, ...]
     caption: str
@@ -40,13 +40,13 @@ class Figure:
 
 
 class FigureFactory:
-    """Figures of one report, each with a name of its own."""
+    """Creates the figures of one report with unique ids."""
 
     def __init__(self) -> None:
         self._n_figures = 0
 
     def create_figure(self, title_parts: Sequence[str], caption: str, draw: "Callable[[str, str], Markup]") -> Figure:
-        """One more."""
+        """Create the next figure."""
         self._n_figures += 1
         return Figure(
             tuple(title_parts), caption, draw(f"figure-{self._n_figures}", sanitize_text(", ".join(title_parts)))
@@ -54,20 +54,20 @@ class FigureFactory:
 
 
 def draw_figures(summary: Summary) -> dict[str, list[Figure]]:
-    """Section -> its figures."""
-    all_of = FigureFactory()
+    """Draw all figures, by section."""
+    factory = FigureFactory()
     with default_style_scope():
         return {
-            "performance": list(_draw_performance_figures(summary, all_of)),
-            "localisation": list(_draw_metric_figures(summary.localization, all_of)),
-            "faithfulness": list(_draw_metric_figures(summary.faithfulness, all_of)),
-            "sanity": list(_draw_randomization_figures(summary, all_of)),
-            "robustness": list(_draw_metric_figures(summary.robustness, all_of)),
-            "regions": list(_draw_attribution_mass_figures(summary, all_of)),
-            "interventions": list(_draw_intervention_figures(summary, all_of)),
-            "blanked": list(_draw_masked_auroc_figures(summary, all_of)),
-            "leaks": list(_draw_leakage_figures(summary, all_of)),
-            "clusters": list(_draw_cluster_figures(summary, all_of)),
+            "performance": list(_draw_performance_figures(summary, factory)),
+            "localization": list(_draw_metric_figures(summary.localization, factory)),
+            "faithfulness": list(_draw_metric_figures(summary.faithfulness, factory)),
+            "sanity": list(_draw_randomization_figures(summary, factory)),
+            "robustness": list(_draw_metric_figures(summary.robustness, factory)),
+            "attribution_mass": list(_draw_attribution_mass_figures(summary, factory)),
+            "interventions": list(_draw_intervention_figures(summary, factory)),
+            "masked_auroc": list(_draw_masked_auroc_figures(summary, factory)),
+            "leakage": list(_draw_leakage_figures(summary, factory)),
+            "clusters": list(_draw_cluster_figures(summary, factory)),
         }
 
 
@@ -75,40 +75,47 @@ INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 
 
 def _draw_performance_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    for one in summary.predict.performance:
-        if one.bins:
-            how = (
-                "Bars: 95 % intervals; the larger a dot, the more images; broken line: what the model says is the share"
-            )
+    for performance in summary.predict.performance:
+        if performance.bins:
+            caption = "Bars: 95 % intervals; dot size: number of images; dashed line: perfect calibration"
             yield factory.create_figure(
-                ("Reliability", one.finding), how, partial(draw_reliability_diagram, performance=one)
+                ("Reliability", performance.finding),
+                caption,
+                partial(draw_reliability_diagram, performance=performance),
             )
-    for one in summary.predict.performance:
-        if one.subgroup_differences:
-            rows = [ForestRow("all images", one.auroc), *_iter_subgroup_rows(one)]
-            how = f"{INTERVAL_LEGEND}; each subgroup by itself; upright line: all images; red, broken: what the model has to exceed"
-            margin = summary.margins.get("useful")
+    for performance in summary.predict.performance:
+        if performance.subgroup_differences:
+            rows = [ForestRow("all images", performance.auroc), *_iter_subgroup_rows(performance)]
+            caption = (
+                f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must exceed"
+            )
+            margin = summary.margins.get("useful_auroc")
             draw = partial(
-                draw_forest_svg, rows=rows, axis_label="AUROC", reference_value=one.auroc.value, margin=margin
+                draw_forest_svg, rows=rows, axis_label="AUROC", reference_value=performance.auroc.value, margin=margin
             )
-            yield factory.create_figure(("AUROC by subgroup", one.finding), how, draw)
+            yield factory.create_figure(("AUROC by subgroup", performance.finding), caption, draw)
             yield _draw_difference_figure(
-                factory, ("AUROC of a subgroup less that of the others", one.finding), one.subgroup_differences
+                factory,
+                ("AUROC of a subgroup minus that of the others", performance.finding),
+                performance.subgroup_differences,
             )
 
 
 def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
-    """Each subgroup's own AUROC; of one that was held against another alone, the other's too."""
-    known = {(group.column, group.level): group.auroc for group in performance.subgroups}
+    """Yield the AUROC of each subgroup, and of both subgroups where two were compared directly."""
+    aurocs_by_level = {(group.column, group.level): group.auroc for group in performance.subgroups}
     for level in performance.subgroup_differences:
-        other = level.value.baseline_name
-        name = level.level.removesuffix(f" against {other}")
-        own = [(name, level.value)]
+        other_level = level.value.baseline_name
+        name = level.level.removesuffix(f" against {other_level}")
+        estimates = [(name, level.value)]
         if name != level.level:
-            own.append((other, EstimateSummary(value=level.value.baseline)))
-        for name, number in own:
-            found = known.get((level.column, name))
-            yield ForestRow(f"{level.column}: {name}", number if found is None or found.value is None else found)
+            estimates.append((other_level, EstimateSummary(value=level.value.baseline)))
+        for name, estimate in estimates:
+            subgroup_auroc = aurocs_by_level.get((level.column, name))
+            yield ForestRow(
+                f"{level.column}: {name}",
+                estimate if subgroup_auroc is None or subgroup_auroc.value is None else subgroup_auroc,
+            )
 
 
 def _draw_difference_figure(
@@ -118,9 +125,7 @@ def _draw_difference_figure(
     draw = partial(
         draw_forest_svg, rows=rows, axis_label="difference", shaded_range=(-margin, margin), reference_value=0.0
     )
-    return factory.create_figure(
-        title_parts, f"{INTERVAL_LEGEND}; shaded: differences that were declared not to matter", draw
-    )
+    return factory.create_figure(title_parts, f"{INTERVAL_LEGEND}; shaded: differences within the margin", draw)
 
 
 def _format_level(difference: SubgroupDifference) -> str:
@@ -128,66 +133,83 @@ def _format_level(difference: SubgroupDifference) -> str:
 
 
 def _draw_metric_figures(stage: MetricsResult, factory: FigureFactory) -> Iterator[Figure]:
-    """One for each metric and finding: methods, then maps that know nothing."""
-    for finding, metric in dict.fromkeys((one.finding, one.metric) for one in stage.metric_summaries):
-        own = [one for one in stage.metric_summaries if (one.metric, one.finding) == (metric, finding)]
-        controls = any(one.control for one in own)
-        fills = ", fill by fill" if len({one.imputation for one in own}) > 1 else ""
-        how = (
-            f"{INTERVAL_LEGEND}; grey: maps that know nothing of the model; shaded: the best of them{fills}"
-            if controls
+    """Draw a figure for each metric and finding: methods, then control maps."""
+    for finding, metric in dict.fromkeys(
+        (metric_summary.finding, metric_summary.metric) for metric_summary in stage.metric_summaries
+    ):
+        metric_summaries = [
+            metric_summary
+            for metric_summary in stage.metric_summaries
+            if (metric_summary.metric, metric_summary.finding) == (metric, finding)
+        ]
+        has_controls = any(metric_summary.control for metric_summary in metric_summaries)
+        per_imputation = (
+            ", by imputation" if len({metric_summary.imputation for metric_summary in metric_summaries}) > 1 else ""
+        )
+        caption = (
+            f"{INTERVAL_LEGEND}; gray: control maps; shaded: the best control map{per_imputation}"
+            if has_controls
             else INTERVAL_LEGEND
         )
         draw = partial(
             draw_forest_svg,
-            rows=list(_iter_metric_rows(own)),
-            axis_label=BETTER_DIRECTION_LABELS[own[0].better_direction],
+            rows=list(_iter_metric_rows(metric_summaries)),
+            axis_label=BETTER_DIRECTION_LABELS[metric_summaries[0].better_direction],
         )
-        yield factory.create_figure((metric, finding), how, draw)
-    for finding in dict.fromkeys(one.finding for one in stage.subgroup_differences):
-        levels = [one for one in stage.subgroup_differences if one.finding == finding]
-        yield _draw_difference_figure(factory, ("Share inside in a subgroup less that in the others", finding), levels)
+        yield factory.create_figure((metric, finding), caption, draw)
+    for finding in dict.fromkeys(metric_summary.finding for metric_summary in stage.subgroup_differences):
+        levels = [metric_summary for metric_summary in stage.subgroup_differences if metric_summary.finding == finding]
+        yield _draw_difference_figure(factory, ("Share inside in a subgroup minus that in the others", finding), levels)
 
 
 def _iter_metric_rows(metric_summaries: Sequence[MetricSummary]) -> Iterator[ForestRow]:
-    """Fill by fill: methods, then maps that know nothing, the best of them shaded beside all."""
-    for fill in dict.fromkeys(line.imputation for line in metric_summaries):
-        own = [line for line in metric_summaries if line.imputation == fill]
-        for line in sorted(own, key=lambda one: one.control):
-            words = line.method if fill is None else f"{line.method}, {fill}"
-            yield ForestRow(words, line.value, "control" if line.control else "own", _find_best_control_interval(own))
+    """Yield the rows by imputation: methods, then control maps, with the best control shaded."""
+    for imputation in dict.fromkeys(summary.imputation for summary in metric_summaries):
+        summaries = [summary for summary in metric_summaries if summary.imputation == imputation]
+        for summary in sorted(summaries, key=lambda summary: summary.control):
+            name = summary.method if imputation is None else f"{summary.method}, {imputation}"
+            yield ForestRow(
+                name, summary.value, "control" if summary.control else "method", _find_best_control_interval(summaries)
+            )
 
 
 def _find_best_control_interval(metric_summaries: Sequence[MetricSummary]) -> tuple[float, float] | None:
-    """The interval of the best map that knows nothing."""
-    controls = [one.value for one in metric_summaries if one.control and one.value.value is not None]
+    """Return the interval of the best control map."""
+    controls = [summary.value for summary in metric_summaries if summary.control and summary.value.value is not None]
     if not controls or metric_summaries[0].better_direction == "neither":
         return None
-    best = (max if metric_summaries[0].better_direction == "more" else min)(controls, key=lambda one: one.value or 0.0)
-    return None if best.low is None or best.high is None else (best.low, best.high)
+    best_control = (max if metric_summaries[0].better_direction == "more" else min)(
+        controls, key=lambda summary: summary.value or 0.0
+    )
+    return None if best_control.low is None or best_control.high is None else (best_control.low, best_control.high)
 
 
 def _draw_randomization_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    how = "Shaded: maps of different images, which a map has to fall to; line in it: their mean"
+    caption = "Shaded: similarity of maps of different images, which a map must fall to; line: their mean"
     for test in summary.sanity.tests:
-        for one in test.similarities:
-            parts = (test.method, one.name, *(["control"] if test.control else []))
+        for similarity in test.similarities:
+            title_parts = (test.method, similarity.name, *(["control"] if test.control else []))
             yield factory.create_figure(
-                parts,
-                how,
-                partial(draw_randomization_curve, step_names=test.part_names, similarity=one, is_control=test.control),
+                title_parts,
+                caption,
+                partial(
+                    draw_randomization_curve, step_names=test.part_names, similarity=similarity, is_control=test.control
+                ),
             )
 
 
 def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    masses, margin = summary.shortcut.attribution_mass, summary.margins.get("enrichment")
-    how = (
-        f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; red, broken: what was declared to count; hollow: finer than "
+    rows_of_regions, margin = summary.shortcut.attribution_mass, summary.margins.get("enrichment")
+    caption = (
+        f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; dashed red line: margin; "
+        "hollow: smaller than "
         "the cells of the map, which can show neither use nor its absence"
     )
-    for finding, method in dict.fromkeys((one.finding, one.method) for one in masses):
-        own = [one for one in masses if (one.finding, one.method) == (finding, method)]
-        rows = [ForestRow(one.region, one.enrichment, "own" if one.is_resolvable else "unresolved") for one in own]
+    for finding, method in dict.fromkeys((mass.finding, mass.method) for mass in rows_of_regions):
+        masses = [mass for mass in rows_of_regions if (mass.finding, mass.method) == (finding, method)]
+        rows = [
+            ForestRow(mass.region, mass.enrichment, "method" if mass.is_resolvable else "unresolved") for mass in masses
+        ]
         draw = partial(
             draw_forest_svg,
             rows=rows,
@@ -196,24 +218,31 @@ def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> 
             margin=margin,
         )
         yield factory.create_figure(
-            ("Enrichment of the maps in regions", finding, method), how, partial(draw, baselines=True)
+            ("Enrichment in regions", finding, method), caption, partial(draw, show_baselines=True)
         )
 
 
 INTERVENTION_TITLES = {
-    "insert": "What a region of an image with the finding adds, pasted in",
-    "remove": "What is lost without a region",
-    "keep only": "What is lost where only a region is left",
+    "insert": "Effect of inserting a region",
+    "remove": "Effect of removing a region",
+    "keep only": "Effect of keeping only a region",
 }
 
 
 def _draw_intervention_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    every, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
-    how = f"{INTERVAL_LEGEND}; shaded: effects that were declared not to count"
-    for finding in dict.fromkeys(one.finding for one in every):
-        for kind, words in INTERVENTION_TITLES.items():
-            own = [one for one in every if (one.finding, one.kind) == (finding, kind)]
-            rows = [ForestRow(_format_intervention("", one.region, one.imputation), one.effect) for one in own]
+    interventions, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
+    caption = f"{INTERVAL_LEGEND}; shaded: effects within the margin"
+    for finding in dict.fromkeys(intervention.finding for intervention in interventions):
+        for kind, title in INTERVENTION_TITLES.items():
+            selected = [
+                intervention
+                for intervention in interventions
+                if (intervention.finding, intervention.kind) == (finding, kind)
+            ]
+            rows = [
+                ForestRow(_format_intervention("", intervention.region, intervention.imputation), intervention.effect)
+                for intervention in selected
+            ]
             if rows:
                 draw = partial(
                     draw_forest_svg,
@@ -222,26 +251,29 @@ def _draw_intervention_figures(summary: Summary, factory: FigureFactory) -> Iter
                     shaded_range=(-margin, margin),
                     reference_value=0.0,
                 )
-                yield factory.create_figure((words, finding), how, draw)
+                yield factory.create_figure((title, finding), caption, draw)
 
 
 def _draw_masked_auroc_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    how = f"{INTERVAL_LEGEND}; line: chance; red, broken: above it a model without the organ still answers"
-    for one in summary.predict.performance:
-        own = [each for each in summary.shortcut.masked_auroc if each.finding == one.finding]
+    caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: margin for detection without the organ"
+    for performance in summary.predict.performance:
+        masked_results = [masked for masked in summary.shortcut.masked_auroc if masked.finding == performance.finding]
         rows = [
-            ForestRow("the whole image", one.auroc),
-            *(ForestRow(_format_intervention(each.kind, each.region, each.imputation), each.auroc) for each in own),
+            ForestRow("the whole image", performance.auroc),
+            *(
+                ForestRow(_format_intervention(masked.kind, masked.region, masked.imputation), masked.auroc)
+                for masked in masked_results
+            ),
         ]
-        if own:
+        if masked_results:
             draw = partial(
                 draw_forest_svg,
                 rows=rows,
                 axis_label="AUROC",
                 reference_value=0.5,
-                margin=summary.margins.get("blanked"),
+                margin=summary.margins.get("masked_auroc"),
             )
-            yield factory.create_figure(("AUROC of what is left of the image", one.finding), how, draw)
+            yield factory.create_figure(("AUROC of masked images", performance.finding), caption, draw)
 
 
 def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
@@ -249,23 +281,25 @@ def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
 
 
 def _draw_leakage_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    rows = [ForestRow(one.column, one.auroc) for one in summary.shortcut.leakage]
+    rows = [ForestRow(leakage.column, leakage.auroc) for leakage in summary.shortcut.leakage]
     if rows:
         draw = partial(draw_forest_svg, rows=rows, axis_label="AUROC of a linear probe", reference_value=0.5)
-        yield factory.create_figure(("What can be read off the features",), f"{INTERVAL_LEGEND}; line: chance", draw)
+        yield factory.create_figure(("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", draw)
 
 
 def _draw_cluster_figures(summary: Summary, factory: FigureFactory) -> Iterator[Figure]:
-    hint = "A jump after a number is a hint of that many groups, no more"
-    trials = "Round: these maps; diamonds: what one way of looking would give by itself"
-    for one in summary.shortcut.cluster_analyses:
-        if one.eigenvalues:
+    eigenvalue_caption = "A jump after a number suggests that many clusters"
+    stability_caption = "Dots: these maps; diamonds: expected for a single cluster"
+    for analysis in summary.shortcut.cluster_analyses:
+        if analysis.eigenvalues:
             yield factory.create_figure(
-                ("Eigenvalues", one.finding, one.method), hint, partial(draw_eigenvalue_spectrum, analysis=one)
+                ("Eigenvalues", analysis.finding, analysis.method),
+                eigenvalue_caption,
+                partial(draw_eigenvalue_spectrum, analysis=analysis),
             )
-        if one.stability_by_n_clusters:
+        if analysis.stability_by_n_clusters:
             yield factory.create_figure(
-                ("Stability of clusters", one.finding, one.method),
-                trials,
-                partial(draw_cluster_stability, analysis=one),
+                ("Stability of clusters", analysis.finding, analysis.method),
+                stability_caption,
+                partial(draw_cluster_stability, analysis=analysis),
             )

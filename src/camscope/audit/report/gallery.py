@@ -1,4 +1,4 @@
-"""Gallery: which images a report shows: first those that the seed draws, then those that a reader should see."""
+"""Selection of the images in a report: a random sample, then misses, false alarms and review cases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,23 +10,23 @@ from camscope.audit.report.gallery_schema import Gallery, GalleryEntry, GalleryS
 from camscope.audit.report.thumbnails import build_gallery_images
 from camscope.batch import BatchRun
 
-GALLERY_SEED_SALT = 11  # of the draw, so that it is not that of another stage
-MIN_IMAGES_PER_EXTREME = 4  # images of a shelf of the worst
-MAX_REVIEW_IMAGES = 24  # images that are to be read
-MAX_PROTOTYPES_PER_CLUSTER = 4  # of each cluster
+GALLERY_SEED_SALT = 11  # separates this random stream from those of other stages
+MIN_IMAGES_PER_EXTREME = 4
+MAX_REVIEW_IMAGES = 24
+MAX_PROTOTYPES_PER_CLUSTER = 4
 
 
 def list_predicted_images(
     predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
 ) -> list[PredictedImage]:
-    """Of all images that were answered, in their order. `truth_by_finding`: finding -> row -> whether it is there."""
-    odds = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
+    """List all images with a prediction. `truth_by_finding`: finding -> row -> whether it is present."""
+    log_odds_by_finding = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
     return [
         PredictedImage(
             row,
             image_ids[row],
-            {name: each[row] for name, each in odds.items()},
-            {name: each.get(row) for name, each in truth_by_finding.items()},
+            {name: by_row[row] for name, by_row in log_odds_by_finding.items()},
+            {name: by_row.get(row) for name, by_row in truth_by_finding.items()},
         )
         for row in predictions.rows
     ]
@@ -42,25 +42,37 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """The pictures of a report: `n_random_images` that the seed draws, half as many of each other kind, each with a map a method.
+    """Build the gallery of a report, with one map per method for each image.
 
-    `target_by_finding`: finding -> what it was asked for as, in the run's column `format_target`. `allow_burned_in_text`: pictures that may have text
-    in them are shown too.
+    Args:
+        run: the batch run with the maps.
+        summary: the summary of the audit.
+        predicted_images: all images with a prediction.
+        target_by_finding: finding -> its value in the `target` column of the run.
+        n_random_images: images of the random sample; the other sections show half as many.
+        height: height of the images in pixels.
+        allow_burned_in_text: also show images that may contain burned-in text.
+
+    Returns:
+        The sections with their images; sections without images are left out.
+
     """
-    frames = {
-        shelf: own
-        for shelf in _list_section_keys(summary, predicted_images, n_random_images)
-        if (own := list(_select_entries(shelf, summary, predicted_images, n_random_images)))
+    entries_by_section = {
+        section_key: entries
+        for section_key in _list_section_keys(summary, predicted_images, n_random_images)
+        if (entries := list(_select_entries(section_key, summary, predicted_images, n_random_images)))
     }
-    drawn = build_gallery_images(
+    images_by_section = build_gallery_images(
         run,
-        frames,
-        {case.row: case for case in predicted_images},
+        entries_by_section,
+        {image.row: image for image in predicted_images},
         target_by_finding,
         height,
         allow_burned_in_text=allow_burned_in_text,
     )
-    return Gallery(tuple(GallerySection(kind, finding, drawn[kind, finding]) for kind, finding in frames))
+    return Gallery(
+        tuple(GallerySection(kind, finding, images_by_section[kind, finding]) for kind, finding in entries_by_section)
+    )
 
 
 def _list_section_keys(
@@ -68,9 +80,9 @@ def _list_section_keys(
 ) -> Iterator[tuple[str, str]]:
     yield "random", ""
     for finding in summary.resolve.findings:
-        for kind in ("missed", "alarms", "borderline", "clearest"):
+        for kind in ("missed", "false_alarms", "borderline", "most_confident"):
             yield kind, finding
-    yield "reading", ""
+    yield "review", ""
     for finding in summary.resolve.findings:
         yield "prototypes", finding
 
@@ -86,14 +98,14 @@ def _select_entries(
             .tolist()
         )
         yield from (GalleryEntry(predicted_images[n].row, _choose_finding(predicted_images[n])) for n in order)
-    elif kind == "reading":
+    elif kind == "review":
         yield from _select_review_entries(summary, predicted_images)
     elif kind == "prototypes":
         yield from _select_prototype_entries(summary, predicted_images, finding)
     else:
         yield from (
-            GalleryEntry(one.row, finding)
-            for one in select_extreme_images(
+            GalleryEntry(image.row, finding)
+            for image in select_extreme_images(
                 kind, finding, predicted_images, max(MIN_IMAGES_PER_EXTREME, n_random_images // 2)
             )
         )
@@ -102,42 +114,42 @@ def _select_entries(
 def select_extreme_images(
     kind: str, finding: str, predicted_images: Sequence[PredictedImage], n_images: int
 ) -> list[PredictedImage]:
-    """Of a finding the images that are missed, falsely seen, least sure or surest; those first that are it most."""
-    judged = [one for one in predicted_images if one.truths.get(finding) is not None]
-    wanted = {
-        "missed": [one for one in judged if one.truths[finding] and one.log_odds[finding] < 0],
-        "alarms": [one for one in judged if not one.truths[finding] and one.log_odds[finding] > 0],
+    """Return the missed, falsely detected, least or most confident images of a finding, most extreme first."""
+    labeled = [image for image in predicted_images if image.truths.get(finding) is not None]
+    selected = {
+        "missed": [image for image in labeled if image.truths[finding] and image.log_odds[finding] < 0],
+        "false_alarms": [image for image in labeled if not image.truths[finding] and image.log_odds[finding] > 0],
         "borderline": list(predicted_images),
-        "clearest": [one for one in judged if one.truths[finding] and one.log_odds[finding] > 0],
+        "most_confident": [image for image in labeled if image.truths[finding] and image.log_odds[finding] > 0],
     }[kind]
-    sign = {"missed": 1.0, "alarms": -1.0, "borderline": 0.0, "clearest": -1.0}[kind]
-    return sorted(wanted, key=lambda one: sign * one.log_odds[finding] if sign else abs(one.log_odds[finding]))[
+    sign = {"missed": 1.0, "false_alarms": -1.0, "borderline": 0.0, "most_confident": -1.0}[kind]
+    return sorted(selected, key=lambda image: sign * image.log_odds[finding] if sign else abs(image.log_odds[finding]))[
         :n_images
     ]
 
 
 def _choose_finding(predicted_image: PredictedImage) -> str:
-    """Of an image by itself: the finding it has, of several the one that the model is surest of."""
-    own = [name for name, truth in predicted_image.truths.items() if truth] or list(predicted_image.log_odds)
-    return max(own, key=lambda name: predicted_image.log_odds[name])
+    """Return the finding of an image; of several, the one with the highest log odds."""
+    candidates = [name for name, truth in predicted_image.truths.items() if truth] or list(predicted_image.log_odds)
+    return max(candidates, key=lambda name: predicted_image.log_odds[name])
 
 
 def _select_review_entries(summary: Summary, predicted_images: Sequence[PredictedImage]) -> Iterator[GalleryEntry]:
-    rows = {one.id: one.row for one in predicted_images}
-    for one in summary.shortcut.review_cases[:MAX_REVIEW_IMAGES]:
-        if one.id in rows:
-            yield GalleryEntry(rows[one.id], one.finding, one.reason)
+    rows = {case.id: case.row for case in predicted_images}
+    for case in summary.shortcut.review_cases[:MAX_REVIEW_IMAGES]:
+        if case.id in rows:
+            yield GalleryEntry(rows[case.id], case.finding, case.reason)
 
 
 def _select_prototype_entries(
     summary: Summary, predicted_images: Sequence[PredictedImage], finding: str
 ) -> Iterator[GalleryEntry]:
-    rows = {one.id: one.row for one in predicted_images}
-    for strategies in summary.shortcut.cluster_analyses:
-        if strategies.finding == finding:
-            for cluster in strategies.clusters:
-                for one in cluster.prototypes[:MAX_PROTOTYPES_PER_CLUSTER]:
-                    if one in rows:
+    rows = {image_id.id: image_id.row for image_id in predicted_images}
+    for analysis in summary.shortcut.cluster_analyses:
+        if analysis.finding == finding:
+            for cluster in analysis.clusters:
+                for image_id in cluster.prototypes[:MAX_PROTOTYPES_PER_CLUSTER]:
+                    if image_id in rows:
                         yield GalleryEntry(
-                            rows[one], finding, cluster=cluster.number, prototype_method=strategies.method
+                            rows[image_id], finding, cluster=cluster.number, prototype_method=analysis.method
                         )

@@ -1,4 +1,4 @@
-"""Shelves: the pictures of a report, and all that is said of them; what is said is also JSON, so that it can be checked."""
+"""Images of a report and their texts, which are also written as JSON so that the report can be checked."""
 
 import hashlib
 import re
@@ -11,32 +11,30 @@ DATA_URI_PATTERN = re.compile(r"data:image/[a-z]+;base64,[A-Za-z0-9+/=]*")
 
 @dataclass(frozen=True)
 class GalleryKind:
-    """What a shelf is called, and what is on it."""
+    """Title and description of a kind of gallery section."""
 
     title: str
     description: str
 
 
 GALLERY_KINDS: Mapping[str, GalleryKind] = {
-    "random": GalleryKind(
-        "Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."
+    "random": GalleryKind("Random sample", "Images drawn by the seed from all images with a prediction."),
+    "missed": GalleryKind("Missed", "Images with the finding and a probability below one half, lowest first."),
+    "false_alarms": GalleryKind(
+        "False alarms", "Images without the finding and a probability above one half, highest first."
     ),
-    "missed": GalleryKind("Missed", "Images with the finding whose probability is below a half, the lowest first."),
-    "alarms": GalleryKind(
-        "False alarms", "Images without the finding whose probability is above a half, the highest first."
+    "borderline": GalleryKind("Borderline", "Images with a probability closest to one half."),
+    "most_confident": GalleryKind(
+        "Most confident", "Images with the finding and a probability above one half, highest first, for comparison."
     ),
-    "borderline": GalleryKind("On the border", "Images whose probability is nearest to a half."),
-    "clearest": GalleryKind(
-        "Clearest", "Images with the finding whose probability is above a half, the highest first, to compare."
-    ),
-    "reading": GalleryKind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
-    "prototypes": GalleryKind("Prototypes", "The most typical images of each group of maps."),
+    "review": GalleryKind("For review", "Images that should be reviewed, each with the reason."),
+    "prototypes": GalleryKind("Prototypes", "The most typical images of each cluster of maps."),
 }
 
 
 @dataclass(frozen=True)
 class PredictedImage:
-    """An image that has an answer. `log_odds`, `truths`: by the name of the finding."""
+    """An image with a prediction. `log_odds`, `truths`: by the name of the finding."""
 
     row: int
     id: str
@@ -46,7 +44,7 @@ class PredictedImage:
 
 @dataclass(frozen=True)
 class GalleryEntry:
-    """An image that is to be shown, asked for a finding. `cluster`, `prototype_method`: whose prototype it is."""
+    """An image to show with the maps of a finding; `cluster`, `prototype_method`: the cluster it is a prototype of."""
 
     row: int
     finding: str
@@ -57,9 +55,10 @@ class GalleryEntry:
 
 @dataclass(frozen=True)
 class GalleryMap:
-    """A map of an image. `data_uri`: a data URI, of the map alone; `includes_image`: with its image in it; `reason`: why there is none.
+    """A map of an image.
 
-    `is_signed`: with colours for and against, which need a pale image below.
+    `data_uri`: the map without its image, or with it if `includes_image`. `reason`: why the map is missing.
+    `is_signed`: the map has positive and negative values and needs a pale image below.
     """
 
     method: str
@@ -73,9 +72,9 @@ class GalleryMap:
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """An image with its maps. `image_data_uri`: a data URI; `missing_reason`: why it is not shown; `log_odds`: what the model says.
+    """An image with its maps; `missing_reason`: why the image is not shown.
 
-    `cluster`: the group that it is typical of, by the maps of the method `prototype_method`.
+    `cluster`: the cluster that the image is a prototype of, by the maps of the method `prototype_method`.
     """
 
     id: str
@@ -92,7 +91,7 @@ class GalleryImage:
 
 @dataclass(frozen=True)
 class GallerySection:
-    """Images of one kind."""
+    """A section of the gallery: images of one kind."""
 
     kind: str
     finding: str
@@ -101,27 +100,33 @@ class GallerySection:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All shelves of a report."""
+    """All gallery sections of a report."""
 
     sections: tuple[GallerySection, ...]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `data` said: with the digest of each picture in its place, as `replace_images_with_digests` leaves them on a page."""
+        """Read a gallery from `as_dict`; digests stand in for the images, as after `replace_images_with_digests`."""
         return cls(
             tuple(
-                GallerySection(one["kind"], one["finding"], tuple(_image_from_dict(shot) for shot in one["shots"]))
-                for one in data["shelves"]
+                GallerySection(
+                    section["kind"], section["finding"], tuple(_image_from_dict(image) for image in section["images"])
+                )
+                for section in data["sections"]
             )
         )
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """What is said of the pictures, and of each its digest, for `build_gallery.json`."""
+        """The texts and image digests of the gallery, for `gallery.json`."""
         return {
-            "shelves": [
-                {"kind": shelf.kind, "finding": shelf.finding, "shots": [_image_to_dict(one) for one in shelf.images]}
-                for shelf in self.sections
+            "sections": [
+                {
+                    "kind": section.kind,
+                    "finding": section.finding,
+                    "images": [_image_to_dict(image) for image in section.images],
+                }
+                for section in self.sections
             ]
         }
 
@@ -131,26 +136,26 @@ def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
         "id": image.id,
         "finding": image.finding,
         "truth": image.truth,
-        "odds": image.log_odds,
-        "why": image.reason,
+        "log_odds": image.log_odds,
+        "reason": image.reason,
         "cluster": image.cluster,
-        "grouped_by": image.prototype_method,
-        "missing": image.missing_reason,
-        "photo": _digest_data_uri(image.image_data_uri),
-        "maps": [{**vars(each), "picture": _digest_data_uri(each.data_uri)} for each in image.maps],
+        "prototype_method": image.prototype_method,
+        "missing_reason": image.missing_reason,
+        "image_data_uri": _digest_data_uri(image.image_data_uri),
+        "maps": [{**vars(map_), "data_uri": _digest_data_uri(map_.data_uri)} for map_ in image.maps],
     }
 
 
 def _image_from_dict(data: Mapping[str, Any]) -> GalleryImage:
     return GalleryImage(
-        maps=tuple(GalleryMap(**one) for one in data["maps"]),
+        maps=tuple(GalleryMap(**map_data) for map_data in data["maps"]),
         **{name: value for name, value in data.items() if name != "maps"},
     )
 
 
 def replace_images_with_digests(html: str) -> str:
-    """A page with the digest of each picture in its place."""
-    return DATA_URI_PATTERN.sub(lambda found: _digest_data_uri(found[0]) or "", html)
+    """Replace each embedded image of a page by its digest."""
+    return DATA_URI_PATTERN.sub(lambda match: _digest_data_uri(match[0]) or "", html)
 
 
 def _digest_data_uri(data_uri: str | None) -> str | None:

@@ -1,6 +1,6 @@
-"""Numerals: the only way a number comes into the report, as `<data baseline="0.8312…">0.83</data>`.
+"""Formatting of numbers in the report, as `<data value="0.8312…">0.83</data>`.
 
-The value is that of the summary, to its last digit; what is read is as much of it as its interval allows.
+The attribute holds the exact value of the summary; the text is rounded as its interval allows.
 """
 
 import json
@@ -15,12 +15,12 @@ from camscope.errors import InputError
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-MIN_P_VALUE_SHOWN = 0.001  # a p-value below says no more
-MAX_DECIMALS = 4  # decimals
+MIN_P_VALUE_SHOWN = 0.001  # smaller p-values are shown as "< 0.001"
+MAX_DECIMALS = 4
 
 
 def format_number(value: float | int | None, decimals: int | None = None) -> "Markup":
-    """A number of the summary. `decimals`: as many; else three significant digits. None: a dash."""
+    """Format a number with `decimals` places, or else three significant digits; None as a dash."""
     from markupsafe import Markup
 
     if value is None:
@@ -29,7 +29,7 @@ def format_number(value: float | int | None, decimals: int | None = None) -> "Ma
 
 
 def format_estimate(estimate: EstimateSummary) -> "Markup":
-    """`0.83 [0.79, 0.87]`; `1.0 [no width]`; without a value a dash."""
+    """Format an estimate as `0.83 [0.79, 0.87]` or `1.0 [no width]`, or as a dash without a value."""
     from markupsafe import Markup
 
     if estimate.value is None:
@@ -37,24 +37,24 @@ def format_estimate(estimate: EstimateSummary) -> "Markup":
     value = format_number(estimate.value, choose_decimals(estimate))
     if estimate.low is None or estimate.high is None:
         return value
-    if words := ci_width_note(estimate):
-        return Markup('{} <span class="interval">[{}]</span>').format(value, words)
+    if width_note := ci_width_note(estimate):
+        return Markup('{} <span class="interval">[{}]</span>').format(value, width_note)
     low, high = (format_number(end, choose_decimals(estimate)) for end in (estimate.low, estimate.high))
     return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
 
 
 def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
-    """`format_estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
+    """Format a value with the ends of its band, such as a mean over images."""
     return format_estimate(EstimateSummary(value=value, low=low, high=high))
 
 
 def format_number_like(value: float | None, estimate: EstimateSummary) -> "Markup":
-    """A number beside an estimate of the same kind, with as many decimals."""
+    """Format a number with as many decimals as an estimate."""
     return format_number(value, None if value is None else choose_decimals(estimate))
 
 
 def ci_width_note(estimate: EstimateSummary) -> str:
-    """What to write for an interval whose ends would be written alike."""
+    """Return a note for an interval whose ends round to the same number, else ""."""
     if (
         estimate.low is None
         or estimate.high is None
@@ -65,7 +65,7 @@ def ci_width_note(estimate: EstimateSummary) -> str:
 
 
 def format_p_value(p_value: float | None) -> "Markup":
-    """A p-value."""
+    """Format a p-value."""
     from markupsafe import Markup
 
     if p_value is None or p_value >= MIN_P_VALUE_SHOWN:
@@ -74,22 +74,27 @@ def format_p_value(p_value: float | None) -> "Markup":
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
-    """So many that two digits are seen of the interval's width, and of the value, of one below 1 no more than two decimals.
+    """Choose the decimals that show two digits of the interval's width and of the value.
 
-    Without an interval that can be seen as many as the value has, of three digits; but two at least.
+    Values below 1 need at most two decimals for this. Without a visible interval, None (three significant digits) if the
+    value then has at least two digits.
     """
     value = estimate.value or 0.0
-    two = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
+    decimals_for_two_digits = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
     if estimate.low is None or estimate.high is None or ci_width_note(estimate):
-        return None if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1 else min(two, MAX_DECIMALS)
-    width = 1 - math.floor(math.log10(estimate.high - estimate.low))
-    return max(0, min(MAX_DECIMALS, max(width, min(two, 2))))
+        return (
+            None
+            if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1
+            else min(decimals_for_two_digits, MAX_DECIMALS)
+        )
+    decimals_for_width = 1 - math.floor(math.log10(estimate.high - estimate.low))
+    return max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:
-    """As a reader wants it: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
+    """Format a number as text: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
     if isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(f"{value!r} is no number of a report")
+        raise InputError(f"{value!r} is not a finite number")
     if isinstance(value, int):
         text = f"{value:,}"
     elif decimals is not None:
@@ -102,25 +107,25 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
         text = f"{value:.2g}"
     if not text.startswith("-"):
         return text
-    return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # what is rounded to zero has no sign
+    return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # a value rounded to zero has no sign
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
-    """How many items a list of the summary has; of those with these fields: `format_item_count("verdicts", direction="against")`.
+    """Format the number of items of a list with these field values, e.g. `("verdicts", direction="contradicts")`.
 
-    Of several that a field may have, a list of them.
+    A list of values matches any of them.
     """
     from markupsafe import Markup
 
-    asked = json.dumps([path, field_values], sort_keys=True)
-    found = count_items(data, path, field_values)
-    return Markup('<data value="{}" data-counts="{}">{}</data>').format(found, asked, number_to_text(found))
+    query = json.dumps([path, field_values], sort_keys=True)
+    count = count_items(data, path, field_values)
+    return Markup('<data value="{}" data-counts="{}">{}</data>').format(count, query, number_to_text(count))
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
-    """The items of the list at a path as `warn_if_other_model.levels` whose fields are these."""
-    found: Any = data
+    """Count the items of the list at a path such as `check.level_counts` that have these field values."""
+    items: Any = data
     for name in path.split("."):
-        found = found[name]
+        items = items[name]
     options = {name: [value] if isinstance(value, str) else value for name, value in field_values.items()}
-    return sum(not options or all(one[name] in some for name, some in options.items()) for one in found)
+    return sum(not options or all(item[name] in allowed for name, allowed in options.items()) for item in items)

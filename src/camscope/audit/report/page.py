@@ -1,4 +1,4 @@
-"""Page: the report of an audit, one file of HTML that needs nothing else and works without scripts."""
+"""The HTML report of an audit: a single self-contained file that works without scripts."""
 
 import base64
 import csv
@@ -44,13 +44,13 @@ from camscope.plurals import inflect
 if TYPE_CHECKING:
     import jinja2
 
-SITE_COLUMNS = ("site", "hospital", "centre", "center", "institution", "clinic")
-NO_QUESTIONS_TEXT = "No question was asked. This says nothing for the model."
+SITE_COLUMNS = ("site", "hospital", "center", "centre", "institution", "clinic")
+NO_QUESTIONS_TEXT = "No question was tested. This is not evidence in favor of the model."
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """`id`: of its template and its anchor; `number`: as it is printed."""
+    """A section of the page; `id` is the name of its template and its anchor."""
 
     id: str
     number: str
@@ -65,12 +65,12 @@ PAGE_SECTIONS = tuple(
             "data": "Data",
             "performance": "Performance",
             "methods": "Methods",
-            "localisation": "Localisation",
+            "localization": "Localization",
             "faithfulness": "Faithfulness",
             "sanity": "Sanity",
             "robustness": "Robustness",
             "shortcut": "Shortcut tests",
-            "clusters": "Ways of looking",
+            "clusters": "Attribution clusters",
             "galleries": "Galleries",
             "missing": "Deviations and missing tests",
             "provenance": "Provenance",
@@ -83,75 +83,87 @@ PAGE_SECTIONS = tuple(
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """The report. Every number in it is one of the summary, of the pictures' own (`Pictures.plain`), or of the provenance."""
-    engine = create_template_environment()
+    """Render the report as HTML; every number comes from the summary, the gallery or the provenance."""
+    environment = create_template_environment()
     from markupsafe import Markup
 
-    with_numbers = to_json_dict(summary)
-    engine.filters["sentence"] = partial(_render_sentence, with_numbers)
-    engine.globals |= {
-        "kind_of": classify_verdict,
-        "counted": partial(_format_item_count, with_numbers),
-        "digest_of": _compute_csp_digest,
-        "quantity": EFFECT_QUANTITIES,
-        "speaks": describe_direction,
-        "means": CONCLUSION_MEANINGS,
-        "most": MIN_OVERLAP_SHARE,
-        "blocks": partial(group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)),
-        "anchors": {one.id: one.id for one in PAGE_SECTIONS},
+    summary_data = to_json_dict(summary)
+    environment.filters["render_sentence"] = partial(_render_sentence, summary_data)
+    environment.globals |= {
+        "classify_verdict": classify_verdict,
+        "format_item_count": partial(_format_item_count, summary_data),
+        "compute_csp_digest": _compute_csp_digest,
+        "effect_quantities": EFFECT_QUANTITIES,
+        "describe_direction": describe_direction,
+        "conclusion_meanings": CONCLUSION_MEANINGS,
+        "min_overlap_share": MIN_OVERLAP_SHARE,
+        "group_overlapping_verdicts": partial(
+            group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)
+        ),
+        "section_ids": {section.id: section.id for section in PAGE_SECTIONS},
     }
-    html: str = engine.get_template("page.html").render(
+    html: str = environment.get_template("page.html").render(
         summary=summary,
         sections=PAGE_SECTIONS,
         titles={one.id: one.title for one in PAGE_SECTIONS} | {"front": "Verdicts"},
-        sides=group_verdicts_by_topic(summary),
-        objections={
+        verdict_groups=group_verdicts_by_topic(summary),
+        absent_objections={
             one.id: sentences.describe_absent_objections(summary, one.topic.name_in_sentence, one.questions)
             for one in group_verdicts_by_topic(summary)
         },
-        say=sentences,
-        unasked=NO_QUESTIONS_TEXT,
-        tallies=VERDICT_KIND_FILTERS,
-        kind_words=VERDICT_KIND_LABELS,
-        untested=group_verdicts_by_kind(summary.verdicts)["untested"],
+        sentences=sentences,
+        no_questions_text=NO_QUESTIONS_TEXT,
+        verdict_kind_filters=VERDICT_KIND_FILTERS,
+        verdict_kind_labels=VERDICT_KIND_LABELS,
+        untested_verdicts=group_verdicts_by_kind(summary.verdicts)["untested"],
         by_section={
             one.id: _sort_verdicts_by_kind([v for v in summary.verdicts if v.section == one.id])
             for one in PAGE_SECTIONS
         },
-        site=_find_site_column(summary),
-        drawn=draw_figures(summary),
-        shelves=gallery.sections if gallery else (),
-        kinds=GALLERY_KINDS,
-        skipped=find_untested_stages(summary),
-        limits=[*GENERAL_LIMITATIONS, *(one for one in summary.limitations if one not in GENERAL_LIMITATIONS)],
-        margins=MARGIN_DESCRIPTIONS,
+        site_column=_find_site_column(summary),
+        figures=draw_figures(summary),
+        gallery_sections=gallery.sections if gallery else (),
+        gallery_kinds=GALLERY_KINDS,
+        untested_stages=find_untested_stages(summary),
+        limitations=[*GENERAL_LIMITATIONS, *(one for one in summary.limitations if one not in GENERAL_LIMITATIONS)],
+        margin_descriptions=MARGIN_DESCRIPTIONS,
         norms=list(csv.DictReader(io.StringIO(read_norms_csv()))),
         norms_csv=read_norms_csv(),
         provenance=provenance or {},
-        style=Markup(_read_template("page.css")),  # noqa: S704 - the package's own file
-        script=Markup(_read_template("page.js")),  # noqa: S704 - the package's own file
+        style=Markup(_read_template("page.css")),  # noqa: S704 - a file of this package
+        script=Markup(_read_template("page.js")),  # noqa: S704 - a file of this package
     )
     return html
 
 
 def find_untested_stages(summary: Summary) -> dict[str, StageResult]:
-    """The stages that were not tested, by their names."""
-    names = ("check", "resolve", "predict", "explain", "localise", "faithfulness", "sanity", "robustness", "shortcut")
+    """Return the stages that were not tested, by name."""
+    names = (
+        "check",
+        "resolve",
+        "predict",
+        "explain",
+        "localization",
+        "faithfulness",
+        "sanity",
+        "robustness",
+        "shortcut",
+    )
     stages: dict[str, StageResult] = {name: getattr(summary, name) for name in names}
     return {name: stage for name, stage in stages.items() if not stage.tested}
 
 
 def read_norms_csv() -> str:
-    """Which part of an audit helps to answer which item of which norm, as a table for spreadsheets."""
+    """Return the table of reporting norms and the audit parts that address them, as CSV."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
 def create_template_environment() -> "jinja2.Environment":
-    """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
+    """Create the template environment: all output is escaped, and a number without a filter raises an error."""
     require("jinja2", extra="audit")
     import jinja2
 
-    engine = jinja2.Environment(
+    environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read_template),
@@ -159,10 +171,10 @@ def create_template_environment() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {"n": format_number, "estimate": format_estimate, "like": format_number_like, "p": format_p_value}
-    engine.globals |= {"between": format_interval, "inflect": inflect}
-    engine.globals["none"] = None
-    return engine
+    environment.filters |= {f.__name__: f for f in (format_number, format_estimate, format_number_like, format_p_value)}
+    environment.globals |= {"format_interval": format_interval, "inflect": inflect}
+    environment.globals["none"] = None
+    return environment
 
 
 def _finalize_output(value: Any) -> Any:
@@ -170,7 +182,7 @@ def _finalize_output(value: Any) -> Any:
 
     if isinstance(value, int | float):
         raise InputError(
-            f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | n }}}}"
+            f"the template writes the number {value!r} without a filter: write {{{{ x | format_number }}}}"
         )
     return sanitize_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -180,39 +192,46 @@ def _format_item_count(summary_data: Mapping[str, Any], path: str, **field_value
 
 
 def _render_sentence(summary_data: Mapping[str, Any], sentence: sentences.Sentence) -> Any:
-    """A sentence with its numbers marked as such, and what came from outside set apart."""
+    """Render a sentence as HTML, with its numbers tagged and user texts isolated."""
     from markupsafe import Markup
 
-    written = Markup()
+    markup = Markup()
     for part in sentence:
         match part:
             case str():
-                written += part
+                markup += part
             case sentences.ExternalText(text):
-                written += Markup("<bdi>{}</bdi>").format(sanitize_text(text))
+                markup += Markup("<bdi>{}</bdi>").format(sanitize_text(text))
             case sentences.ItemCount(path, fields):
-                written += format_item_count(summary_data, path, **fields)
+                markup += format_item_count(summary_data, path, **fields)
             case EstimateSummary():
-                written += format_estimate(part)
+                markup += format_estimate(part)
             case _:
-                written += format_number(part)
-    return written
+                markup += format_number(part)
+    return markup
 
 
 def _sort_verdicts_by_kind(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return [one for rows in group_verdicts_by_kind(verdicts).values() for one in rows]
+    return [verdict for rows in group_verdicts_by_kind(verdicts).values() for verdict in rows]
 
 
 def _find_site_column(summary: Summary) -> str | None:
-    """The column that says where images are from."""
-    return next((one.column for one in summary.check.level_counts if one.column.lower() in SITE_COLUMNS), None)
+    """Return the first subgroup column named like a site."""
+    return next(
+        (
+            level_count.column
+            for level_count in summary.check.level_counts
+            if level_count.column.lower() in SITE_COLUMNS
+        ),
+        None,
+    )
 
 
 def _read_template(file_name: str) -> str:
-    """A file of the package."""
+    """Read a template of the package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")
 
 
 def _compute_csp_digest(text: str) -> str:
-    """As a content security policy names a text that may stand in the page."""
+    """Return the digest of an inline style or script for the content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

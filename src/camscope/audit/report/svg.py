@@ -1,4 +1,4 @@
-"""Plots: a figure of matplotlib as SVG that stands in the page itself: its texts are text, its colours are the page's."""
+"""Matplotlib figures as inline SVG, with selectable text and the colors of the page."""
 
 import io
 import re
@@ -11,21 +11,35 @@ from camscope.optional import require
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Each stands for a colour that the page's style gives it, in the light and in the dark.
+# Placeholder colors; the style sheet of the page sets them for light and dark mode.
 TEXT_COLOR, MUTED_COLOR, LINE_COLOR, BAND_COLOR, SUPPORTS_COLOR, CONTRADICTS_COLOR, CONTROL_COLOR, BACKGROUND_COLOR = (
-    "#000001", "#000002", "#000003", "#000004", "#000005", "#000006", "#000007", "#000008",
-)  # fmt: skip
+    "#000001",
+    "#000002",
+    "#000003",
+    "#000004",
+    "#000005",
+    "#000006",
+    "#000007",
+    "#000008",
+)
 COLOR_CLASS_NAMES: Mapping[str, str] = {
-    TEXT_COLOR: "ink", MUTED_COLOR: "dim", LINE_COLOR: "line", BAND_COLOR: "band", SUPPORTS_COLOR: "for", CONTRADICTS_COLOR: "against", CONTROL_COLOR: "pale", BACKGROUND_COLOR: "paper",
-}  # fmt: skip
-FONT_SIZE = 11.5  # of letters
+    TEXT_COLOR: "text",
+    MUTED_COLOR: "muted",
+    LINE_COLOR: "line",
+    BAND_COLOR: "band",
+    SUPPORTS_COLOR: "supports",
+    CONTRADICTS_COLOR: "contradicts",
+    CONTROL_COLOR: "control",
+    BACKGROUND_COLOR: "background",
+}
+FONT_SIZE = 11.5  # pixels
 DROPPED_STYLE_PROPERTIES = ("font-family", "font-style", "font-variant", "font-stretch", "font")
 DECIMAL_PATTERN = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as `numerals.written` writes them
+FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as number_to_text formats them
 
 
 class Plot:
-    """A figure of so many CSS pixels, measured from its top left."""
+    """A figure measured in CSS pixels from its top left corner."""
 
     def __init__(self, width: float, height: float) -> None:
         from matplotlib.figure import Figure
@@ -35,7 +49,7 @@ class Plot:
         self.figure.patch.set_visible(False)
 
     def add_axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes in a part of the figure, with a line below and faint upright ones."""
+        """Add axes with a bottom spine and vertical grid lines."""
         w, h = self.width, self.height
         axes = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
         axes.patch.set_visible(False)
@@ -48,16 +62,16 @@ class Plot:
         return axes
 
     def add_text(self, x: float, y: float, text: str, **text_style: Any) -> None:
-        """Words at a pixel; nothing in them is a formula."""
-        known = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
-        self.figure.text(x / self.width, 1 - y / self.height, text, **{**known, **text_style})
+        """Add text at a pixel; math markup is not parsed."""
+        defaults = {"fontsize": FONT_SIZE, "color": TEXT_COLOR, "va": "center", "ha": "left", "parse_math": False}
+        self.figure.text(x / self.width, 1 - y / self.height, text, **{**defaults, **text_style})
 
     def add_numbers(self, x: float, y: float, text: str, values: Sequence[float], **text_style: Any) -> None:
-        """Words with numbers of the summary in them, as they are written, in their order."""
+        """Add text that contains these formatted numbers of the summary, in their order."""
         self.add_text(x, y, text, gid="value " + " ".join(map(repr, values)), **text_style)
 
     def to_svg(self, figure_id: str, aria_label: str) -> "Markup":
-        """For the page. `figure_id`: of its own among all figures; `aria_label`: for those who do not see it."""
+        """Return the inline SVG; `figure_id` must be unique on the page."""
         stream = io.StringIO()
         self.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
         return _prepare_inline_svg(stream.getvalue(), figure_id, aria_label)
@@ -65,7 +79,7 @@ class Plot:
 
 @contextmanager
 def default_style_scope() -> Iterator[None]:
-    """Figures look as they come, whatever its user has set; MissingExtraError where it is not there."""
+    """Use matplotlib's default style inside the block, regardless of user settings."""
     matplotlib = require("matplotlib", extra="audit")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -75,47 +89,47 @@ def default_style_scope() -> Iterator[None]:
 
 
 def _prepare_inline_svg(svg: str, figure_id: str, aria_label: str) -> "Markup":
-    """Without ids that nothing refers to, without styles, which the page forbids, and with fewer digits."""
+    """Remove unreferenced ids and inline styles, which the page forbids, and round the coordinates."""
     from xml.etree import ElementTree
 
     from markupsafe import Markup
 
-    root = ElementTree.fromstring(svg.partition("?>")[2].partition('dtd">')[2])  # noqa: S314 - the same
+    root = ElementTree.fromstring(svg.partition("?>")[2].partition('dtd">')[2])  # noqa: S314 - written by matplotlib
     for parent in list(root.iter()):
         for child in list(parent):
             if _strip_namespace(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-    used = {
+    referenced_ids = {
         value.lstrip("#") for one in root.iter() for key, value in one.attrib.items() if _strip_namespace(key) == "href"
     }
-    used |= {place for one in root.iter() for place in re.findall(r"url\(#([^)]+)\)", str(one.attrib))}
+    referenced_ids |= {place for one in root.iter() for place in re.findall(r"url\(#([^)]+)\)", str(one.attrib))}
     for one in root.iter():
         one.tag = _strip_namespace(one.tag)
-        one.attrib = dict(_convert_attributes(one.attrib, figure_id, used))
+        one.attrib = dict(_convert_attributes(one.attrib, figure_id, referenced_ids))
     for one in [one for one in root.iter() if "data-values" in one.attrib]:
         _split_numbers_into_tspans(one[0], one.attrib.pop("data-values").split())
-    for useless in ("width", "height", "version"):
-        root.attrib.pop(useless, None)
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
     root.attrib |= {"role": "img", "aria-label": aria_label, "class": "plot"}
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - escaped by ElementTree
 
 
 def _split_numbers_into_tspans(text_element: Any, values: Sequence[str]) -> None:
-    """Each number of a text becomes an element of its own, which knows its value."""
+    """Wrap each number of a text in a tspan with its exact value."""
     from xml.etree.ElementTree import SubElement
 
-    words, at, last = text_element.text or "", 0, None
+    text, position, last_tspan = text_element.text or "", 0, None
     text_element.text = ""
-    for found, value in zip(FORMATTED_NUMBER_PATTERN.finditer(words), values, strict=True):
-        between = words[at : found.start()]
-        if last is None:
-            text_element.text = between
+    for match, value in zip(FORMATTED_NUMBER_PATTERN.finditer(text), values, strict=True):
+        text_before = text[position : match.start()]
+        if last_tspan is None:
+            text_element.text = text_before
         else:
-            last.tail = between
-        last = SubElement(text_element, "tspan", {"data-value": value})
-        last.text, at = found.group(), found.end()
-    if last is not None:
-        last.tail = words[at:]
+            last_tspan.tail = text_before
+        last_tspan = SubElement(text_element, "tspan", {"data-value": value})
+        last_tspan.text, position = match.group(), match.end()
+    if last_tspan is not None:
+        last_tspan.tail = text[position:]
 
 
 def _convert_attributes(
@@ -148,9 +162,9 @@ def _convert_attributes(
 
 
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
-    for one in style.split(";"):
-        key, _, value = (part.strip() for part in one.partition(":"))
-        if key == "font":  # an older matplotlib says all of it at once
+    for declaration in style.split(";"):
+        key, _, value = (part.strip() for part in declaration.partition(":"))
+        if key == "font":  # older matplotlib versions write the font shorthand
             yield from [("font-size", size) for size in re.findall(r"([\d.]+)px", value)]
             yield from [("font-weight", "bold")] * ("bold" in value or "700" in value)
         elif key and key not in DROPPED_STYLE_PROPERTIES:

@@ -1,9 +1,4 @@
-"""Labels of the report: texts, and the order of the verdicts.
-
-- Words: texts from outside as the report shows them, and names for what the summary holds.
-- Board: the verdicts by what they are about, then by what they say of it; what one cause may have given stands
-  together.
-"""
+"""Labels of the report and the grouping of verdicts by topic, direction and overlapping regions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +8,24 @@ from camscope.audit.core.schema import Summary, Verdict
 EFFECT_QUANTITIES: Mapping[str, str] = {
     "performance": "AUROC",
     "performance by subgroup": "difference in AUROC",
-    "evidence": "change of the log odds, in SD",
+    "ground truth": "change of the log odds, in SD",
     "shortcut": "change of the log odds, in SD",
-    "shortcut by subgroup": "difference of the change, in SD",
-    "blanked organ": "AUROC that is left",
-    "localisation": "enrichment",
-    "localisation by subgroup": "difference of the share inside",
-    "where the maps lie": "enrichment",
-    "faithfulness": "over the best control",
-    "sanity": "similarity that is left",
+    "shortcut by subgroup": "difference in the change, in SD",
+    "masked organ": "AUROC of masked images",
+    "localization": "enrichment",
+    "localization by subgroup": "difference in the share inside",
+    "attribution mass": "enrichment",
+    "faithfulness": "difference from the best control",
+    "sanity": "similarity after randomization",
     "robustness": "rank correlation",
-    "leak": "AUROC of the probe",
-    "strategies": "stability of the clusters",
+    "leakage": "AUROC of the probe",
+    "clusters": "stability of the clusters",
 }
 
 
 @dataclass(frozen=True)
 class VerdictTopic:
-    """What verdicts are about: `title`, `description` on it, its `name_in_sentence` in a sentence, and the questions that are asked of it."""
+    """A topic of verdicts (model, maps or data), with its questions."""
 
     title: str
     description: str
@@ -41,86 +36,98 @@ class VerdictTopic:
 VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
     "model": VerdictTopic(
         "The model",
-        "What it answers, and what its answers rest on.",
+        "Performance, and the image regions that predictions rely on.",
         "the model",
         (
-            "performance", "performance by subgroup", "evidence", "shortcut", "shortcut by subgroup", "blanked organ",
+            "performance",
+            "performance by subgroup",
+            "ground truth",
+            "shortcut",
+            "shortcut by subgroup",
+            "masked organ",
         ),
     ),
     "maps": VerdictTopic(
         "The maps",
-        "Whether they show what the model does. A map that does not is no evidence, and speaks against no model.",
+        "Whether maps show what the model uses. An unfaithful map is not evidence against the model.",
         "the maps",
         (
-            "localisation", "localisation by subgroup", "where the maps lie", "faithfulness", "sanity", "robustness",
-            "strategies",
+            "localization",
+            "localization by subgroup",
+            "attribution mass",
+            "faithfulness",
+            "sanity",
+            "robustness",
+            "clusters",
         ),
     ),
     "data": VerdictTopic(
         "The data",
-        "What travels with the images, and could be learnt in the finding's place.",
+        "Image properties that correlate with a finding and could be learned instead of it.",
         "the data",
-        ("leak",),
+        ("leakage",),
     ),
-}  # fmt: skip
+}
 
 CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
-    "not testable": "its rule gives no answer, which is no acquittal",
+    "not testable": "the rule gives no conclusion",
 }
 
 
 def find_topic_id(question: str) -> str:
-    """Whether a question is asked of the model, of the maps or of the data; a new one, of the model."""
-    return next((name for name, one in VERDICT_TOPICS.items() if question in one.questions), "model")
+    """Return the topic of a question: "model", "maps" or "data"; "model" for unknown questions."""
+    return next((name for name, topic in VERDICT_TOPICS.items() if question in topic.questions), "model")
 
 
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
-    "effect": "An intervention counts from this change of the log odds, in their standard deviations",
-    "auroc": "A difference in AUROC between subgroups that would matter",
-    "useful": "The AUROC that the model has to exceed",
-    "blanked": "The AUROC above which a model that has lost the organ still answers",
-    "enrichment": "A region's share of the map over its share of the image, where chance is one",
-    "mass": "A difference of a map's share between subgroups that would matter",
-    "robust": "The rank correlation of maps under changes that do not matter",
-    "leak": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
-    "prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
+    "effect": "Smallest relevant change of the log odds by an intervention, in standard deviations",
+    "auroc_difference": "Smallest relevant difference in AUROC between subgroups",
+    "useful_auroc": "AUROC that the model must exceed",
+    "masked_auroc": "AUROC above which a model still detects the finding with the organ masked",
+    "enrichment": "Enrichment: share of the attribution in a region over its share of the image; chance is one",
+    "mass_difference": "Smallest relevant difference in the share inside between subgroups",
+    "robustness_correlation": "Rank correlation of maps under irrelevant changes",
+    "leakage_auroc": "AUROC of a probe below which a column is considered not predictable from the features",
+    "reliance_prevalence": "Share of patients with a reliance that the test must be able to detect before it is called absent",
 }
 
 
-JOINING_CHARACTERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # which words are written with
+JOINING_CHARACTERS = (
+    "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # used inside words of some scripts
+)
 
 
 def sanitize_text(text: str) -> str:
-    """A text from outside in one line, in which nothing steers: neither a control character nor a change of direction."""
+    """Return a user text in one line, without control characters and bidirectional overrides."""
     line = " ".join(text.split())
     if line.isprintable():
         return line
     return "".join(
-        letter if letter.isprintable() or letter in JOINING_CHARACTERS else "\N{REPLACEMENT CHARACTER}"
-        for letter in line
+        character if character.isprintable() or character in JOINING_CHARACTERS else "\N{REPLACEMENT CHARACTER}"
+        for character in line
     )
 
 
 VERDICT_KIND_LABELS: Mapping[str, str] = {
-    "against": "against",
-    "for": "for",
-    "neither": "neither way",
+    "contradicts": "contradicts",
+    "supports": "supports",
+    "neither": "neutral",
     "untested": "not testable",
 }
 DECIDED_CONCLUSIONS = ["supported", "not supported"]
 VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
-    "against": {"speaks": "against", "word": DECIDED_CONCLUSIONS},
-    "for": {"speaks": "for", "word": DECIDED_CONCLUSIONS},
-    "neither": {"speaks": "neither", "word": DECIDED_CONCLUSIONS},
-    "untested": {"word": "not testable"},
+    "contradicts": {"direction": "contradicts", "conclusion": DECIDED_CONCLUSIONS},
+    "supports": {"direction": "supports", "conclusion": DECIDED_CONCLUSIONS},
+    "neither": {"direction": "neither", "conclusion": DECIDED_CONCLUSIONS},
+    "untested": {"conclusion": "not testable"},
 }
 
 
 @dataclass(frozen=True)
 class VerdictGroup:
-    """The verdicts on the model, on its maps or on the data, kind by kind; `questions`: those that were asked of it."""
+    """The verdicts of one topic by kind; `questions`: the questions with a verdict, or all questions of the topic."""
 
     id: str
     topic: VerdictTopic
@@ -130,55 +137,62 @@ class VerdictGroup:
 
 @dataclass(frozen=True)
 class VerdictRowGroup:
-    """Verdicts that stand together; `regions_overlap`: because their regions share most of their pixels."""
+    """Verdicts shown together; `regions_overlap`: their regions share most of their pixels."""
 
     verdicts: list[Verdict]
     regions_overlap: bool = False
 
 
 def group_verdicts_by_topic(summary: Summary) -> list[VerdictGroup]:
-    """Of the model, of the maps, of the data."""
-    made = []
-    for name, subject in VERDICT_TOPICS.items():
-        own = [one for one in summary.verdicts if find_topic_id(one.question) == name]
-        questions = list(dict.fromkeys(one.question for one in own)) or list(subject.questions)
-        made.append(VerdictGroup(name, subject, group_verdicts_by_kind(own), questions))
-    return made
+    """Group the verdicts of a summary by topic and kind."""
+    groups = []
+    for name, topic in VERDICT_TOPICS.items():
+        verdicts = [verdict for verdict in summary.verdicts if find_topic_id(verdict.question) == name]
+        questions = list(dict.fromkeys(verdict.question for verdict in verdicts)) or list(topic.questions)
+        groups.append(VerdictGroup(name, topic, group_verdicts_by_kind(verdicts), questions))
+    return groups
 
 
 def classify_verdict(verdict: Verdict) -> str:
-    """Whether it speaks for or against what it is about, neither, or was not testable."""
+    """Return the kind of a verdict: "supports", "contradicts", "neither" or "untested"."""
     return "untested" if verdict.conclusion == "not testable" else verdict.direction
 
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """What speaks against, then for, neither way, and what was not testable; each in the order it came."""
-    return {kind: [one for one in verdicts if classify_verdict(one) == kind] for kind in VERDICT_KIND_LABELS}
+    """Group verdicts by kind: contradicting, supporting, neutral, not testable."""
+    return {
+        kind: [verdict for verdict in verdicts if classify_verdict(verdict) == kind] for kind in VERDICT_KIND_LABELS
+    }
 
 
 def describe_direction(verdict: Verdict) -> str:
-    """`against the model`, `for the maps`; of what was not testable nothing."""
+    """Return `contradicts the model`, `supports the maps`, `neutral`, or "" if not testable."""
     kind, name = classify_verdict(verdict), VERDICT_TOPICS[find_topic_id(verdict.question)].name_in_sentence
-    return {"against": f"against {name}", "for": f"for {name}", "neither": "neither way", "untested": ""}[kind]
+    return {
+        "contradicts": f"contradicts {name}",
+        "supports": f"supports {name}",
+        "neither": "neutral",
+        "untested": "",
+    }[kind]
 
 
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
-    """Verdicts in their order; of regions that overlap, all stand where the first of them does."""
-    made: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
-    for one in verdicts:
-        group = _get_overlap_key(one, overlapping_regions)
-        known = [block for other, block in (made if group else made[-1:]) if other == group]
-        if known:
-            known[0].verdicts.append(one)
+    """Group verdicts in their order; verdicts on overlapping regions follow the first of them."""
+    groups: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
+    for verdict in verdicts:
+        key = _get_overlap_key(verdict, overlapping_regions)
+        matching = [row_group for other_key, row_group in (groups if key else groups[-1:]) if other_key == key]
+        if matching:
+            matching[0].verdicts.append(verdict)
         else:
-            made.append((group, VerdictRowGroup([one], regions_overlap=bool(group))))
-    return [block for _, block in made]
+            groups.append((key, VerdictRowGroup([verdict], regions_overlap=bool(key))))
+    return [row_group for _, row_group in groups]
 
 
 def _get_overlap_key(verdict: Verdict, overlapping_regions: Mapping[str, list[list[str]]]) -> tuple[str, ...]:
-    """The regions that a verdict's own overlaps with, after its finding; of most verdicts none."""
+    """Return the finding and the overlapping regions of a verdict; () if its region overlaps with no other."""
     if (verdict.question, verdict.conclusion) != ("shortcut", "supported"):
         return ()
     return next(

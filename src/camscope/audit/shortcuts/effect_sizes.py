@@ -1,4 +1,4 @@
-"""How much a region says, in standard deviations of the model's log odds."""
+"""Effect sizes of interventions on regions, in standard deviations of the model's log odds."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ GroupLabels = Sequence[Hashable] | None
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """An `DifferenceInterval` as plain numbers."""
+    """An effect and its interval, as plain numbers."""
 
     value: float | None
     low: float | None
@@ -30,12 +30,17 @@ class EffectInterval:
 
 @dataclass(frozen=True)
 class StandardizedEffect:
-    """What one intervention does to the log odds of the finding, in units of `log_odds_std`, positive where the region speaks for it.
+    """The effect of an intervention on the log odds of the finding; positive where the region supports the finding.
 
-    `name`: "remove token", "insert token"; `imputation`: what was put in its place, None of an insertion. `estimate`: over n
-    images with the region, or pairs of image and donor; None where there is none, and `undefined_reason` then says why.
-    `log_odds_std`: the standard deviation of log odds over the audited images, 0 where it is not known. `too_few_reason`: of an insertion, of
-    whom there are fewer patients than a word needs.
+    Attributes:
+        name: The intervention, as "remove marker" or "insert marker".
+        imputation: What replaces the region; None for insertions.
+        estimate: The mean effect in units of `log_odds_std`; None where it is undefined.
+        log_odds_std: The standard deviation of the log odds over the audited images; 0 if unknown.
+        n_values: The number of images with the region, or of insertions.
+        undefined_reason: Why there is no estimate.
+        too_few_reason: For insertions, which roles have too few patients for a verdict.
+
     """
 
     name: str
@@ -48,7 +53,7 @@ class StandardizedEffect:
 
     @property
     def effect(self) -> EffectInterval:
-        """As `judge_reliance` takes it."""
+        """The effect in the form that `judge_reliance` needs."""
         if self.estimate is None:
             return EffectInterval(None, None, None, 0, self.undefined_reason or "")
         low, high = (None if isnan(end) else end for end in (self.estimate.low, self.estimate.high))
@@ -62,14 +67,12 @@ class StandardizedEffect:
 
 
 def compute_log_odds_std(log_odds: ArrayLike) -> float:
-    """(N,) log odds of the audited images -> their standard deviation; UndefinedError where they do not differ."""
+    """Return the standard deviation of the log odds (N,) of the audited images; UndefinedError where all are equal."""
     values = np.asarray(log_odds, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise InputError(f"answers {values.shape}: expected (N,) finite log odds")
+        raise InputError(f"log odds {values.shape}: expected (N,) finite numbers")
     if len(values) < 2 or values.max() == values.min():
-        raise UndefinedError(
-            "the model's answers do not differ over the images: there is no unit to measure effects in"
-        )
+        raise UndefinedError("the log odds do not differ between the images, so that effects have no unit")
     return float(values.std(ddof=1))
 
 
@@ -84,7 +87,7 @@ def estimate_removal_effect(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> StandardizedEffect:
-    """(f(x) - f(x without the region)) / spread, mean over the images (N,) that have it, patients drawn whole."""
+    """Return the mean of (f(x) - f(x without the region)) / `log_odds_std` over N images, with its interval by patient."""
     effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
     return _build_effect(
         f"remove {region}",
@@ -107,53 +110,68 @@ def estimate_insertion_effect(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> StandardizedEffect:
-    """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
+    """Return the mean of (f(with the region) - f(without)) / `log_odds_std` over N insertions.
 
-    Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
-    `donors`, `controls` (N,): whose region, and whose pixels without it. One donor's region in a hundred images says what that
-    one region does: the interval is of other receivers, donors and others at once, see `estimate_clustered_mean`.
+    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image.
+
+    Args:
+        region: The name of the region.
+        original_log_odds: The log odds (N,) without the region.
+        edited_log_odds: The log odds (N,) with the region of a donor.
+        log_odds_std: The unit of effects.
+        groups: The patients (N,) of the receivers.
+        donors: The patients (N,) of the donors.
+        controls: The patients (N,) of the control images.
+        n_resamples: The number of bootstrap resamples where only the receivers are given.
+        seed: The seed of the bootstrap.
+
+    Returns:
+        The effect. Its interval accounts for other receivers, donors and controls: see `estimate_clustered_mean`.
+
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
-    kinds = [kind for kind in (donors, controls) if kind is not None]
-    own = range(len(effects)) if groups is None else groups
-    roles = {"receivers": own, "donors": donors, "third patients": controls}
+    other_groups = [kind for kind in (donors, controls) if kind is not None]
+    receivers = range(len(effects)) if groups is None else groups
+    roles = {"receivers": receivers, "donors": donors, "controls": controls}
     counts = {name: len(set(some)) for name, some in roles.items() if some is not None}
 
     def estimate(values: NDArray[np.float64]) -> Estimate:
-        if not kinds:
+        if not other_groups:
             return estimate_mean(values, groups, n_resamples=n_resamples, seed=seed)
-        return replace(estimate_clustered_mean(values, own, *kinds), n_groups_by_role=tuple(counts.items()))
+        return replace(
+            estimate_clustered_mean(values, receivers, *other_groups), n_groups_by_role=tuple(counts.items())
+        )
 
-    made = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
-    dominated = made.estimate is not None and made.estimate.is_dominated_by_few_groups
+    insertion = _build_effect(f"insert {region}", None, effects, log_odds_std, estimate)
+    is_dominated = insertion.estimate is not None and insertion.estimate.is_dominated_by_few_groups
     return replace(
-        made,
-        too_few_reason=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if dominated else ""),
+        insertion,
+        too_few_reason=_describe_too_few_patients(counts) or (_describe_role_dominance(roles) if is_dominated else ""),
     )
 
 
 def build_untested_effect(
     name: str, imputation: str | None, reason: str, log_odds_std: float = 0.0
 ) -> StandardizedEffect:
-    """An intervention that could not be made."""
+    """Return the effect of an intervention that is impossible."""
     return StandardizedEffect(name, imputation, None, log_odds_std, 0, reason)
 
 
 def _describe_too_few_patients(patient_counts: Mapping[str, int]) -> str:
-    lacking = [
+    short_counts = [
         plural(count, name.removesuffix("s"))
         for name, count in patient_counts.items()
         if count < MIN_PATIENTS_FOR_VERDICT
     ]
     return (
-        f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(lacking)}"
-        if lacking
+        f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(short_counts)}"
+        if short_counts
         else ""
     )
 
 
 def _describe_role_dominance(groups_by_role: Mapping[str, GroupLabels]) -> str:
-    """Of which kind of patients one has most of the insertions."""
+    """Return which role is dominated by one patient."""
     sizes = {
         name: np.bincount(index_groups(some, len(some))) for name, some in groups_by_role.items() if some is not None
     }
@@ -175,10 +193,12 @@ def _build_effect(
     if not (isfinite(log_odds_std) and log_odds_std > 0):
         raise InputError(f"log_odds_std={log_odds_std}: expected the standard deviation of log odds, above 0")
     if not len(effects):
-        return build_untested_effect(name, imputation, "no image has the region, or lacks it", log_odds_std)
+        return build_untested_effect(name, imputation, "no image has the region, or every image has it", log_odds_std)
     if not np.isfinite(effects).all():
-        return build_untested_effect(name, imputation, "an answer is not finite", log_odds_std)
-    made = estimator(effects / log_odds_std)
-    if made.n_groups >= MIN_GROUPS_FOR_INTERVAL and isnan(made.low) and not made.is_dominated_by_few_groups:
-        made = replace(made, low=made.mean, high=made.mean)  # the same for all: of how many patients, `reliance` asks
-    return StandardizedEffect(name, imputation, made, log_odds_std, made.n_values)
+        return build_untested_effect(name, imputation, "a prediction is not finite", log_odds_std)
+    estimate = estimator(effects / log_odds_std)
+    if estimate.n_groups >= MIN_GROUPS_FOR_INTERVAL and isnan(estimate.low) and not estimate.is_dominated_by_few_groups:
+        estimate = replace(
+            estimate, low=estimate.mean, high=estimate.mean
+        )  # all equal: the verdict checks the number of patients
+    return StandardizedEffect(name, imputation, estimate, log_odds_std, estimate.n_values)

@@ -66,23 +66,25 @@ def match_insertion_triples(
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
     if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):
         raise InputError(f"truth {positive.shape}, carried {carriers.shape}: expected (N,) of both, and of groups")
-    without = (
+    receivers = (
         _select_preferred_rows(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
     )
     donors = _select_preferred_rows(carriers & positive, carriers)
     if not len(donors):
         raise UndefinedError("no image carries the region")
-    if not len(without):
+    if not len(receivers):
         raise UndefinedError("every image carries the region, and none is negative: there is nothing to paste it into")
-    names: Sequence[Hashable] = range(len(positive)) if groups is None else groups
+    patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
-    givers, others = random.permutation(donors).tolist(), random.permutation(without).tolist()
-    found = list(_iter_triples(without.tolist(), givers, others, names))
-    if len({names[other] for *_, other in found}) < MIN_PATIENTS_FOR_VERDICT:
-        found = list(_iter_triples(without.tolist(), givers, others, names, prefer_unused_controls=True))
-    if not found:
+    donor_rows, control_rows = random.permutation(donors).tolist(), random.permutation(receivers).tolist()
+    triples = list(_iter_triples(receivers.tolist(), donor_rows, control_rows, patients))
+    if len({patients[other] for *_, other in triples}) < MIN_PATIENTS_FOR_VERDICT:
+        triples = list(
+            _iter_triples(receivers.tolist(), donor_rows, control_rows, patients, prefer_unused_controls=True)
+        )
+    if not triples:
         raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
-    return InsertionTriples(*np.array(found, np.int64).T)
+    return InsertionTriples(*np.array(triples, np.int64).T)
 
 
 def _iter_triples(
@@ -93,16 +95,19 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """A donor and another for each row. `prefer_unused_controls`: of the others a patient that has not served before any that has."""
+    """A donor and another for each row.
+
+    `prefer_unused_controls`: of the others a patient that has not served before any that has.
+    """
     served: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})
-        taken = {patients[row]} if donor is None else {patients[row], patients[donor]}
-        fresh = _find_next_row(controls, n, patients, taken | served) if prefer_unused_controls else None
-        other = _find_next_row(controls, n, patients, taken) if fresh is None else fresh
-        if donor is not None and other is not None:
-            served.add(patients[other])
-            yield row, donor, other
+        excluded = {patients[row]} if donor is None else {patients[row], patients[donor]}
+        unused = _find_next_row(controls, n, patients, excluded | served) if prefer_unused_controls else None
+        control = _find_next_row(controls, n, patients, excluded) if unused is None else unused
+        if donor is not None and control is not None:
+            served.add(patients[control])
+            yield row, donor, control
 
 
 def _find_next_row(

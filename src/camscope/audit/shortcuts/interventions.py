@@ -1,8 +1,4 @@
-"""Interventions: regions removed, inserted or kept alone, and the table of the answers.
-
-- trying: the model asked about images in which a region is removed, inserted or all that is left.
-- trials: what the model answered about each changed image, as `run_interventions.parquet`.
-"""
+"""Interventions on regions: removal, insertion and keeping only the region, with the table of the predictions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import EstimateSummary, InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
@@ -41,9 +38,9 @@ INTERVENTIONS_FILE = "interventions.parquet"
 
 @dataclass(frozen=True)
 class InterventionRecord:
-    """An intervention on one image: its log odds `log_odds_without` the region, and `log_odds_with`.
+    """An intervention on one image: the log odds without and with the region.
 
-    `donor_row`, `control_row`: of an insertion the rows whose region was pasted, and whose pixels without it.
+    `donor_row`, `control_row`: for insertions, the row of the pasted region, and of the pasted pixels without it.
     """
 
     row: int
@@ -58,8 +55,8 @@ class InterventionRecord:
 
 
 def write_interventions(folder: Path, records: Iterable[InterventionRecord], image_ids: Mapping[int, str]) -> None:
-    """Every trial, with the name of its image."""
-    rows = [{"id": image_ids[one.row], **asdict(one)} for one in records]
+    """Write `interventions.parquet`: every intervention, with the id of its image."""
+    rows = [{"id": image_ids[record.row], **asdict(record)} for record in records]
     with open_atomic(folder / INTERVENTIONS_FILE) as file:
         import_arrow("parquet").write_table(
             import_arrow().Table.from_pylist(rows, schema=_build_interventions_schema()), file
@@ -67,26 +64,29 @@ def write_interventions(folder: Path, records: Iterable[InterventionRecord], ima
 
 
 def read_interventions(folder: Path) -> "pa.Table":
-    """row, id, finding, region, kind, fill, without, with_it, donor, other; no row where none was written."""
+    """Read `interventions.parquet`; an empty table where it does not exist."""
     place = folder / INTERVENTIONS_FILE
     return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
 
 def _build_interventions_schema() -> "pa.Schema":
     pa = import_arrow()
-    words = dict.fromkeys(("id", "finding", "region", "kind", "fill"), pa.string())
-    numbers = dict.fromkeys(("without", "with_it"), pa.float64())
-    return pa.schema({"row": pa.int64(), **words, **numbers, "donor": pa.int64(), "other": pa.int64()})
+    words = dict.fromkeys(("id", "finding", "region", "kind", "imputation"), pa.string())
+    numbers = dict.fromkeys(("log_odds_without", "log_odds_with"), pa.float64())
+    return pa.schema({"row": pa.int64(), **words, **numbers, "donor_row": pa.int64(), "control_row": pa.int64()})
 
 
-NO_EFFECT_BASELINE = 0.0, "no effect"  # what knows nothing
+NO_EFFECT_BASELINE = 0.0, "no effect"
 FloatArray = npt.NDArray[np.float64]
 ImageEdit = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
 
 
 @dataclass(eq=False)
 class InterventionRunner:
-    """The interventions of a finding. `log_odds`: of each image as it is; `log_odds_std`: of all of them, the unit of effects."""
+    """Runs the interventions for a finding.
+
+    `log_odds`: row -> log odds of the original image; `log_odds_std`: their standard deviation, the unit of effects.
+    """
 
     context: AuditContext
     samples: RegionSamples
@@ -97,49 +97,55 @@ class InterventionRunner:
     records: list[InterventionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        known = self.context.get_truth(self.finding)
-        self.truth_by_row = {one.row: known[one.row] for one in self.samples.samples}
+        truths = self.context.cohort.get_truth(self.finding)
+        self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:
-        """Every region removed from images with the finding, all that is left of them, and inserted into images without."""
+        """Yield the effects of removing, keeping and inserting every region."""
         for name in self.samples.region_names:
             yield from self.run_removals(name)
             yield self._run_insertion(name)
 
     def run_removals(self, region_name: str) -> Iterator[InterventionEffect]:
-        """What of these asks for no second image: a region removed, and all that is left of it."""
-        there = [one for one in self.samples.select_with_region(region_name) if self.truth_by_row[one.row] is True]
-        for fill in self.context.config.imputations:
-            yield self._run_removal(region_name, there, fill, "remove")
-            yield self._run_removal(region_name, there, fill, "keep only")
+        """Yield the effects of removing a region, and of keeping only the region, for every imputation."""
+        samples = [
+            sample for sample in self.samples.select_with_region(region_name) if self.truth_by_row[sample.row] is True
+        ]
+        for imputation in self.context.config.imputations:
+            yield self._run_removal(region_name, samples, imputation, "remove")
+            yield self._run_removal(region_name, samples, imputation, "keep only")
 
     def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
-        """How well the finding is told when a region is filled, or all but it."""
+        """Yield the AUROC after a region, or everything else, is replaced."""
         for name in self.samples.region_names:
-            there = [one for one in self.samples.select_with_region(name) if self.truth_by_row[one.row] is not None]
-            for fill in self.context.config.imputations:
+            samples = [
+                sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
+            ]
+            for imputation in self.context.config.imputations:
                 if name == ORGAN_REGION:
-                    yield self._compute_masked_auroc(name, there, fill, "blank")
+                    yield self._compute_masked_auroc(name, samples, imputation, "mask")
                 if name != FINDING_REGION:
-                    yield self._compute_masked_auroc(name, there, fill, "keep only")
+                    yield self._compute_masked_auroc(name, samples, imputation, "keep only")
 
     def _run_removal(
         self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["remove", "keep only"]
     ) -> InterventionEffect:
-        """How much less the model answers without the region, or without all the rest."""
-        change = remove_region if kind == "remove" else keep_region
-        clean = np.array([self.log_odds[one.row] for one in samples])
-        changed = self._compute_edited_log_odds(samples, lambda x, masks: change(x, masks, imputation), region_name)
-        self._record_interventions(region_name, kind, imputation, samples, changed, clean)
+        """Return the decrease of the log odds without the region, or without everything else."""
+        edit = remove_region if kind == "remove" else keep_region
+        original_log_odds = np.array([self.log_odds[sample.row] for sample in samples])
+        edited_log_odds = self._compute_edited_log_odds(
+            samples, lambda x, masks: edit(x, masks, imputation), region_name
+        )
+        self._record_interventions(region_name, kind, imputation, samples, edited_log_odds, original_log_odds)
         effect = self._summarize_effect(
             lambda: estimate_removal_effect(
                 region_name,
                 imputation,
-                clean,
-                changed,
+                original_log_odds,
+                edited_log_odds,
                 self.log_odds_std,
                 self._get_patients(samples),
-                **self.context.bootstrap_options,
+                **self.context.config.bootstrap_options,
             )
         )
         return InterventionEffect(
@@ -147,34 +153,36 @@ class InterventionRunner:
         )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
-        """Of a donor that has it and the finding, less that of an image without the finding: pasting is in both.
+        """Return the effect of pasting a donor's region, relative to pasting the same region of a control image.
 
-        Where that one has no such region, as a marker, the same pixels of it.
+        Donors have the finding and the region. Where the control lacks the region, the donor's mask is used for it.
         """
         try:
-            pairs = list(self._iter_insertion_triples(region_name))
+            triples = list(self._iter_insertion_triples(region_name))
         except UndefinedError as error:
-            lacking = build_untested_effect(f"insert {region_name}", None, str(error), self.log_odds_std)
-            effect = self._summarize_effect(lambda: lacking)
+            untested = build_untested_effect(f"insert {region_name}", None, str(error), self.log_odds_std)
+            effect = self._summarize_effect(lambda: untested)
             return InterventionEffect(
                 region=region_name, finding=self.finding.name, kind="insert", imputation=None, effect=effect
             )
-        receivers, donors, others = ([three[k] for three in pairs] for k in range(3))
-        masks = [donor.regions[region_name] for _, donor, _ in pairs]
-        own = [other.regions.get(region_name, donor.regions[region_name]) for _, donor, other in pairs]
-        with_it = self._compute_pasted_log_odds(receivers, masks, donors)
-        without = self._compute_pasted_log_odds(receivers, own, others)
-        self._record_interventions(region_name, "insert", None, receivers, without, with_it, donors, others)
+        receivers, donors, controls = ([triple[k] for triple in triples] for k in range(3))
+        masks = [donor.regions[region_name] for _, donor, _ in triples]
+        control_masks = [other.regions.get(region_name, donor.regions[region_name]) for _, donor, other in triples]
+        log_odds_with = self._compute_pasted_log_odds(receivers, masks, donors)
+        log_odds_without = self._compute_pasted_log_odds(receivers, control_masks, controls)
+        self._record_interventions(
+            region_name, "insert", None, receivers, log_odds_without, log_odds_with, donors, controls
+        )
         effect = self._summarize_effect(
             lambda: estimate_insertion_effect(
                 region_name,
-                without,
-                with_it,
+                log_odds_without,
+                log_odds_with,
                 self.log_odds_std,
                 self._get_patients(receivers),
                 donors=self._get_patients(donors),
-                controls=self._get_patients(others),
-                **self.context.bootstrap_options,
+                controls=self._get_patients(controls),
+                **self.context.config.bootstrap_options,
             )
         )
         return InterventionEffect(
@@ -182,31 +190,35 @@ class InterventionRunner:
         )
 
     def _iter_insertion_triples(self, region_name: str) -> Iterator[tuple[RegionSample, RegionSample, RegionSample]]:
-        """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
-
-        Where some images lack the region, neither the receiver nor the third one has it. UndefinedError where there are none.
-        """
-        known = [one for one in self.samples.samples if self.truth_by_row[one.row] is not None]
-        carried = np.array([region_name in one.regions for one in known], np.bool_)
-        truth = np.array([bool(self.truth_by_row[one.row]) for one in known], np.bool_)
-        found = match_insertion_triples(truth, carried, self._get_patients(known), self.context.config.seed)
-        for three in zip(*(one.tolist() for one in found), strict=True):
-            receiver, donor, other = (known[one] for one in three)
+        """Yield receiver, donor and control of three patients; see `match_insertion_triples`."""
+        labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
+        has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
+        truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
+        triples = match_insertion_triples(truth, has_region, self._get_patients(labeled), self.context.config.seed)
+        for triple in zip(*(sample.tolist() for sample in triples), strict=True):
+            receiver, donor, other = (labeled[sample] for sample in triple)
             yield receiver, donor, other
 
     def _compute_masked_auroc(
-        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["blank", "keep only"]
+        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["mask", "keep only"]
     ) -> MaskedAuroc:
-        change = remove_region if kind == "blank" else keep_region
-        answers = self._compute_edited_log_odds(samples, lambda x, masks: change(x, masks, imputation), region_name)
-        truth, groups = np.array([bool(self.truth_by_row[one.row]) for one in samples]), self._get_patients(samples)
+        edit = remove_region if kind == "mask" else keep_region
+        log_odds = self._compute_edited_log_odds(samples, lambda x, masks: edit(x, masks, imputation), region_name)
+        truth, groups = (
+            np.array([bool(self.truth_by_row[sample.row]) for sample in samples]),
+            self._get_patients(samples),
+        )
         try:
             if not samples:
-                raise UndefinedError("no image has it")
-            found = summarize_estimate(auroc(truth, answers, groups, **self.context.bootstrap_options), 0.5, "chance")
+                raise UndefinedError("no image has the region")
+            estimate = summarize_estimate(
+                auroc(truth, log_odds, groups, **self.context.config.bootstrap_options), 0.5, "chance"
+            )
         except UndefinedError as error:
-            found = summarize_estimate(None, 0.5, "chance", str(error))
-        return MaskedAuroc(region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, auroc=found)
+            estimate = summarize_estimate(None, 0.5, "chance", str(error))
+        return MaskedAuroc(
+            region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, auroc=estimate
+        )
 
     def _record_interventions(
         self,
@@ -218,47 +230,53 @@ class InterventionRunner:
         log_odds_with: FloatArray,
         *source_samples: Sequence[RegionSample],
     ) -> None:
-        numbers = zip(*([one.row for one in some] for some in (samples, *source_samples)), strict=True)
+        numbers = zip(*([sample.row for sample in group] for group in (samples, *source_samples)), strict=True)
         self.records += [
-            InterventionRecord(row, self.finding.name, region_name, kind, imputation, less, more, *given)
-            for (row, *given), less, more in zip(
+            InterventionRecord(
+                row, self.finding.name, region_name, kind, imputation, without, with_region, *source_rows
+            )
+            for (row, *source_rows), without, with_region in zip(
                 numbers, log_odds_without.tolist(), log_odds_with.tolist(), strict=True
             )
         ]
 
     def _summarize_effect(self, build_effect: Callable[[], StandardizedEffect]) -> EstimateSummary:
         if self.log_odds_std <= 0:
-            return summarize_estimate(None, *NO_EFFECT_BASELINE, "the model gives every image the same answer")
-        found = build_effect()
-        return summarize_estimate(found.estimate, *NO_EFFECT_BASELINE, found.undefined_reason or found.too_few_reason)
+            return summarize_estimate(None, *NO_EFFECT_BASELINE, "the model gives every image the same score")
+        effect = build_effect()
+        return summarize_estimate(
+            effect.estimate, *NO_EFFECT_BASELINE, effect.undefined_reason or effect.too_few_reason
+        )
 
     def _get_patients(self, samples: Sequence[RegionSample]) -> list[Any]:
-        return [self.context.patients[one.row] for one in samples]
+        return [self.context.cohort.patients[sample.row] for sample in samples]
 
     def _compute_pasted_log_odds(
         self, receivers: Sequence[RegionSample], masks: Sequence[Any], donors: Sequence[RegionSample]
     ) -> FloatArray:
-        found, size = [], self.context.config.perturbed_batch_size
+        log_odds, size = [], self.context.config.perturbed_batch_size
         for start in range(0, len(receivers), size):
             part = slice(start, start + size)
-            x = torch.stack([one.x for one in receivers[part]])
-            other = torch.stack([one.x for one in donors[part]])
-            pasted = insert_region(x, torch.from_numpy(np.stack(masks[part])), other)
-            found.append(self._compute_log_odds(pasted))
-        return np.concatenate(found) if found else np.empty(0)
+            x = torch.stack([sample.x for sample in receivers[part]])
+            donor_x = torch.stack([sample.x for sample in donors[part]])
+            pasted = insert_region(x, torch.from_numpy(np.stack(masks[part])), donor_x)
+            log_odds.append(self._compute_log_odds(pasted))
+        return np.concatenate(log_odds) if log_odds else np.empty(0)
 
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], edit: ImageEdit, region_name: str
     ) -> FloatArray:
-        """(N,) log odds of changed images."""
-        found, size = [], self.context.config.perturbed_batch_size
+        """Return the log odds (N,) of edited images."""
+        log_odds, size = [], self.context.config.perturbed_batch_size
         for start in range(0, len(samples), size):
             part = list(samples[start : start + size])
-            x = torch.stack([one.x for one in part])
-            found.append(
-                self._compute_log_odds(edit(x, torch.from_numpy(np.stack([one.regions[region_name] for one in part]))))
+            x = torch.stack([sample.x for sample in part])
+            log_odds.append(
+                self._compute_log_odds(
+                    edit(x, torch.from_numpy(np.stack([sample.regions[region_name] for sample in part])))
+                )
             )
-        return np.concatenate(found) if found else np.empty(0)
+        return np.concatenate(log_odds) if log_odds else np.empty(0)
 
     def _compute_log_odds(self, x: Tensor) -> FloatArray:
         logits, _ = compute_logits_and_features(self.context, x)

@@ -1,8 +1,4 @@
-"""How much of the maps lies in a region, and how far regions overlap.
-
-- Masses: how much of the maps lies in a region, beside the maps of other images in the same place.
-- Overlaps: how much of a region lies in another one, so that what is one cause is not read as several.
-"""
+"""The share of attribution in regions, compared with the maps of other patients, and the overlap of regions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -11,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import AttributionMass, EstimateSummary, RegionOverlap, Summary
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.shortcuts.region_base import equivalent_diameter
@@ -23,7 +20,7 @@ from camscope.geometry import Placement
 from camscope.metrics.statistics import estimate_mean
 
 FloatArray = npt.NDArray[np.float64]
-MAX_OTHER_MAPS = 8  # maps of other patients, that a map is shuffled with
+MAX_OTHER_MAPS = 8  # maps of other patients in the baseline
 SHARE_BOUNDS = (0.0, 1.0)
 TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the confounder sensitivity of Sun et al. 2023
 
@@ -31,31 +28,36 @@ TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the con
 def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
-    """Row -> map (*s) of a method, as it was made; without those that hold NaN."""
+    """Return row -> raw map (*s) of a method, without maps that hold NaN."""
     compute = import_arrow("compute")
     field = import_arrow("dataset").field
-    wanted = (field("method") == method_title) & (field("target") == str(finding.class_index))
-    table = context.maps.table(columns=["row", "grid", "attribution"], filter=wanted)
+    is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
+    table = context.maps.table(columns=["row", "grid", "attribution"], filter=is_selected)
     table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
-    found = {}
+    attributions = {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:
-            heat = np.asarray(row["attribution"], np.float64).reshape(tuple(row["grid"]))
-            if np.isfinite(heat).all():
-                found[row["row"]] = heat
-    return found
+            attribution = np.asarray(row["attribution"], np.float64).reshape(tuple(row["grid"]))
+            if np.isfinite(attribution).all():
+                attributions[row["row"]] = attribution
+    return attributions
 
 
 def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
-    """Of every region, for the maps of a method."""
-    heats = load_attributions(context, explainer.title, finding, [one.row for one in samples.samples])
-    on_input = {row: _project_to_input(heat, samples.samples[0].x.shape[1:]) for row, heat in heats.items()}
+    """Return the attribution mass of a method's maps in every region."""
+    attribution_by_row = load_attributions(
+        context, explainer.full_name, finding, [sample.row for sample in samples.samples]
+    )
+    projected = {
+        row: _project_to_input(attribution, samples.samples[0].x.shape[1:])
+        for row, attribution in attribution_by_row.items()
+    }
     random = np.random.default_rng((context.config.seed, 5))
-    order = random.permutation(sorted(on_input)).tolist()
+    order = random.permutation(sorted(projected)).tolist()
     return [
-        _summarize_region_mass(context, samples, name, on_input, order, explainer.title, finding, stride)
+        _summarize_region_mass(context, samples, name, projected, order, explainer.full_name, finding, stride)
         for name in samples.region_names
     ]
 
@@ -70,24 +72,33 @@ def _summarize_region_mass(
     finding: Finding,
     stride: float,
 ) -> AttributionMass:
-    there = [one for one in samples.select_with_region(region_name) if one.row in attributions]
-    groups = [context.patients[one.row] for one in there]
-    own = np.array([compute_mass_share(attributions[one.row], one.regions[region_name]) for one in there])
-    area = np.array([one.regions[region_name].mean() for one in there])
-    null = np.array([_compute_shuffled_share(context, one, region_name, attributions, shuffled_rows) for one in there])
-    diameter = float(np.median([_measure_region_width(one.regions[region_name]) for one in there])) if there else 0.0
-    resolved = bool(there) and diameter >= stride
+    present = [sample for sample in samples.select_with_region(region_name) if sample.row in attributions]
+    groups = [context.cohort.patients[sample.row] for sample in present]
+    shares = np.array([compute_mass_share(attributions[sample.row], sample.regions[region_name]) for sample in present])
+    area = np.array([sample.regions[region_name].mean() for sample in present])
+    shuffled_shares = np.array(
+        [_compute_shuffled_share(context, sample, region_name, attributions, shuffled_rows) for sample in present]
+    )
+    diameter = (
+        float(np.median([_measure_region_width(sample.regions[region_name]) for sample in present])) if present else 0.0
+    )
+    is_resolvable = bool(present) and diameter >= stride
     return AttributionMass(
         region=region_name,
         method=method,
         finding=finding.name,
-        share=_summarize_values(own, groups, _compute_nanmean(null), "maps of other patients", context, SHARE_BOUNDS),
+        share=_summarize_values(
+            shares, groups, _compute_nanmean(shuffled_shares), "maps of other patients", context, SHARE_BOUNDS
+        ),
         enrichment=_summarize_values(
-            own / area, groups, _compute_nanmean(null / area), "maps of other patients", context
+            shares / area, groups, _compute_nanmean(shuffled_shares / area), "maps of other patients", context
         ),
         confounder_sensitivity=_summarize_values(
             np.array(
-                [compute_confounder_sensitivity(attributions[one.row], one.regions[region_name]) for one in there]
+                [
+                    compute_confounder_sensitivity(attributions[sample.row], sample.regions[region_name])
+                    for sample in present
+                ]
             ),
             groups,
             TOP_PIXEL_FRACTION,
@@ -95,34 +106,34 @@ def _summarize_region_mass(
             context,
             SHARE_BOUNDS,
         ),
-        is_resolvable=resolved,
+        is_resolvable=is_resolvable,
         diameter=round_significant(diameter) or 0.0,
         stride=round_significant(stride) or 0.0,
-        reason="" if resolved else "below the resolution of the maps" if there else "no image has it",
-        max_enrichment=round_significant(_compute_nanmean(1 / area[~np.isnan(own)])),
+        reason="" if is_resolvable else "below the resolution of the maps" if present else "no image has it",
+        max_enrichment=round_significant(_compute_nanmean(1 / area[~np.isnan(shares)])),
     )
 
 
 def _measure_region_width(mask: Mask) -> float:
-    """How wide a region is: of a blob its diameter, of a frame its thickness."""
+    """Return the width of a region: the diameter of a blob, or the thickness of a frame."""
     edt = import_module("scipy.ndimage").distance_transform_edt
     return min(equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Of what is positive in a map (*S), how much lies in the region; NaN where nothing is positive."""
+    """Return the share of a map's positive attribution in the region; NaN where nothing is positive."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Share of the region's pixels among the hottest tenth of the map; ties count in expectation. NaN of a constant map."""
+    """Return the share of the region's pixels in the top tenth of the map; ties count in expectation. NaN if constant."""
     count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
-    least = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
+    threshold = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
     if attribution.max() == attribution.min():
         return float("nan")
-    above, at = attribution > least, attribution == least
+    above, at = attribution > threshold, attribution == threshold
     room = (count - above.sum()) / at.sum()
     return float((above[mask].sum() + room * at[mask].sum()) / mask.sum())
 
@@ -134,15 +145,15 @@ def _compute_shuffled_share(
     attributions: Mapping[int, FloatArray],
     shuffled_rows: Sequence[int],
 ) -> float:
-    """The mean share of maps of other patients in this image's region."""
+    """Return the mean share of maps of other patients in this image's region."""
     start = shuffled_rows.index(sample.row)
-    others = [
+    other_rows = [
         row
         for row in [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
-        if context.patients[row] != context.patients[sample.row]
+        if context.cohort.patients[row] != context.cohort.patients[sample.row]
     ]
-    found = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in others[:MAX_OTHER_MAPS]]
-    return _compute_nanmean(np.array(found))
+    shares = [compute_mass_share(attributions[row], sample.regions[region_name]) for row in other_rows[:MAX_OTHER_MAPS]]
+    return _compute_nanmean(np.array(shares))
 
 
 def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
@@ -151,8 +162,8 @@ def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> Flo
 
 
 def _compute_nanmean(values: FloatArray) -> float:
-    known = values[~np.isnan(values)] if values.size else values
-    return float(known.mean()) if known.size else float("nan")
+    valid = values[~np.isnan(values)] if values.size else values
+    return float(valid.mean()) if valid.size else float("nan")
 
 
 def _summarize_values(
@@ -168,23 +179,25 @@ def _summarize_values(
             raise UndefinedError("no image has it")
         if np.isnan(values).all():
             raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        found = estimate_mean(values, groups, bounds=bounds, **context.bootstrap_options)
-        return summarize_estimate(found, baseline, baseline_name)
+        estimate = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
+        return summarize_estimate(estimate, baseline, baseline_name)
     except UndefinedError as error:
         return summarize_estimate(None, baseline, baseline_name, str(error))
 
 
-MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: who changes the other one changes it, too
+MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: editing the other region edits most of it, too
 
 
 def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
-    """Region by region, what of it lies in each other one, without those that it never touches."""
+    """Yield the overlap of each region with every other region that it touches."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region in names:
-        there = samples.select_with_region(region)
+        present = samples.select_with_region(region)
         for other in names:
             share = float(
-                np.mean([_compute_overlap_share(one.regions[region], one.regions.get(other)) for one in there])
+                np.mean(
+                    [_compute_overlap_share(sample.regions[region], sample.regions.get(other)) for sample in present]
+                )
             )
             if other != region and share > 0:
                 yield RegionOverlap(
@@ -192,34 +205,34 @@ def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterat
                     region=region,
                     other_region=other,
                     share=round_significant(share) or 0.0,
-                    n_images=len(there),
+                    n_images=len(present),
                 )
 
 
 def _compute_overlap_share(mask: Mask, other_mask: Mask | None) -> float:
-    """Of a region's pixels; an image without the other one has none of it."""
+    """Return the share of a region's pixels in another region; 0 where the image lacks the other region."""
     return 0.0 if other_mask is None else float(np.count_nonzero(mask & other_mask) / np.count_nonzero(mask))
 
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
-    """Finding -> the groups of overlapping regions among those that its answer is said to rely on."""
-    relied: dict[str, list[str]] = {}
-    for one in summary.verdicts:
-        if (one.question, one.conclusion) == ("shortcut", "supported"):
-            relied.setdefault(one.finding, []).append(one.qualifier)
-    known = summary.shortcut.overlaps
+    """Return for each finding the groups of overlapping regions among those that its prediction relies on."""
+    relied_regions: dict[str, list[str]] = {}
+    for item in summary.verdicts:
+        if (item.question, item.conclusion) == ("shortcut", "supported"):
+            relied_regions.setdefault(item.finding, []).append(item.qualifier)
+    overlaps = summary.shortcut.overlaps
     return {
-        name: merge_overlapping_regions(regions, [one for one in known if one.finding == name])
-        for name, regions in relied.items()
+        name: merge_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
+        for name, regions in relied_regions.items()
     }
 
 
 def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
-    """Those of some regions that hang together, most of one lying in another, in their order; none that stands alone."""
+    """Return groups of at least two regions that are connected by overlaps above `MIN_OVERLAP_SHARE`, in order."""
     groups = [{one} for one in regions]
     for one in region_overlaps:
         if one.share > MIN_OVERLAP_SHARE and {one.region, one.other_region} <= set(regions):
-            joined = [group for group in groups if group & {one.region, one.other_region}]
-            groups = [group for group in groups if group not in joined] + [set().union(*joined)]
-    made = [[one for one in regions if one in group] for group in groups if len(group) > 1]
-    return sorted(made, key=lambda group: regions.index(group[0]))
+            connected = [group for group in groups if group & {one.region, one.other_region}]
+            groups = [group for group in groups if group not in connected] + [set().union(*connected)]
+    merged = [[one for one in regions if one in group] for group in groups if len(group) > 1]
+    return sorted(merged, key=lambda group: regions.index(group[0]))

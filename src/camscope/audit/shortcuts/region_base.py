@@ -1,8 +1,4 @@
-"""The base of the region detectors.
-
-- What every region is made of: one function of an image's pixels, and a reason where the image has no such region.
-- From an image to the model's input, and how large a region is there.
-"""
+"""The base of the region detectors, and the projection of regions from an image to the model's input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError, UndefinedError
-from camscope.evaluation.selection.samples import project_mask_to_input as middles
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
 from camscope.optional import require
 
 BoolArray = NDArray[np.bool_]
@@ -36,17 +31,17 @@ class Region:
 
     def __call__(self, image: NDArray[Any]) -> BoolArray:
         """(*S) bool."""
-        given = np.asarray(image)
-        if given.ndim not in (2, 3) or not given.size:
-            raise InputError(f"an image of shape {given.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
-        if given.dtype.kind == "f" and not np.isfinite(given).all():
+        values = np.asarray(image)
+        if values.ndim not in (2, 3) or not values.size:
+            raise InputError(f"an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
-        found = self.detect(given)
-        if not found.any():
+        mask = self.detect(values)
+        if not mask.any():
             raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
-        if found.all():
+        if mask.all():
             raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.description}")
-        return found
+        return mask
 
 
 def is_color_image(image: NDArray[Any]) -> bool:
@@ -55,7 +50,7 @@ def is_color_image(image: NDArray[Any]) -> bool:
 
 
 def to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """(*S) float64: of a colour image the mean of its channels; UndefinedError where all pixels have one value."""
+    """(*S) float64: of a color image the mean of its channels; UndefinedError where all pixels have one value."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if is_color_image(image) else values
     if values.min() == values.max():
@@ -73,19 +68,14 @@ def select_largest_component(mask: BoolArray) -> BoolArray:
     labels, count = import_scipy_ndimage().label(mask, np.ones((3,) * mask.ndim))
     if count < 2:
         return mask
-    found: BoolArray = labels == 1 + np.bincount(labels.ravel())[1:].argmax()
-    return found
+    largest: BoolArray = labels == 1 + np.bincount(labels.ravel())[1:].argmax()
+    return largest
 
 
 def fill_holes(mask: BoolArray) -> BoolArray:
     """With its holes; of a volume slice by slice, for what is hollow opens somewhere in three dimensions."""
     fill = import_scipy_ndimage().binary_fill_holes
-    return np.stack([fill(one) for one in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
-
-
-def compute_otsu_threshold(values: NDArray[Any]) -> float:
-    """The threshold that parts the values best in two (Otsu 1979)."""
-    return float(import_skimage("filters").threshold_otsu(values))
+    return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 
 
 def import_scipy_ndimage() -> Any:
@@ -101,32 +91,32 @@ def import_skimage(submodule: str) -> Any:
 def project_region_to_input(
     mask: NDArray[np.bool_], placement: Placement | None, *, include_touched: bool = False
 ) -> BoolArray:
-    """(*S) of the image -> (*S) of the model's input: True where a pixel's centre lies on the mask.
+    """(*S) of the image -> (*S) of the model's input: True where a pixel's center lies on the mask.
 
     What lies outside the image is False. `placement` None: the model sees the image as it is. `include_touched`: also every pixel
-    that holds the centre of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
+    that holds the center of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
     """
-    given = np.asarray(mask)
-    if given.dtype != np.bool_:
-        raise InputError(f"a mask of {given.dtype}; expected bool")
+    image_mask = np.asarray(mask)
+    if image_mask.dtype != np.bool_:
+        raise InputError(f"a mask of {image_mask.dtype}; expected bool")
     if placement is None:
-        return given.copy()
-    if given.shape != placement.image_size:
-        raise GeometryError(f"a mask {given.shape} of an image {placement.image_size}: expected one size")
-    found = middles(given, placement)
+        return image_mask.copy()
+    if image_mask.shape != placement.image_size:
+        raise GeometryError(f"a mask {image_mask.shape} of an image {placement.image_size}: expected one size")
+    projected = project_mask_to_input(image_mask, placement.input_size, placement.to_image)
     if include_touched:
-        reached = np.floor(placement.to_input(np.argwhere(given) + 0.5)).astype(np.int64)
-        reached = reached[((reached >= 0) & (reached < found.shape)).all(1)]
-        found[tuple(reached.T)] = True
-    return found
+        reached = np.floor(placement.to_input(np.argwhere(image_mask) + 0.5)).astype(np.int64)
+        reached = reached[((reached >= 0) & (reached < projected.shape)).all(1)]
+        projected[tuple(reached.T)] = True
+    return projected
 
 
 def equivalent_diameter(mask: NDArray[np.bool_]) -> float:
     """Pixels: of the disc as large as the mask's largest part, in 3-D of the ball; UndefinedError for an empty mask."""
-    given = np.asarray(mask, np.bool_)
-    if given.ndim not in (2, 3):
-        raise InputError(f"a mask {given.shape}; expected (H,W) or (D,H,W)")
-    if not given.any():
+    region = np.asarray(mask, np.bool_)
+    if region.ndim not in (2, 3):
+        raise InputError(f"a mask {region.shape}; expected (H,W) or (D,H,W)")
+    if not region.any():
         raise UndefinedError("the region is empty: it has no diameter")
-    whole = float(select_largest_component(given).sum())
-    return float(2 * (whole / pi) ** 0.5 if given.ndim == 2 else 2 * (3 * whole / (4 * pi)) ** (1 / 3))
+    size = float(select_largest_component(region).sum())
+    return float(2 * (size / pi) ** 0.5 if region.ndim == 2 else 2 * (3 * size / (4 * pi)) ** (1 / 3))

@@ -1,10 +1,9 @@
-"""Detectors of regions where shortcuts live, by an image's pixels alone.
+"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality.
 
-- Regions around the round field of an endoscope, a dermatoscope or a fundus camera.
-- Regions around a body: what lies outside of it, outside the scanner's field, and along its edge.
-- Regions at the edges of an image: its border, its corners, and what it was padded with.
-- Regions that somebody wrote, stuck or drew on an image: burned-in tokens, ink, pens; and slides without tissue.
-- Regions where shortcuts live, found by an image's pixels alone; which of them are looked for, by modality.
+- The surroundings and the rim of a round field of view.
+- The outside of the body or of the scanner's field, and the shell of the foreground.
+- The border, the corners and the padding of an image.
+- Burned-in markers, ink and pen marks, and glass without tissue.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from camscope.audit.shortcuts.region_base import (
     FloatArray,
     Region,
     RegionDetector,
-    compute_otsu_threshold,
     fill_holes,
     get_spatial_shape,
     import_scipy_ndimage,
@@ -30,6 +28,7 @@ from camscope.audit.shortcuts.region_base import (
     to_gray_values,
 )
 from camscope.errors import InputError, UndefinedError
+from camscope.metrics.localization import compute_otsu_threshold
 
 APERTURE_BRIGHTNESS_FRACTION: Final = (
     0.1  # of the way from the darkest to the brightest percentile: the field's own shadows are lighter
@@ -43,7 +42,7 @@ MAX_NOTCH_DISTANCE: Final = (
 
 @dataclass(frozen=True)
 class Circle:
-    """Centre in (row, column), pixel i having its centre at i; radius in pixels."""
+    """A circle: center as (row, column) with pixel centers at whole numbers, and radius in pixels."""
 
     row: float
     column: float
@@ -105,10 +104,12 @@ def _trace_outline(field_mask: BoolArray) -> FloatArray:
 def _fit_circle(points: FloatArray) -> Circle:
     """The circle of the least squares of |p|² - 2 c·p - (r² - |c|²) over all points p (Kåsa 1976)."""
     middle = points.mean(0)
-    near = points - middle
-    solution, *_ = np.linalg.lstsq(np.column_stack([2 * near, np.ones(len(near))]), (near**2).sum(1), rcond=None)
-    row, column, rest = solution.tolist()
-    return Circle(row + middle[0], column + middle[1], float(np.sqrt(max(rest + row**2 + column**2, 1e-12))))
+    centered = points - middle
+    solution, *_ = np.linalg.lstsq(
+        np.column_stack([2 * centered, np.ones(len(centered))]), (centered**2).sum(1), rcond=None
+    )
+    row, column, offset = solution.tolist()
+    return Circle(row + middle[0], column + middle[1], float(np.sqrt(max(offset + row**2 + column**2, 1e-12))))
 
 
 MIN_BODY_FRACTION: Final = 0.05  # of the image: a smaller part is no body
@@ -133,8 +134,8 @@ def detect_outside_body_ct(image: NDArray[Any]) -> BoolArray:
 def detect_outside_scanner_field(image: NDArray[Any]) -> BoolArray:
     """Below -1100 HU: the value that a scanner writes outside of what it saw."""
     _check_hounsfield(image)
-    found: BoolArray = image < SCANNER_FIELD_THRESHOLD_HU
-    return found
+    outside: BoolArray = image < SCANNER_FIELD_THRESHOLD_HU
+    return outside
 
 
 def detect_background(image: NDArray[Any]) -> BoolArray:
@@ -147,9 +148,9 @@ def detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
     inside = _segment_foreground(image)
     if inside.all():
         raise UndefinedError("no shell: the foreground fills the image")
-    reach, images = max(1.0, SHELL_WIDTH_FRACTION * float(np.mean(inside.shape))), import_scipy_ndimage()
-    found: BoolArray = images.distance_transform_edt(inside) + images.distance_transform_edt(~inside) <= reach
-    return found
+    max_distance, ndimage = max(1.0, SHELL_WIDTH_FRACTION * float(np.mean(inside.shape))), import_scipy_ndimage()
+    shell: BoolArray = ndimage.distance_transform_edt(inside) + ndimage.distance_transform_edt(~inside) <= max_distance
+    return shell
 
 
 def _segment_foreground(image: NDArray[Any]) -> BoolArray:
@@ -201,11 +202,11 @@ def detect_padding(image: NDArray[Any]) -> BoolArray:
     while _shrink_box(values, box, flat):
         pass
     inside = tuple(slice(*ends) for ends in box)
-    found = np.ones(values.shape, np.bool_)
-    found[inside] = False
-    if not found.any():
+    padding = np.ones(values.shape, np.bool_)
+    padding[inside] = False
+    if not padding.any():
         raise UndefinedError("no padding: the outermost rows and columns are not constant")
-    return found
+    return padding
 
 
 def _list_axis_positions(image: NDArray[Any], fraction: float) -> list[tuple[NDArray[np.int64], int, int]]:
@@ -215,10 +216,10 @@ def _list_axis_positions(image: NDArray[Any], fraction: float) -> list[tuple[NDA
 
 def _combine_axis_masks(axis_masks: list[BoolArray]) -> BoolArray:
     """(*S): where all axes agree."""
-    found = np.ones((), np.bool_)
+    combined = np.ones((), np.bool_)
     for axis, along in enumerate(axis_masks):
-        found = found & along.reshape(-1, *[1] * (len(axis_masks) - 1 - axis))
-    return np.asarray(found, np.bool_)
+        combined = combined & along.reshape(-1, *[1] * (len(axis_masks) - 1 - axis))
+    return np.asarray(combined, np.bool_)
 
 
 def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float) -> bool:
@@ -238,9 +239,9 @@ def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float
 
 
 SATURATION_TOLERANCE: Final = 0.02  # of the image's range: how far below its maximum a pixel is still saturated
-MAX_MARKER_FRACTION: Final = 0.01  # of the image: a token is smaller
-MIN_MARKER_PIXELS: Final = 4  # pixels: a token is larger
-MIN_EDGE_STEP: Final = 0.25  # of the image's range: what a token's edge steps down at least; a bright organ ends softly
+MAX_MARKER_FRACTION: Final = 0.01  # of the image
+MIN_MARKER_PIXELS: Final = 4  # smaller parts are noise
+MIN_EDGE_STEP: Final = 0.25  # of the image's range: the smallest step at a marker's edge; organs have soft edges
 INK_HUE_RANGE: Final = (0.69, 0.87)  # hues of gentian violet, in turns
 PEN_HUE_RANGES: Final = ((0.22, 0.50), (0.50, 0.63))  # green and blue; red is also that of blood
 MIN_INK_SATURATION: Final = 0.25
@@ -283,8 +284,8 @@ def detect_ink(image: NDArray[Any]) -> BoolArray:
 def detect_pen(image: NDArray[Any]) -> BoolArray:
     """Green or blue and vivid, or black: a pathologist's marker on glass."""
     hue, vivid, light = _convert_to_hsv(image, "pen")
-    coloured = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
-    return _drop_traces((coloured & (vivid >= 0.45) & (light >= 0.1)) | ((light < 0.15) & (vivid < 0.5)))
+    is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
+    return _drop_traces((is_colored & (vivid >= 0.45) & (light >= 0.1)) | ((light < 0.15) & (vivid < 0.5)))
 
 
 def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
@@ -292,8 +293,8 @@ def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
     _, vivid, _ = _convert_to_hsv(image, "tissue")
     if vivid.max() < MIN_STAIN_SATURATION or vivid.min() == vivid.max():
         raise UndefinedError(f"no tissue: nothing in the image has a colour (saturation up to {vivid.max():.2f})")
-    found: BoolArray = vivid <= compute_otsu_threshold(vivid)
-    return found
+    glass: BoolArray = vivid <= compute_otsu_threshold(vivid)
+    return glass
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -301,17 +302,17 @@ def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, 
     if not is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colours")
     values = np.asarray(image, np.float64)
-    colours = import_skimage("color").rgb2hsv(np.clip(values / (255 if values.max() > 1 else 1), 0, 1))
-    return colours[..., 0], colours[..., 1], colours[..., 2]
+    hsv = import_skimage("color").rgb2hsv(np.clip(values / (255 if values.max() > 1 else 1), 0, 1))
+    return hsv[..., 0], hsv[..., 1], hsv[..., 2]
 
 
 def _drop_traces(mask: BoolArray) -> BoolArray:
     """The parts of more than a speck, or nothing where all of them are traces."""
     labels, count = import_scipy_ndimage().label(mask, np.ones((3, 3)))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
-    kept = sizes >= max(MIN_MARKER_PIXELS, MIN_COLORED_FRACTION * mask.size)
-    kept[0] = False
-    return np.asarray(kept[labels], np.bool_)
+    is_large = sizes >= max(MIN_MARKER_PIXELS, MIN_COLORED_FRACTION * mask.size)
+    is_large[0] = False
+    return np.asarray(is_large[labels], np.bool_)
 
 
 _REGION_DEFINITIONS: Final[tuple[tuple[str, str, RegionDetector], ...]] = (

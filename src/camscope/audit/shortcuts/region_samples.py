@@ -1,8 +1,9 @@
-"""Scenes: images as the model takes them, each with its regions on the model's input."""
+"""Samples of images as model inputs, with the masks of their regions on the input."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,22 @@ from camscope.evaluation.map_metrics import read_image_tensor
 from camscope.geometry import Placement
 
 Mask = npt.NDArray[np.bool_]
-MAX_SAMPLE_BYTES = 2_000_000_000  # bytes of inputs and masks at once
+MAX_SAMPLE_BYTES = 2_000_000_000  # inputs and masks in memory at once
 FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ", "outside the organ"
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image: `x` (C,*S), and of each region that it has the pixels of the model's input (*S); `ground_truth`: of each finding."""
+    """An image as a model input, with the masks of its regions.
+
+    Attributes:
+        row: The row of the image.
+        x: The input (C,*S).
+        placement: The placement of the input on the image; None where the model sees the whole image.
+        regions: Region -> its mask (*S) on the input.
+        ground_truth: Finding -> its mask (*S) on the input.
+
+    """
 
     row: int
     x: Tensor
@@ -34,133 +44,145 @@ class RegionSample:
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
     def for_finding(self, finding_name: str) -> "RegionSample":
-        """With the regions as they are to a finding: what of them is the finding itself is no shortcut.
+        """Return the sample without the finding's pixels in its regions, because the finding itself is not a shortcut.
 
-        The organ has the whole finding in it: a mask of lungs leaves out what makes them opaque.
+        The organ is extended by the finding: masks of lungs often leave out the opacities in them.
         """
-        found = self.ground_truth.get(finding_name)
-        if found is None:
+        finding_mask = self.ground_truth.get(finding_name)
+        if finding_mask is None:
             return self
-        made = {FINDING_REGION: found}
+        regions = {FINDING_REGION: finding_mask}
         for name, mask in self.regions.items():
-            kept = mask | found if name == ORGAN_REGION else mask & ~found
-            if kept.any():
-                made[name] = kept
-        return replace(self, regions=made)
+            region = mask | finding_mask if name == ORGAN_REGION else mask & ~finding_mask
+            if region.any():
+                regions[name] = region
+        return replace(self, regions=regions)
 
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size. `missing_reasons`: why images have no such region, and how many."""
+    """Images of one input size.
+
+    Attributes:
+        samples: The images.
+        missing_reasons: Region -> the reasons why images lack it, with their counts.
+        exclusion_reasons: The reasons why images were excluded, with their counts.
+
+    """
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
     exclusion_reasons: Counter[str] = field(default_factory=Counter)
 
     def select_with_region(self, region_name: str) -> list[RegionSample]:
-        """Those that have it."""
-        return [one for one in self.samples if region_name in one.regions]
+        """Return the samples that have a region."""
+        return [sample for sample in self.samples if region_name in sample.regions]
 
     def for_finding(self, finding_name: str) -> "RegionSamples":
-        """As they are to a finding."""
-        return replace(self, samples=[one.for_finding(finding_name) for one in self.samples])
+        """Return the samples with their regions relative to a finding."""
+        return replace(self, samples=[sample.for_finding(finding_name) for sample in self.samples])
 
     @property
     def region_names(self) -> list[str]:
-        """Of all regions that any image has, in order."""
-        return list(dict.fromkeys(name for one in self.samples for name in one.regions))
+        """The names of all regions that any image has, in order."""
+        return list(dict.fromkeys(name for sample in self.samples for name in sample.regions))
 
 
 def list_requested_regions(context: AuditContext) -> list[str]:
-    """The names of the regions that are looked for."""
+    """Return the names of the regions to detect or read, from the config."""
     config = context.config.regions
     presets = config.presets or (REGION_PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
         raise InputError(f"no region {unknown[0]!r}; there are {', '.join(REGIONS)}")
-    if twice := next(
+    if taken := next(
         (name for name in config.columns if name in (*presets, FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION)),
         None,
     ):
         raise InputError(
-            f"regions.columns names {twice!r}, which is a region of its own: call the column's another name"
+            f"regions.columns names {taken!r}, which is the name of a built-in region; choose another name"
         )
     return [*config.columns, *presets]
 
 
 def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
-    """The regions whose masks somebody made, but the findings' own."""
-    known = {name: context.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
+    """Open the masks of the regions that have some in the config: markers and the organ."""
+    masks = {name: context.cohort.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
     if context.config.regions.organ is not None:
-        known[ORGAN_REGION] = context.open_ground_truth(context.config.regions.organ)
-    return known
+        masks[ORGAN_REGION] = context.cohort.open_ground_truth(context.config.regions.organ)
+    return masks
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Of some rows, those whose input has the size that most have; no more than `MAX_SAMPLE_BYTES` holds."""
-    made, known, held = RegionSamples([]), open_region_masks(context), 0
-    drawn = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
-    for done, one in enumerate(context.load_images(drawn), start=1):
+    """Load images with their regions; only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
+    order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
+    for done, image in enumerate(context.load_images(order), start=1):
         context.on_progress(done, len(rows))
-        if one.item is None:
-            made.exclusion_reasons[one.error or "it cannot be read"] += 1
+        if image.item is None:
+            samples.exclusion_reasons[image.error or "it cannot be read"] += 1
             continue
-        evidence = dict(_iter_finding_masks(context, one, made))
-        regions = dict(_iter_region_masks(context, one, known, made))
-        held += one.item.x.nbytes + sum(mask.nbytes for mask in (*evidence.values(), *regions.values()))
-        if made.samples and held > MAX_SAMPLE_BYTES:
-            made.exclusion_reasons["they are more than fit into memory at once"] = len(drawn) - done + 1
+        finding_masks = dict(_iter_finding_masks(context, image, samples))
+        regions = dict(_iter_region_masks(context, image, region_masks, samples))
+        n_bytes += image.item.x.nbytes + sum(mask.nbytes for mask in (*finding_masks.values(), *regions.values()))
+        if samples.samples and n_bytes > MAX_SAMPLE_BYTES:
+            samples.exclusion_reasons["the images need more memory than allowed"] = len(order) - done + 1
             break
-        made.samples.append(RegionSample(one.row["row"], one.item.x, one.item.placement, regions, evidence))
-    made.samples.sort(key=lambda scene: scene.row)
-    _keep_one_size(made)
-    return made
+        samples.samples.append(
+            RegionSample(image.row["row"], image.item.x, image.item.placement, regions, finding_masks)
+        )
+    samples.samples.sort(key=lambda sample: sample.row)
+    _keep_one_size(samples)
+    return samples
 
 
 def _keep_one_size(samples: RegionSamples) -> None:
-    sizes = Counter(tuple(one.x.shape) for one in samples.samples)
+    sizes = Counter(tuple(sample.x.shape) for sample in samples.samples)
     if len(sizes) > 1:
-        usual = sizes.most_common(1)[0][0]
-        samples.exclusion_reasons["the model's input is of another size"] += len(samples.samples) - sizes[usual]
-        samples.samples = [one for one in samples.samples if tuple(one.x.shape) == usual]
+        most_common = sizes.most_common(1)[0][0]
+        samples.exclusion_reasons["the model's input has another size"] += len(samples.samples) - sizes[most_common]
+        samples.samples = [sample for sample in samples.samples if tuple(sample.x.shape) == most_common]
 
 
 def _iter_finding_masks(
     context: AuditContext, loaded_image: LoadedImage, samples: RegionSamples
 ) -> Iterator[tuple[str, Mask]]:
-    """Of each finding that the image has, where it is."""
-    for name, evidence in context.ground_truth.items():
-        place = _get_placement(loaded_image)
-        row = _read_manifest_row(context, loaded_image)
-        found = _compute_region_mask(
-            context, FINDING_REGION, samples, lambda: evidence.load_mask(row, _require_image_size(place)), place
+    """Yield the name and mask of each finding that the image has."""
+    row, placement = _read_manifest_row(context, loaded_image), _get_placement(loaded_image)
+    for name, ground_truth in context.ground_truth.items():
+        mask = _compute_region_mask(
+            context,
+            FINDING_REGION,
+            samples,
+            partial(_load_annotated_mask, ground_truth, row, placement),
+            placement,
         )
-        if found is not None:
-            yield name, found
+        if mask is not None:
+            yield name, mask
 
 
 def _iter_region_masks(
     context: AuditContext, loaded_image: LoadedImage, region_masks: dict[str, GroundTruth], samples: RegionSamples
 ) -> Iterator[tuple[str, Mask]]:
-    """Name and pixels of each region that an image has; of the others the reason is noted."""
-    row, place = _read_manifest_row(context, loaded_image), _get_placement(loaded_image)
-    seen: dict[int, Any] = {}
+    """Yield the name and mask of each region that an image has; for the others the reason is counted."""
+    row, placement = _read_manifest_row(context, loaded_image), _get_placement(loaded_image)
+    cache: dict[int, Any] = {}
 
     def pixels() -> Any:
-        if not seen:
-            seen[0] = _to_channels_last(read_image_tensor(context.get_image_source(loaded_image.row["row"])))
-        return seen[0]
+        if not cache:
+            cache[0] = _to_channels_last(read_image_tensor(context.cohort.get_image_source(loaded_image.row["row"])))
+        return cache[0]
 
     for name in [*region_masks, *(name for name in list_requested_regions(context) if name not in region_masks)]:
         find = (
-            (lambda n=name: region_masks[n].load_mask(row, _require_image_size(place)))
+            partial(_load_annotated_mask, region_masks[name], row, placement)
             if name in region_masks
             else (lambda n=name: REGIONS[n](pixels()))
         )
-        found = _compute_region_mask(context, name, samples, find, place)
-        if found is not None:
-            yield name, found
-            if name == ORGAN_REGION and not found.all():
-                yield OUTSIDE_ORGAN_REGION, ~found
+        mask = _compute_region_mask(context, name, samples, find, placement)
+        if mask is not None:
+            yield name, mask
+            if name == ORGAN_REGION and not mask.all():
+                yield OUTSIDE_ORGAN_REGION, ~mask
 
 
 def _compute_region_mask(
@@ -170,41 +192,40 @@ def _compute_region_mask(
     find_mask: Callable[[], Mask],
     placement: Placement | None,
 ) -> Mask | None:
-    """On the model's input; None, with the reason noted, where there is none."""
+    """Return the mask of a region on the model's input; None, with the reason counted, where there is none."""
     try:
-        carried = project_region_to_input(
-            find_mask(), placement, include_touched=True
-        )  # of what is thin nothing is left to be seen
-        if carried.any():
-            return carried
-        why = "none of it was shown to the model"
+        mask = project_region_to_input(find_mask(), placement, include_touched=True)  # keeps thin regions
+        if mask.any():
+            return mask
+        reason = "it lies outside the model's input"
     except UndefinedError as error:
-        why = str(error)
+        reason = str(error)
     except CategoryError:
-        raise  # of the choice of a category, not of this image
+        raise  # a mistake of the config, not of this image
     except CamscopeError as error:
-        why = "it cannot be read, or is of another size than its image" if context.hides_file_names else str(error)
-    samples.missing_reasons.setdefault(region_name, Counter())[why] += 1
+        hides_names = context.cohort.hides_file_names
+        reason = "its mask cannot be read, or differs in size from its image" if hides_names else str(error)
+    samples.missing_reasons.setdefault(region_name, Counter())[reason] += 1
     return None
 
 
 def _read_manifest_row(context: AuditContext, loaded_image: LoadedImage) -> dict[str, Any]:
-    """As the manifest has it."""
-    place = context.manifest_positions[loaded_image.row["row"]]
-    return context.manifest.rows(place, place + 1)[0]
+    """Return the row of the manifest, with all its columns."""
+    position = context.cohort.manifest_positions[loaded_image.row["row"]]
+    return context.cohort.manifest.rows(position, position + 1)[0]
+
+
+def _load_annotated_mask(ground_truth: GroundTruth, row: dict[str, Any], placement: Placement | None) -> Mask:
+    if placement is None:
+        raise UndefinedError("where the model's input lies on the image is unknown")
+    return ground_truth.load_mask(row, placement.image_size)
 
 
 def _get_placement(loaded_image: LoadedImage) -> Placement | None:
     return None if loaded_image.item is None else loaded_image.item.placement
 
 
-def _require_image_size(placement: Placement | None) -> tuple[int, ...]:
-    if placement is None:
-        raise UndefinedError("where the model's input lies on the image is unknown")
-    return placement.image_size
-
-
 def _to_channels_last(pixels: Tensor) -> Any:
-    """(C,*S) -> (*S), or (H,W,3)."""
+    """Return pixels (C,*S) as (*S), or (H,W,3) for color images."""
     values = pixels.numpy()
     return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)

@@ -1,1 +1,1 @@
-"""The stages of an audit, in order, each one function of the subject."""
+"""The stages of an audit. Each is a function of the context and of the results of earlier stages."""

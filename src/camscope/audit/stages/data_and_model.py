@@ -1,7 +1,7 @@
-"""The first stages: the images, and the model with its methods.
+"""The first stages of an audit.
 
-- check: what is in the data, before any model sees it.
-- resolve: the model, its classes, its methods, and how fine they can see, tried on one image.
+- check: the data, without the model.
+- resolve: the model, its classes, its methods and the resolution of their maps, tried on one image.
 """
 
 import math
@@ -22,6 +22,7 @@ from camscope.audit.core.schema import (
     LevelCount,
     ResolveResult,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.region_samples import open_region_masks
@@ -35,15 +36,15 @@ from camscope.model_card import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural
 
-MAX_IDS_PER_ISSUE = 20  # ids that a finding names
+MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
 
 
-def check_data(context: AuditContext) -> DataCheckResult:
-    """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
+def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
+    """Inspect all images of all splits, because patients may be in several splits."""
     data = context.config.data
-    columns = context.full_manifest.table.column_names
-    made = inspect_images(
-        _renumber_rows(context.full_manifest),
+    columns = context.cohort.full_manifest.table.column_names
+    inspection = inspect_images(
+        _renumber_rows(context.cohort.full_manifest),
         patient_column=data.patient,
         split_column=data.split,
         target_column=data.label,
@@ -54,31 +55,31 @@ def check_data(context: AuditContext) -> DataCheckResult:
         all_scans=accepts_scans(context.explainers[0].preprocess),
         on_progress=context.on_progress,
     )
-    found = [
+    issues = [
         DataIssue(
-            code=one.code,
-            severity=one.severity,
-            message=one.message,
-            count=one.n_rows,
-            ids=tuple(made.row_ids(one.rows, MAX_IDS_PER_ISSUE)),
+            code=issue.code,
+            severity=issue.severity,
+            message=issue.message,
+            count=issue.n_rows,
+            ids=tuple(inspection.row_ids(issue.rows, MAX_IDS_PER_ISSUE)),
         )
-        for one in made.issues
-        if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
+        for issue in inspection.issues
+        if issue.code != "reserved-columns"  # about tables of a batch run, which a manifest is not
     ]
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
         annotation_sources=tuple(_list_annotation_sources(context)),
         flow=tuple(_describe_row_flow(context)),
-        n_patients=len(set(context.patients.values())),
+        n_patients=len(set(context.cohort.patients.values())),
         has_patient_column=data.patient is not None,
-        issues=tuple(found),
-        metadata_value_counts=made.value_counts,
+        issues=tuple(issues),
+        metadata_value_counts=inspection.value_counts,
         level_counts=tuple(_count_levels(context)),
     )
 
 
 def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
-    """Of every finding and region with masks or boxes: which of their categories count."""
+    """Yield the annotation source of every finding and region."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
             name=name,
@@ -89,98 +90,100 @@ def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource
 
 
 def _find_ground_truth_column(context: AuditContext) -> str | None:
-    """Of the manifest, that says where the first finding is."""
+    """Return the column of the manifest that locates the first finding."""
     named = context.config.data.ground_truth
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     first = first.column if isinstance(first, MaskSource) else first
-    return first if first in context.full_manifest.table.column_names else None
+    return first if first in context.cohort.full_manifest.table.column_names else None
 
 
 def _renumber_rows(manifest: Manifest) -> Manifest:
-    """With its rows counted from 0, and ages by the year in bands: each of few patients gives its target away."""
+    """Return the manifest with rows numbered from 0, and with age bands in place of ages, which identify patients."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
-    for place, name in enumerate(table.column_names):
+    for index, name in enumerate(table.column_names):
         if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
-            bands = [None if is_missing(one) else format_age_band(one) for one in ages]
-            table = table.set_column(place, name, import_arrow().array(bands, import_arrow().string()))
+            bands = [None if is_missing(age) else format_age_band(age) for age in ages]
+            table = table.set_column(index, name, import_arrow().array(bands, import_arrow().string()))
     return replace(manifest, table=table.set_column(0, "row", rows))
 
 
 def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
-    data, whole = context.config.data, context.full_manifest.table
+    data, whole = context.config.data, context.cohort.full_manifest.table
     paths = whole["path"].to_pylist()
-    made = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
+    steps = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
     if data.split is not None:
         paths = [
             path
             for path, value in zip(paths, whole[data.split].to_pylist(), strict=True)
             if str(value) == data.split_value
         ]
-        made.append(FlowStep(name=f"{inflect(len(paths), 'row')} of the audited split", n_rows=len(paths)))
+        steps.append(FlowStep(name=f"{inflect(len(paths), 'row')} of the audited split", n_rows=len(paths)))
     if lost := sum(not path for path in paths):
-        made.append(
+        steps.append(
             FlowStep(name=f"{inflect(lost, 'row')} without a path", n_rows=lost, reason="left out", is_exclusion=True)
         )
-    reason = "drawn by the seed" if len(context.rows) < len(paths) - lost else ""
+    reason = "drawn by the seed" if len(context.cohort.rows) < len(paths) - lost else ""
     return [
-        *made,
-        FlowStep(name=f"{inflect(len(context.rows), 'row')} audited", n_rows=len(context.rows), reason=reason),
+        *steps,
+        FlowStep(
+            name=f"{inflect(len(context.cohort.rows), 'row')} audited", n_rows=len(context.cohort.rows), reason=reason
+        ),
     ]
 
 
 def _count_levels(context: AuditContext) -> list[LevelCount]:
-    truths = {one.name: context.get_truth(one) for one in context.findings}
-    made = []
+    truths = {level_of_row.name: context.cohort.get_truth(level_of_row) for level_of_row in context.findings}
+    counts = []
     for column in context.config.data.subgroups:
-        said = context.get_subgroup_levels(column)
-        for level in sort_levels({one for one in said.values() if one is not None}):
-            rows = [row for row, one in said.items() if one == level]
+        level_by_row = context.cohort.get_subgroup_levels(column)
+        for level in sort_levels({level_of_row for level_of_row in level_by_row.values() if level_of_row is not None}):
+            rows = [row for row, level_of_row in level_by_row.items() if level_of_row == level]
             positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
-            patients = len({context.patients[row] for row in rows})
-            made.append(
+            patients = len({context.cohort.patients[row] for row in rows})
+            counts.append(
                 LevelCount(
                     column=column, level=level, n_rows=len(rows), n_patients=patients, positives_by_finding=positives
                 )
             )
-    return made
+    return counts
 
 
-MAX_TRIAL_IMAGES = 32  # images, to find one that can be explained
+MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
-def resolve_model(context: AuditContext) -> ResolveResult:
-    """What is asked of what; an error here is one that every image would have."""
+def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
+    """Resolve the model and its methods on one image; an error here would occur for every image."""
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
-    said = card.source if card else context.config.model.source
-    tools = [
-        _build_explainer_info(tool, row)
-        for tool, row in zip(context.explainers, rows[: len(context.explainers)], strict=True)
+    source = card.source if card else context.config.model.source
+    explainers = [
+        _build_explainer_info(explainer, row)
+        for explainer, row in zip(context.explainers, rows[: len(context.explainers)], strict=True)
     ]
     return ResolveResult(
-        model=redact_file_names(said) if context.hides_file_names else said,
+        model=redact_file_names(source) if context.cohort.hides_file_names else source,
         weights_digest=compute_model_digest(model),
-        n_parameters=sum(one.numel() for one in model.parameters()),
+        n_parameters=sum(item.numel() for item in model.parameters()),
         n_classes=len(context.class_names),
         class_names=context.class_names,
-        findings=tuple(one.name for one in context.findings),
+        findings=tuple(item.name for item in context.findings),
         input_size=tuple(rows[0]["input_size"]),
         preprocess=format_without_address(context.explainers[0].preprocess),
         outputs=context.config.model.outputs,
-        explainers=tuple(tools),
+        explainers=tuple(explainers),
     )
 
 
 def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
-    """The maps of the first image that has them all."""
+    """Return the maps of the first image for which every method succeeds."""
     reasons = []
-    for one in context.load_images(context.rows[:MAX_TRIAL_IMAGES]):
-        rows = [] if one.item is None else context.worker.compute_rows(context.worker.collate([one]))
-        failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [one.error or ""]
+    for image in context.load_images(context.cohort.rows[:MAX_TRIAL_IMAGES]):
+        rows = [] if image.item is None else context.worker.compute_rows(context.worker.collate([image]))
+        failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [image.error or ""]
         if not failed:
             return rows
         reasons.append(failed[0])
-    raise InputError(f"no map could be made of the first {plural(len(reasons), 'image')}: {reasons[0]}")
+    raise InputError(f"no map could be computed for the first {plural(len(reasons), 'image')}: {reasons[0]}")
 
 
 def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> ExplainerInfo:
@@ -198,11 +201,11 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
 
 
 def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
-    """Between the cells of a map, on the image, where its longest."""
+    """Return the largest distance between cells of a map in millimeters on the image."""
     if row["affine"] is None or row["placement"] is None:
         return None
     n = len(stride)
     linear = np.reshape(row["placement"], (n, n + 1))[:, :n] * np.asarray(stride)
-    world = np.reshape(row["affine"], (4, 4))[:3, 3 - n : 3]
-    found = float(np.linalg.norm(world @ linear, axis=0).max())
-    return round_significant(found) if math.isfinite(found) else None
+    affine = np.reshape(row["affine"], (4, 4))[:3, 3 - n : 3]
+    stride_mm = float(np.linalg.norm(affine @ linear, axis=0).max())
+    return round_significant(stride_mm) if math.isfinite(stride_mm) else None

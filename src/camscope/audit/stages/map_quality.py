@@ -1,11 +1,9 @@
-"""Stages that test the maps: faithfulness, robustness, sanity checks and localization.
+"""The stages that test the maps.
 
-- faithfulness: what the model says of images in which what a map shows is removed, under two fills at least.
-- robustness: how far maps change where they should not: under shifts, turns and noise, taken otherwise, in company,
-  twice.
-- sanity: whether maps notice that the model has lost its training; an edge detector, which cannot, has to fail.
-- Samples: the maps of some images in a run of their own, for the stages that ask the model many times of each.
-- localise: whether the maps lie on the finding, where somebody said where it is; beside maps that know nothing.
+- faithfulness: how the prediction changes when the highlighted pixels are replaced, for at least two imputations.
+- robustness: how much maps change under transformations, noise, other batches and repetition.
+- sanity: whether maps change when the weights are randomized; an edge detector serves as a control that fails.
+- localization: whether the maps highlight the annotated finding, compared with control maps.
 """
 
 from collections import Counter
@@ -18,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.context import AuditContext, Finding
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import (
     EstimateSummary,
     MetricsResult,
@@ -29,6 +28,7 @@ from camscope.audit.core.schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
+from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import (
     add_patient_column,
     collect_formulas,
@@ -39,7 +39,7 @@ from camscope.audit.core.summary_values import (
     summarize_finding_metrics,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchRun, Manifest, run_batch
+from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.manifest import import_arrow
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
@@ -57,9 +57,11 @@ FAITHFULNESS_METRICS = (
 )  # fmt: skip
 
 
-def evaluate_faithfulness(context: AuditContext) -> MetricsResult:
+def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
-    return evaluate_samples(context, "faithfulness", context.config.sample_sizes.faithfulness, 1, FAITHFULNESS_METRICS)
+    return evaluate_samples(
+        context, results, "faithfulness", context.config.sample_sizes.faithfulness, 1, FAITHFULNESS_METRICS
+    )
 
 
 ROBUSTNESS_METRICS = (
@@ -77,26 +79,36 @@ CHANGES_BY_METRIC: Mapping[str, Sequence[InputTransform]] = {
 ROBUSTNESS_SALT = 2
 
 
-def evaluate_robustness(context: AuditContext) -> MetricsResult:
+def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Of images with each finding, drawn by the seed."""
-    made = evaluate_samples(
-        context, "robustness", context.config.sample_sizes.robustness, ROBUSTNESS_SALT, ROBUSTNESS_METRICS
+    result = evaluate_samples(
+        context, results, "robustness", context.config.sample_sizes.robustness, ROBUSTNESS_SALT, ROBUSTNESS_METRICS
     )
-    return made.model_copy(update={"held": tuple(_summarize_stable_predictions(context))}) if made.tested else made
+    return (
+        result.model_copy(update={"stable_predictions": tuple(_summarize_stable_predictions(context, results))})
+        if result.tested
+        else result
+    )
 
 
-def _summarize_stable_predictions(context: AuditContext) -> Iterator[StablePredictionShare]:
-    """How often the answer itself held under the changes of each stability."""
+def _summarize_stable_predictions(context: AuditContext, results: StageResults) -> Iterator[StablePredictionShare]:
+    """Yield the share of input changes under which the prediction stayed, for each stability metric."""
     for finding in context.findings:
-        rows = context.sample_rows(
-            context.config.sample_sizes.robustness, ROBUSTNESS_SALT, finding, only_positives=True
+        rows = context.cohort.sample_rows(
+            results.predictions.rows,
+            context.config.sample_sizes.robustness,
+            ROBUSTNESS_SALT,
+            finding,
+            only_positives=True,
         )
-        patients = [context.patients[row] for row in rows]
-        for name, (shares, why) in _compute_stable_prediction_shares(context, finding, rows).items() if rows else ():
+        patients = [context.cohort.patients[row] for row in rows]
+        for name, (shares, reason) in _compute_stable_prediction_shares(context, finding, rows).items() if rows else ():
             share = (
-                summarize_estimate(None, reason=why)
-                if why
-                else summarize_estimate(estimate_mean(shares, patients, bounds=(0.0, 1.0), **context.bootstrap_options))
+                summarize_estimate(None, reason=reason)
+                if reason
+                else summarize_estimate(
+                    estimate_mean(shares, patients, bounds=(0.0, 1.0), **context.config.bootstrap_options)
+                )
             )
             yield StablePredictionShare(metric=name, finding=finding.name, share=share)
 
@@ -104,54 +116,57 @@ def _summarize_stable_predictions(context: AuditContext) -> Iterator[StablePredi
 def _compute_stable_prediction_shares(
     context: AuditContext, finding: Finding, rows: Sequence[int]
 ) -> dict[str, tuple[list[float], str]]:
-    """Stability -> of each image the share of its changes under which the answer held, or why there is none."""
-    found: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES_BY_METRIC}
+    """Return for each stability metric the shares of stable predictions by image, or the reason why there are none."""
+    shares_by_metric: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES_BY_METRIC}
     for batch in context.iter_batches(rows):
         x = context.stack_on_device(batch)
         probe = ExplainerProbe.from_explainer(context.explainers[0], x, [finding.class_index] * len(x))
         for name, changes in CHANGES_BY_METRIC.items():
             try:
-                found[name][0].extend(compute_stable_prediction_share(probe, changes).tolist())
-            except GeometryError as error:  # pictures are compressed, and signals are not
-                found[name] = [], str(error)
-    return found
+                shares_by_metric[name][0].extend(compute_stable_prediction_share(probe, changes).tolist())
+            except GeometryError as error:  # compression applies to images, not to signals
+                shares_by_metric[name] = [], str(error)
+    return shares_by_metric
 
 
 RANDOMIZATION_SEEDS = (0, 1, 2)
-MIN_SANITY_IMAGES = 5  # images, for what maps of different images have in common
+MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
-def evaluate_sanity(context: AuditContext) -> SanityResult:
-    """Cascading randomisation of the parameters, output first, for each finding's images."""
-    tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in context.explainers]
-    tools.append((METHODS["edges"](context.model), True))
-    made, images, done = [], set[int](), 0
+def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
+    """Test the methods by cascading weight randomization, from the output, for the images of each finding."""
+    explainers: list[tuple[Explainer, bool]] = [(explainer, False) for explainer in context.explainers]
+    explainers.append((METHODS["edges"](context.model), True))
+    tests, images, done = [], set[int](), 0
     for finding in context.findings:
         x, rows = _load_most_common_size(
-            context, context.sample_rows(context.config.sample_sizes.sanity, 3, finding, only_positives=True)
+            context,
+            context.cohort.sample_rows(
+                results.predictions.rows, context.config.sample_sizes.sanity, 3, finding, only_positives=True
+            ),
         )
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        patients = [context.patient_numbers[row] for row in rows]
-        for tool, control in tools:
-            context.on_progress(done := done + 1, len(tools) * len(context.findings))
-            made.append(_run_randomization_test(context, tool, x, patients, finding, control))
-    if not made:
+        patients = [context.cohort.patient_numbers[row] for row in rows]
+        for explainer, control in explainers:
+            context.on_progress(done := done + 1, len(explainers) * len(context.findings))
+            tests.append(_run_randomization_test(context, explainer, x, patients, finding, control))
+    if not tests:
         return SanityResult(tested=False, reason=f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size")
-    return SanityResult(n_images=len(images), tests=tuple(made))
+    return SanityResult(n_images=len(images), tests=tuple(tests))
 
 
 def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """The images of the usual size, and their rows."""
+    """Return the images of the most common size, and their rows."""
     read = zip(rows, context.load_images(rows), strict=True)
-    items = {row: one.item.x for row, one in read if one.item is not None}
+    items = {row: item.item.x for row, item in read if item.item is not None}
     if not items:
         return torch.empty(0, dtype=torch.float32, device="cpu"), []
-    usual = Counter(tuple(one.shape) for one in items.values()).most_common(1)[0][0]
-    kept = {row: one for row, one in items.items() if tuple(one.shape) == usual}
+    usual = Counter(tuple(item.shape) for item in items.values()).most_common(1)[0][0]
+    selected = {row: item for row, item in items.items() if tuple(item.shape) == usual}
     first = next(context.model.parameters())
-    return torch.stack(list(kept.values())).to(first.device, first.dtype), list(kept)
+    return torch.stack(list(selected.values())).to(first.device, first.dtype), list(selected)
 
 
 def _run_randomization_test(
@@ -163,7 +178,7 @@ def _run_randomization_test(
     control: bool,
 ) -> RandomizationTest:
     try:
-        found = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
+        result = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
     except (NonFiniteError, UndefinedError) as error:
         return RandomizationTest(
             method=explainer.full_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(), passes=None,
@@ -172,21 +187,21 @@ def _run_randomization_test(
     return RandomizationTest(
         method=explainer.full_name,
         finding=finding.name,
-        part_names=found.part_names,
-        seeds=found.seeds,
+        part_names=result.part_names,
+        seeds=result.seeds,
         similarities=tuple(
-            _build_similarity(found, name, patients, context.bootstrap_options) for name in found.similarities
+            _build_similarity(result, name, patients, context.config.bootstrap_options) for name in result.similarities
         ),
-        passes=None if found.no_verdict_reason else found.passes,
-        reason=found.no_verdict_reason or _find_undecided_reason(found),
+        passes=None if result.no_verdict_reason else result.passes,
+        reason=result.no_verdict_reason or _find_undecided_reason(result),
         control=control,
     )
 
 
 def _find_undecided_reason(randomization_result: Found) -> str:
-    """Why there is neither a pass nor a failure; "" where there is one."""
-    open_ones = [one.reason for one in randomization_result.verdicts.values() if one.passes is None]
-    return open_ones[0] if randomization_result.passes is None else ""
+    """Return why the test is neither passed nor failed; "" where it is."""
+    reasons = [verdict.reason for verdict in randomization_result.verdicts.values() if verdict.passes is None]
+    return reasons[0] if randomization_result.passes is None else ""
 
 
 def _build_similarity(
@@ -196,7 +211,9 @@ def _build_similarity(
     verdict = None if randomization_result.no_verdict_reason else randomization_result.verdicts[name]
     return RandomizationSimilarity(
         name=name,
-        curve=tuple(round_significant(float(one)) for one in randomization_result.compute_mean_curve(name)),
+        curve=tuple(
+            round_significant(float(similarity)) for similarity in randomization_result.compute_mean_curve(name)
+        ),
         null_low=round_significant(low),
         null_mean=round_significant(null),
         null_high=round_significant(high),
@@ -209,51 +226,53 @@ def _build_similarity(
 def _summarize_final_similarity(
     randomization_result: Found, name: str, patients: Sequence[Hashable], bootstrap_options: dict[str, int]
 ) -> EstimateSummary:
-    """How alike the maps are when all training is lost: a patient's images are drawn together, with those of every seed."""
+    """Return the similarity after full randomization; a patient's images of all seeds are resampled together."""
     last = randomization_result.similarities[name][:, -1]
     try:
-        made = estimate_mean(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **bootstrap_options)
+        estimate = estimate_mean(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **bootstrap_options)
     except UndefinedError:
         return summarize_estimate(None, reason="no map has a number: there is nothing to compare")
-    known = int((~np.isnan(last)).any(0).sum())
-    return summarize_estimate(replace(made, n_values=known, n_undefined=last.shape[1] - known))
+    n_known = int((~np.isnan(last)).any(0).sum())
+    return summarize_estimate(replace(estimate, n_values=n_known, n_undefined=last.shape[1] - n_known))
 
 
-IMAGES_PER_CHUNK = 8  # images that are lost where an audit is stopped: each takes long
+IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 
 
 def evaluate_samples(
-    context: AuditContext, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
+    context: AuditContext, results: StageResults, stage_name: str, n_samples: int, salt: int, metrics: tuple[str, ...]
 ) -> MetricsResult:
-    """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `stage_name`, finding by finding."""
-    found: list[MetricSummary] = []
+    """Evaluate metrics that need the model for sampled images with each finding, in the folder `stage_name`."""
+    lines: list[MetricSummary] = []
     images = set[int]()
     for finding in context.findings:
-        rows = context.sample_rows(n_samples, salt, finding, only_positives=True)
+        rows = context.cohort.sample_rows(results.predictions.rows, n_samples, salt, finding, only_positives=True)
         images.update(rows)
-        place = build_output_path(context.folder, stage_name, str(finding.class_index))
-        found += _evaluate_finding(context, place, finding, rows, metrics) if rows else []
+        folder = build_output_path(context.folder, stage_name, str(finding.class_index))
+        lines += _evaluate_finding(context, folder, finding, rows, metrics) if rows else []
     if not images:
-        return MetricsResult(tested=False, reason="no image with a finding has an answer")
-    return MetricsResult(n_images=len(images), formulas=collect_formulas(found), metric_summaries=tuple(found))
+        return MetricsResult(tested=False, reason="no image with a finding has a prediction")
+    return MetricsResult(n_images=len(images), formulas=collect_formulas(lines), metric_summaries=tuple(lines))
 
 
 def _evaluate_finding(
     context: AuditContext, folder: Path, finding: Finding, rows: list[int], metrics: tuple[str, ...]
 ) -> list[MetricSummary]:
     config = context.config
-    shown, whole = _select_rows(context, context.output_manifest, rows), _select_rows(context, context.manifest, rows)
+    output_rows, manifest_rows = (
+        _select_rows(context, context.cohort.output_manifest, rows),
+        _select_rows(context, context.cohort.manifest, rows),
+    )
     run_batch(
         context.explainers,
-        shown,
+        output_rows,
         folder / "maps",
         [finding.class_index],
+        options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
         batch_size=config.batch_size,
-        chunk_size=IMAGES_PER_CHUNK,
-        window=config.data.window,
     )
-    made = evaluate(
-        BatchRun(folder / "maps", whole),
+    evaluation = evaluate(
+        BatchRun(folder / "maps", manifest_rows),
         folder / "values",
         metrics=metrics,
         model=context.model,
@@ -263,12 +282,12 @@ def _evaluate_finding(
         batch_size=config.perturbed_batch_size,
         on_progress=context.on_progress,
     )
-    return summarize_finding_metrics(context, made, finding)
+    return summarize_finding_metrics(context.cohort, evaluation, finding)
 
 
 def _select_rows(context: AuditContext, manifest: Manifest, rows: list[int]) -> Manifest:
-    places = import_arrow().array([context.manifest_positions[row] for row in rows], import_arrow().int64())
-    return replace(manifest, table=manifest.table.take(places))
+    positions = import_arrow().array([context.cohort.manifest_positions[row] for row in rows], import_arrow().int64())
+    return replace(manifest, table=manifest.table.take(positions))
 
 
 LOCALIZATION_METRICS = (
@@ -277,37 +296,39 @@ LOCALIZATION_METRICS = (
 )  # fmt: skip
 
 
-def evaluate_localization(context: AuditContext) -> MetricsResult:
-    """Of images with a finding and with its place, finding by finding; into `localise/`."""
+def evaluate_localization(context: AuditContext, results: StageResults) -> MetricsResult:
+    """Evaluate where the maps lie, for the images with an annotated finding."""
     if not context.ground_truth:
-        why = "no masks, boxes or points say where findings are: name evidence in [data]"
-        return MetricsResult(tested=False, reason=why)
-    known = [one for one in context.findings if one.name in context.ground_truth]
-    made = [(finding, _evaluate_finding_localization(context, finding)) for finding in known]
-    found = [line for finding, values in made for line in _add_max_enrichment(context, values, finding)]
-    if not any(line.value.n_values for line in found if line.metric == "enrichment" and not line.control):
-        return MetricsResult(tested=False, reason=f"no map has a value: {_summarize_reasons(context, made)}")
-    images = max(line.value.n_values for line in found if line.metric == "enrichment")
-    levels = tuple(_compare_mass_by_subgroup(context, made))
+        reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
+        return MetricsResult(tested=False, reason=reason)
+    findings = [finding for finding in context.findings if finding.name in context.ground_truth]
+    evaluations = [(finding, _evaluate_finding_localization(context, finding)) for finding in findings]
+    lines = [line for finding, values in evaluations for line in _add_max_enrichment(context, values, finding)]
+    if not any(line.value.n_values for line in lines if line.metric == "enrichment" and not line.control):
+        return MetricsResult(tested=False, reason=f"no map has a value: {_summarize_reasons(context, evaluations)}")
+    images = max(line.value.n_values for line in lines if line.metric == "enrichment")
+    levels = tuple(_compare_mass_by_subgroup(context, results, evaluations))
     return MetricsResult(
-        n_images=images, formulas=collect_formulas(found), metric_summaries=tuple(found), subgroup_differences=levels
+        n_images=images, formulas=collect_formulas(lines), metric_summaries=tuple(lines), subgroup_differences=levels
     )
 
 
 def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]) -> str:
-    """What is said of most of the maps of images with a finding, and of how many."""
-    said = Counter[str]()
-    for finding, measures in evaluations:
-        maps = measures.table("not control and metric = 'enrichment'")
-        said.update(one or "" for one in filter_finding(context, maps, finding, True)["reason"].to_pylist())
-    return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
+    """Return the most common reasons of maps without a value, with their counts."""
+    reasons = Counter[str]()
+    for finding, evaluation in evaluations:
+        maps = evaluation.table("not control and metric = 'enrichment'")
+        reasons.update(
+            reason or "" for reason in filter_finding(context.cohort, maps, finding, True)["reason"].to_pylist()
+        )
+    return "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3)) or "no image has the finding"
 
 
 def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> EvaluationResult:
     evidence = context.ground_truth[finding.name]
     return evaluate(
         context.maps,
-        build_output_path(context.folder, "localise", str(finding.class_index)),
+        build_output_path(context.folder, "localization", str(finding.class_index)),
         evidence,
         LOCALIZATION_METRICS,
         strict=False,
@@ -318,24 +339,26 @@ def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> E
 def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
-    """The lines; of enrichment with the most that it can be: a uniform map has the area inside, and no map more than all."""
-    own = filter_finding(context, evaluation.table(), finding, True)
-    areas = [area for area in get_metric_values(own, "energy-inside", "uniform", None).values() if area > 0]
+    """Yield the metric summaries; those of enrichment with its maximum, the inverse of the masked area."""
+    values = filter_finding(context.cohort, evaluation.table(), finding, True)
+    areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     most = round_significant(fmean(1 / area for area in areas)) if areas else None
-    for line in summarize_finding_metrics(context, evaluation, finding):
-        yield line.model_copy(update={"most": most}) if line.metric == "enrichment" else line
+    for line in summarize_finding_metrics(context.cohort, evaluation, finding):
+        yield line.model_copy(update={"max_value": most}) if line.metric == "enrichment" else line
 
 
 def _compare_mass_by_subgroup(
-    context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]
+    context: AuditContext, results: StageResults, evaluations: Sequence[tuple[Finding, EvaluationResult]]
 ) -> Iterator[SubgroupDifference]:
-    """Whether the maps lie on a finding for some patients more than for others: the energy inside, by subgroup.
+    """Compare the share of the map inside the finding between subgroups.
 
-    Of the first method: the others look at the same images, and each question more makes all intervals wider.
+    Only the first method is compared, because every further comparison widens all intervals.
     """
-    tool = context.explainers[0]
-    for finding, measures in evaluations:
-        own = filter_finding(context, add_patient_column(context, measures.table()), finding, True)
-        inside = get_metric_values(own, "energy-inside", tool.full_name, context.find_explainer_info(tool)["layer"])
+    explainer = context.explainers[0]
+    for finding, evaluation in evaluations:
+        values = filter_finding(context.cohort, add_patient_column(context.cohort, evaluation.table()), finding, True)
+        inside = get_metric_values(
+            values, "energy-inside", explainer.full_name, results.resolve.get_explainer_info(explainer.full_name).layer
+        )
         if inside:
-            yield from compare_subgroups(context, finding, inside, context.config.margins.mass_difference)
+            yield from compare_subgroups(context.cohort, finding, inside, context.config.margins.mass_difference)

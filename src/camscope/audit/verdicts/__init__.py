@@ -1,7 +1,8 @@
-"""Verdicts: what the numbers say of each question, by rules that were declared before. There is no single score.
+"""Verdicts of an audit: each question is answered by a fixed rule, and there is no single score.
 
-"supported": the interval lies wholly beyond the margin. "not supported": it lies wholly on the other side. "not testable":
-it holds the margin, or there is nothing, or there are too few patients, to test it with; the reason says which.
+- `supported`: the whole interval lies beyond the margin.
+- `not supported`: the whole interval lies on the other side of the margin.
+- `not testable`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
 """
 
 from camscope.audit.core.schema import Summary, Verdict
@@ -20,7 +21,7 @@ __all__ = ["derive_verdicts"]
 
 
 def derive_verdicts(summary: Summary) -> list[Verdict]:
-    """Of everything that was found, the questions in the order of the report."""
+    """Derive all verdicts from the summary, in the order of the report."""
     return [
         *judge_performance(summary),
         *judge_ground_truth_reliance(summary),

@@ -1,4 +1,4 @@
-"""limits: what an audit cannot say, and what is odd in this one. Neither can be switched off."""
+"""Limitations and warnings of a report; neither can be switched off."""
 
 from collections.abc import Iterator
 
@@ -9,72 +9,75 @@ from camscope.explanation import STATUS_MEANINGS
 from camscope.plurals import plural
 
 GENERAL_LIMITATIONS = (
-    "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
-    "Maps that lie on a finding do not prove that the model uses it; maps that do not are no proof of a shortcut.",
-    "Where a finding lies is what annotators marked, if anything was marked; where readers look was not recorded.",
-    "Confounders that nobody named, or that cannot be seen, are not excluded.",
-    "A region that a map does not show may still decide the answer: interventions decide, maps show where.",
-    "Images in which something is filled or inserted are not of the kind that the model learnt: every fill is named.",
-    "Randomisation tests find maps that do not depend on the training; they do not rank methods.",
-    "Margins were chosen by whoever ran the audit; the digest of the config was taken before this run asked the model anything.",
-    "The numbers hold for this data and these weights only.",
-    "This is no clinical validation; it supports documentation, and confers no compliance.",
+    "Attribution shows what the prediction is sensitive to. It shows neither disease nor cause.",
+    "A map that highlights a finding does not prove that the model uses it. A map that misses it does not prove a shortcut.",
+    "The location of a finding is what annotators marked. Where readers looked was not recorded.",
+    "Confounders that were not named, or that are not visible, are not excluded.",
+    "A region that a map does not show may still decide the prediction. Only interventions test this.",
+    "Images with replaced or inserted pixels differ from the training images. Every imputation is named.",
+    "Randomization tests find maps that do not depend on the trained weights. They do not rank methods.",
+    "The margins were chosen by the person who ran the audit. The config digest was recorded before the first prediction.",
+    "The numbers apply to these data and these weights only.",
+    "This is not a clinical validation. It supports documentation and does not confer compliance.",
 )
 REPORTED_SEVERITIES = ("error", "warning")
-FEW_PATIENTS = 30  # patients
+FEW_PATIENTS = 30  # fewer patients are worth a warning
 
 
 def list_limitations(summary: Summary) -> Iterator[str]:
-    """The sentences that stand in every report."""
+    """Yield the general limitations and those of the map resolution."""
     yield from GENERAL_LIMITATIONS
     yield from _describe_map_resolution(summary.resolve)
 
 
 def _describe_map_resolution(resolve: ResolveResult) -> Iterator[str]:
-    for tool in resolve.explainers:
-        side = max(tool.stride, default=1.0)
+    for explainer in resolve.explainers:
+        side = max(explainer.stride, default=1.0)
         if side > 1:
-            place = f", {tool.stride_mm:.3g} mm on the image" if tool.stride_mm is not None else ""
+            place = f", {explainer.stride_mm:.3g} mm on the image" if explainer.stride_mm is not None else ""
             cell = f"{side:.3g} pixels of the model's input wide{place}"
-            yield f"A cell of the maps of {tool.title} is {cell}: nothing finer is seen."
+            yield f"A cell of the maps of {explainer.title} is {cell}: smaller structures are not resolved."
 
 
 def _describe_overlaps(summary: Summary) -> Iterator[str]:
-    """Regions that the answer relies on and that share their pixels: one cause would be counted once for each."""
+    """Yield a warning for each group of overlapping regions that the prediction relies on."""
     for finding, groups in find_overlapping_regions(summary).items():
         for group in groups:
             yield (
-                f"Regions that the answer for {finding} relies on overlap ({', '.join(group)}): "
+                f"Regions that the prediction for {finding} relies on overlap ({', '.join(group)}): "
                 "one cause may be counted several times."
             )
 
 
 def list_warnings(summary: Summary) -> Iterator[str]:
-    """What is odd, the gravest first."""
+    """Yield the warnings about data, model and maps."""
     if summary.check.tested and not summary.check.has_patient_column:
-        yield "No column says whose image each is: images of one patient are counted as if they were independent."
+        yield "No column identifies the patient: images of one patient are counted as independent."
     if summary.check.tested and summary.check.n_patients < FEW_PATIENTS:
         count = summary.check.n_patients
         noun = "patient" if summary.check.has_patient_column else "image"
         verb = "is" if count == 1 else "are"
         width = "intervals are wide" if count >= MIN_PATIENTS_FOR_INTERVAL else "there are no intervals"
         answers = (
-            "and some questions may not be answered" if count >= MIN_PATIENTS_FOR_VERDICT else "and no verdict is given"
+            "and some questions may not be testable" if count >= MIN_PATIENTS_FOR_VERDICT else "and no verdict is given"
         )
         yield f"There {verb} only {plural(count, noun)}: {width}, {answers}."
     if summary.predict.outputs_are_probabilities:
-        yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
+        yield (
+            "The model returns probabilities. Log odds were computed from them and are limited where a probability rounds "
+            "to 0 or 1."
+        )
     failed = sum(one.n_rows for one in summary.explain.failures)
     if failed:
-        yield f"{plural(failed, 'image lacks', 'images lack')} a map of some method: see failures.csv."
+        yield f"{plural(failed, 'image lacks', 'images lack')} the map of at least one method: see failures.csv."
     yield from _describe_overlaps(summary)
     for one in sorted(
         summary.check.issues,
-        key=lambda found: REPORTED_SEVERITIES.index(found.severity) if found.severity in REPORTED_SEVERITIES else 9,
+        key=lambda issue: REPORTED_SEVERITIES.index(issue.severity) if issue.severity in REPORTED_SEVERITIES else 9,
     ):
         if one.severity in REPORTED_SEVERITIES:
             yield f"{one.message} ({one.count} x)"
-    for name in ("localise", "faithfulness", "sanity", "robustness", "shortcut"):
+    for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:
             yield f"{name} was not tested: {stage.reason or 'no reason was given'}."

@@ -1,4 +1,4 @@
-"""Judged: an interval beside a margin, and a verdict of it; no word without a value, of few patients, or without a reason."""
+"""Rules of verdicts: compare an estimate with its margin, combine decisions, and build the verdict."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,22 +7,20 @@ from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_values import format_patient_count
 
-VerdictDirection = Literal["for", "against", "neither"]
-Decision = tuple[Conclusion, str]  # and why it cannot be told
+VerdictDirection = Literal["supports", "contradicts", "neither"]
+Decision = tuple[Conclusion, str]  # the conclusion and its reason
 
-EMPTY_ESTIMATE = EstimateSummary(reason="there is nothing to test it with")
-ABOVE_MARGIN_RULE = (
-    "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
-)
-MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # of every rule
-NO_VARIATION_REASON = "every image has the same value, which is the margin"
-WIDE_INTERVAL_REASON = "the interval holds the margin: more images are needed to tell"
+EMPTY_ESTIMATE = EstimateSummary(reason="there are no data to test it")
+ABOVE_MARGIN_RULE = "supported if the whole interval lies above the margin, not supported if it lies wholly below"
+MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule
+NO_VARIATION_REASON = "every image has the same value, equal to the margin"
+WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed"
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
-    """Whether a number lies above a margin, with the reason where it cannot be told."""
-    if lacking := find_missing_requirement(estimate):
-        return "not testable", lacking
+    """Decide whether an estimate lies above a margin, with the reason if this cannot be decided."""
+    if missing := find_missing_requirement(estimate):
+        return "not testable", missing
     if estimate.low is None or estimate.high is None:
         return "not testable", estimate.reason or "there is no interval"
     if estimate.low > margin:
@@ -33,28 +31,33 @@ def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
-    """What a number lacks for a word to rest on it: a value, or patients; "" where it has both."""
+    """Describe what an estimate lacks for a verdict, a value or patients; "" if nothing."""
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
-        each = " of each kind" if estimate.n_groups_by_role else ""
-        return f"too few patients to tell: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_VERDICT}{each} are needed"
+        of_each_kind = " of each kind" if estimate.n_groups_by_role else ""
+        return f"too few patients: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_VERDICT}{of_each_kind} are needed"
     return ""
 
 
 def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
-    """Why an enrichment cannot exceed the margin, whatever a map shows; "" where it can."""
+    """Describe why no map could have an enrichment above the margin; "" if one could."""
     if max_enrichment is None or max_enrichment > margin:
         return ""
-    return f"it takes up so much of the images that a map which is all inside has an enrichment of {max_enrichment:.2f}, within the margin"
+    return (
+        f"it covers so much of the images that a map wholly inside reaches an enrichment of only {max_enrichment:.2f}, "
+        "within the margin"
+    )
 
 
 def combine_decisions(decisions: Sequence[Decision]) -> Decision:
-    """The word on which all fills agree."""
-    words = {word for word, _ in decisions}
-    if len(words) == 1:
+    """Return the decision on which all imputations agree; else "not testable"."""
+    conclusions = {conclusion for conclusion, _ in decisions}
+    if len(conclusions) == 1:
         return decisions[0]
-    return "not testable", next((why for word, why in decisions if word == "not testable"), "") or "the fills disagree"
+    return "not testable", next(
+        (reason for conclusion, reason in decisions if conclusion == "not testable"), ""
+    ) or "the imputations disagree"
 
 
 def build_verdict(
@@ -70,20 +73,29 @@ def build_verdict(
     margin: float | None = None,
     qualifier: str = "",
 ) -> Verdict:
-    """`supported_is_good`: whether "supported" speaks for the model; None: neither does."""
-    word, reason = _require_testable_effect(decision, effect)
-    speaks: VerdictDirection = "neither"
-    if supported_is_good is not None and word != "not testable":
-        speaks = "for" if (word == "supported") is supported_is_good else "against"
+    """Build a verdict; `supported_is_good`: whether "supported" is in favor of the model, None if neither outcome is."""
+    conclusion, reason = _require_testable_effect(decision, effect)
+    direction: VerdictDirection = "neither"
+    if supported_is_good is not None and conclusion != "not testable":
+        direction = "supports" if (conclusion == "supported") is supported_is_good else "contradicts"
     return Verdict(
-        question=question, claim=claim, finding=finding, qualifier=qualifier, conclusion=word, direction=speaks, effect=effect,
-        margin=margin, rule=f"{rule}; {MIN_PATIENTS_RULE}", reason=reason, section=section,
-    )  # fmt: skip
+        question=question,
+        claim=claim,
+        finding=finding,
+        qualifier=qualifier,
+        conclusion=conclusion,
+        direction=direction,
+        effect=effect,
+        margin=margin,
+        rule=f"{rule}; {MIN_PATIENTS_RULE}",
+        reason=reason,
+        section=section,
+    )
 
 
 def _require_testable_effect(decision: Decision, effect: EstimateSummary) -> Decision:
-    """The word, where what is shown beside it can bear one."""
-    word, reason = decision
-    if word != "not testable" and (lacking := find_missing_requirement(effect)):
-        return "not testable", lacking
-    return word, reason or (effect.reason or str(EMPTY_ESTIMATE.reason) if word == "not testable" else "")
+    """Return the decision, or "not testable" if the reported effect has no value or too few patients."""
+    conclusion, reason = decision
+    if conclusion != "not testable" and (missing := find_missing_requirement(effect)):
+        return "not testable", missing
+    return conclusion, reason or (effect.reason or str(EMPTY_ESTIMATE.reason) if conclusion == "not testable" else "")

@@ -1,9 +1,8 @@
-"""verifying: whether an audit is still what it was: its files; with its config data, weights and rows computed again, too."""
+"""Verification of a finished audit: its files against their digests, and sampled rows recomputed from the images."""
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,32 @@ from camscope.audit.core.context import AuditContext, ProgressCallback
 from camscope.audit.core.output_tables import GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE, build_metrics_table
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
+from camscope.audit.provenance.file_ownership import STAGES_FOLDER
 from camscope.audit.report import Gallery, find_unsupported_claims, render_page, replace_images_with_digests
+from camscope.audit.runner import STAGES
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verification.recompute import NOT_RECOMPUTED, CheckResult, recompute_from_tables, recompute_rows
+from camscope.audit.verification.recompute import NOT_RECOMPUTED, CheckResult, recompute_rows
 from camscope.data_readers import MAX_JSON_BYTES, read_json
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes
 
 JSON_ERRORS = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
-MAX_IMAGES_NAMED = 5  # images that are other ones
-RENDERING_PACKAGES = ("matplotlib", "jinja2")  # what a page looks like depends on these
+MAX_IMAGES_NAMED = 5
+RENDERING_PACKAGES = ("matplotlib", "jinja2")  # packages that affect the rendered page
 
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """All that was looked at; `not_recomputed`: what was not computed again."""
+    """The results of all checks; `not_recomputed`: parts of the audit that are never recomputed."""
 
     checks: tuple[CheckResult, ...]
     not_recomputed: tuple[str, ...] = ()
 
     @property
     def is_intact(self) -> bool:
-        """Whether everything is as it was."""
-        return all(one.is_intact for one in self.checks)
+        """Whether every check passed."""
+        return all(check.is_intact for check in self.checks)
 
 
 def verify_audit(
@@ -48,46 +49,57 @@ def verify_audit(
     seed: int = 0,
     on_progress: ProgressCallback | None = None,
 ) -> VerificationResult:
-    """Every output against its digest, the words against the numbers, and the numbers against the tables.
+    """Verify a finished audit: its files, verdicts and report; with its config also its inputs and sampled rows.
 
-    With the `config` also manifest, images, weights and code, and `n_rows` drawn by the seed again. `on_progress`: how many images are
-    read, of how many. InputError where no finished audit is.
+    Args:
+        folder: the folder of the audit.
+        config: the config of the audit; without it, inputs are not checked and no row is recomputed.
+        n_rows: how many rows to recompute.
+        seed: seed of the sampled rows.
+        on_progress: called with the number of images read and their total.
+
+    Returns:
+        The result of every check.
+
+    Raises:
+        InputError: the folder holds no finished audit.
+
     """
-    place = Path(folder)
-    check_readable(place)
+    path = Path(folder)
+    check_readable(path)
     try:
-        written = read_bytes(place / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
+        content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
     except FileNotFoundError as error:
-        raise InputError(f"{folder}: it has no {provenance.PROVENANCE_FILE}: no finished audit is here") from error
+        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit") from error
     except NotADirectoryError as error:
-        raise InputError(f"{folder}: it is a file; expected the folder of an audit") from error
+        raise InputError(f"{folder} is a file; expected the folder of an audit") from error
     except (OSError, MemoryError) as error:
-        why = getattr(error, "strerror", None) or "there is not enough memory for it"
-        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {why}") from error
-    known = _parse_record(written)
-    checks = [_check_seal(known, written), *_check_outputs(place, known), _check_declarations(place, known)]
-    sound = all(one.is_intact for one in checks)  # else it is known by now that something was changed
-    checks += [_check_verdicts(place), _check_page_numbers(place, known)]
-    if sound:
-        checks += [*_check_summary_numbers(place), _check_page_text(place, known)]
+        reason = getattr(error, "strerror", None) or "out of memory"
+        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {reason}") from error
+    record = _parse_record(content)
+    checks = [_check_seal(record, content), *_check_outputs(path, record), _check_declarations(path, record)]
+    files_intact = all(check.is_intact for check in checks)  # otherwise a change is already reported
+    checks += [_check_verdicts(path), _check_page_numbers(path, record)]
+    if files_intact:
+        checks += [_check_stage_results(path), _check_page_text(path, record)]
     if config is None:
         return VerificationResult(tuple(checks))
-    subject = AuditContext(Config.from_source(config), place)
+    context = AuditContext(Config.from_source(config), path)
     checks += [
-        *_check_inputs(subject, known),
-        *_check_images(subject, known, on_progress),
-        *_check_recomputed_rows(subject, n_rows, seed),
+        *_check_inputs(context, record),
+        *_check_images(context, record, on_progress),
+        *_check_recomputed_rows(context, n_rows, seed),
     ]
     return VerificationResult(tuple(checks), NOT_RECOMPUTED)
 
 
 def _parse_record(content: bytes) -> dict[str, Any]:
-    """What a provenance says; nothing, if it says nothing any more."""
+    """Parse a provenance record; {} if it is not valid JSON."""
     try:
-        known = json.loads(content)
+        record = json.loads(content)
     except JSON_ERRORS:
         return {}
-    return known if isinstance(known, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -98,66 +110,78 @@ def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _check_seal(record: dict[str, Any], content: bytes) -> CheckResult:
     try:
         same = record.get("seal") == provenance.compute_seal(record) and provenance.serialize_record(record) == content
-    except (*JSON_ERRORS, TypeError):  # a number that JSON does not have, names of unequal kinds
+    except (*JSON_ERRORS, TypeError):  # NaN, or keys that cannot be sorted
         same = False
-    return CheckResult(provenance.PROVENANCE_FILE, same, "as it was written" if same else "it was changed")
+    return CheckResult(provenance.PROVENANCE_FILE, same, "unchanged" if same else "it was changed")
 
 
 def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
-    there, then = provenance.digest_files(folder), _get_table(record, "bytes")
-    wrong = {
-        name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]
+    current, recorded = provenance.digest_files(folder), _get_table(record, "bytes")
+    problems = {
+        name: "is missing" if name not in current else "was changed"
+        for name in recorded
+        if current.get(name) != recorded[name]
     }
-    wrong |= {name: "was not there" for name in there if name not in then}
+    problems |= {name: "was added" for name in current if name not in recorded}
     yield CheckResult(
         "outputs",
-        not wrong and bool(then),
-        plural(len(then), "file") + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
+        not problems and bool(recorded),
+        plural(len(recorded), "file") + (f", {len(problems)} of them differ" if problems else ", unchanged"),
     )
-    for name, why in sorted(wrong.items())[:20]:
-        yield CheckResult(name, False, why)
+    for name, problem in sorted(problems.items())[:20]:
+        yield CheckResult(name, False, problem)
 
 
 def _check_declarations(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Whether it says how often something was declared as the log does."""
+    """Check the number of declared configs against the log."""
     try:
-        there = provenance.count_declarations(folder, str(record.get("config_digest")))
+        current = provenance.count_declarations(folder, str(record.get("config_digest")))
     except CamscopeError as error:
         return CheckResult("declarations", False, str(error))
-    same = all(record.get(name) == value for name, value in there.items())
-    return CheckResult("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
+    same = all(record.get(name) == value for name, value in current.items())
+    return CheckResult("declarations", same, "as in the log" if same else f"the log has {current['declarations']}")
 
 
 def _check_verdicts(folder: Path) -> CheckResult:
-    """Whether the verdicts follow from the numbers."""
+    """Check that the rules give the same verdicts from the summary."""
     try:
         summary = AuditRun(folder).summary
         same = tuple(derive_verdicts(summary)) == summary.verdicts
     except CamscopeError as error:
         return CheckResult("summary", False, str(error))
-    except Exception as error:  # a summary that was changed can be wrong in any way
-        return CheckResult("verdicts", False, f"they do not follow from the numbers: {type(error).__name__}")
+    except Exception as error:  # a changed summary can be wrong in any way
+        return CheckResult("verdicts", False, f"they cannot be derived from the summary: {type(error).__name__}")
     return CheckResult(
         "verdicts",
         same,
-        f"{len(summary.verdicts)} follow from the numbers" if same else "they do not follow from the numbers",
+        f"{len(summary.verdicts)} follow from the summary" if same else "they do not follow from the summary",
     )
 
 
-def _check_summary_numbers(folder: Path) -> Iterator[CheckResult]:
-    """Whether the numbers follow from the tables."""
-    with suppress(InputError):  # it has no summary any more, as the verdicts say
-        yield from recompute_from_tables(AuditRun(folder))
+def _check_stage_results(folder: Path) -> CheckResult:
+    """Check that the summary holds the results that the stages wrote."""
+    problems = []
+    try:
+        summary = AuditRun(folder).summary
+        for name, stage in STAGES.items():
+            content = read_bytes(folder / STAGES_FOLDER / f"{name}.json", MAX_JSON_BYTES)
+            if stage.result_cls.model_validate_json(content) != getattr(summary, name):
+                problems.append(f"{name} differs between the summary and {STAGES_FOLDER}/{name}.json")
+    except Exception as error:  # changed files can be wrong in any way
+        return CheckResult("stages", False, f"the results cannot be compared: {type(error).__name__}")
+    return CheckResult.from_problems("stages", f"{len(STAGES)} results, as the stages wrote them", problems)
 
 
 def _check_page_numbers(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Whether every number of the page is one of the files beside it."""
+    """Check that every number of the report is in one of the audit's files."""
     try:
         summary, gallery = (read_json(folder / name) for name in (SUMMARY_FILE, GALLERY_FILE))
-        wrong = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
-    except Exception as error:  # files that were changed can be wrong in any way
-        return CheckResult("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
-    return CheckResult("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
+        claims = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
+    except Exception as error:  # changed files can be wrong in any way
+        return CheckResult("numbers of the report", False, f"it cannot be read: {type(error).__name__}")
+    return CheckResult(
+        "numbers of the report", not claims, claims[0] if claims else "every number is in the files of the audit"
+    )
 
 
 def _text(path: Path) -> str:
@@ -165,83 +189,87 @@ def _text(path: Path) -> str:
 
 
 def _check_page_text(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Whether the page, made again of the files beside it, is the same but for its pictures, whose digests are."""
-    name, then = "words of the page", _get_table(record, "versions")
+    """Check that rendering the report again gives the same page; images are compared by their digests."""
+    name, versions = "text of the report", _get_table(record, "versions")
     if record.get("code") != provenance.digest_code() or any(
-        then.get(one) != now for one, now in provenance.iter_package_versions(RENDERING_PACKAGES)
+        versions.get(package) != version for package, version in provenance.iter_package_versions(RENDERING_PACKAGES)
     ):
         return CheckResult(
-            name, True, "they were written by another camscope, or with other packages: not written again"
+            name, True, "not rendered again: another version of camscope or of its packages wrote the report"
         )
     try:
-        pictures = Gallery.from_dict(read_json(folder / GALLERY_FILE))
-        made = render_page(AuditRun(folder).summary, pictures, provenance.select_page_fields(record))
-        same = made == replace_images_with_digests(_text(folder / REPORT_FILE))
-    except Exception as error:  # files that were changed can be wrong in any way
-        return CheckResult(name, False, f"it cannot be written again: {type(error).__name__}")
-    return CheckResult(name, same, "written again they are the same" if same else "written again they are others")
+        gallery = Gallery.from_dict(read_json(folder / GALLERY_FILE))
+        page = render_page(AuditRun(folder).summary, gallery, provenance.select_page_fields(record))
+        same = page == replace_images_with_digests(_text(folder / REPORT_FILE))
+    except Exception as error:  # changed files can be wrong in any way
+        return CheckResult(name, False, f"it cannot be rendered again: {type(error).__name__}")
+    return CheckResult(name, same, "unchanged when rendered again" if same else "it differs when rendered again")
 
 
 def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
     config, data, model = context.config, _get_table(record, "data"), _get_table(record, "model")
-    for name, place, then in (
+    for name, place, digest in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
     ):
-        if then is not None:
-            same = digest_optional_file(place) == then
-            yield CheckResult(name, same, "the same bytes" if same else "other bytes")
+        if digest is not None:
+            same = digest_optional_file(place) == digest
+            yield CheckResult(name, same, "unchanged" if same else "changed")
     try:
         facts = provenance.compute_identity(context)
     except CamscopeError as error:
         yield CheckResult("inputs", False, str(error))
         return
-    for name, there, words in (
+    for name, recorded, description in (
         ("config", record.get("config_digest"), "margins, methods and sizes"),
         ("data", data.get("digest"), "every cell of the manifest"),
-        ("masks", record.get("masks"), "evidence and regions, every file"),
+        ("masks", record.get("masks"), "annotations and regions, every file"),
         ("model", model.get("digest"), "weights and buffers"),
-        ("source", model.get("code"), "the file whose function makes the model"),
+        ("source", model.get("code"), "the source file of the model"),
         ("code", record.get("code"), "camscope itself"),
     ):
-        same = facts[name] == there
-        yield CheckResult(name, same, f"{words}: {'the same' if same else 'another'}")
+        same = facts[name] == recorded
+        yield CheckResult(name, same, f"{description}: {'unchanged' if same else 'changed'}")
 
 
 def _check_images(
     context: AuditContext, record: dict[str, Any], on_progress: ProgressCallback | None
 ) -> Iterator[CheckResult]:
-    """Every image of the run by its bytes, and what is said of each beside."""
+    """Check every image by its digest, the labels, and the table of metrics."""
     try:
         images = digest_images(context, on_progress)
         changed = find_changed_images(images, _get_table(record, "rows"))
-        named = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
-        said = f"not the same bytes, {len(changed)} of {len(images)}: {named}" if changed else "the same bytes"
-        yield CheckResult("images", not changed, said if changed else f"{len(images)}: {said}")
+        names = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
+        message = f"changed, {len(changed)} of {len(images)}: {names}" if changed else "unchanged"
+        yield CheckResult("images", not changed, message if changed else f"{len(images)}: {message}")
         yield _check_labels(context)
         same = AuditRun(context.folder).metrics().equals(build_metrics_table(context))
         yield CheckResult(
-            METRICS_FILE, same, "as the stages measured it" if same else "the stages measured something else"
+            METRICS_FILE, same, "as the stages measured it" if same else "it differs from the tables of the stages"
         )
-    except Exception as error:  # files that were changed can be wrong in any way
-        yield CheckResult("images", False, f"they cannot be held against the tables: {type(error).__name__}")
+    except Exception as error:  # changed files can be wrong in any way
+        yield CheckResult("images", False, f"they cannot be compared with the tables: {type(error).__name__}")
 
 
 def _check_labels(context: AuditContext) -> CheckResult:
-    """Whether the truths and patients of the predictions are those of the manifest."""
+    """Check that labels and patients of the predictions are those of the manifest."""
     table = AuditRun(context.folder).predictions()
-    columns = {"patient": context.patient_numbers} | {
-        f"truth {one.name}": context.get_truth(one) for one in context.findings
+    columns = {"patient": context.cohort.patient_numbers} | {
+        f"truth {finding.name}": context.cohort.get_truth(finding) for finding in context.findings
     }
-    rows, wrong = table["row"].to_pylist(), []
-    for name, known in columns.items():
-        off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
-        wrong += [f"the column {name!r} of the predictions has other values: {off} of {len(rows)}"] if off else []
-    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
+    rows, problems = table["row"].to_pylist(), []
+    for name, values_by_row in columns.items():
+        n_differing = sum(values_by_row[row] != value for row, value in zip(rows, table[name].to_pylist(), strict=True))
+        problems += (
+            [f"the column {name!r} of the predictions has other values: {n_differing} of {len(rows)}"]
+            if n_differing
+            else []
+        )
+    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", problems)
 
 
 def _check_recomputed_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
     try:
         yield from recompute_rows(context, AuditRun(context.folder), n_rows, seed)
-    except Exception as error:  # tables that were changed can be wrong in any way
-        yield CheckResult("rows", False, f"they cannot be computed again: {type(error).__name__}")
+    except Exception as error:  # changed tables can be wrong in any way
+        yield CheckResult("rows", False, f"they cannot be recomputed: {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""What is in a set of images, before any model sees it."""
+"""Inspect a set of images before a model sees it."""
 
 from camscope.batch.inspection.issues import ISSUES, DatasetIssue
 from camscope.batch.inspection.report import DatasetInspection

@@ -1,7 +1,7 @@
-"""Distributions of targets and of facts in a set of images.
+"""Distributions of targets and metadata in a set of images.
 
-- How often each target is, in each group of a column: a group that gives the target away is a shortcut that waits.
-- What a set is made of: of each fact its values, and how many images have them.
+- `compute_prevalences`: target counts per group. A group that predicts the target is a possible shortcut.
+- `value_counts` and `value_ranges`: the values of the metadata.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,16 @@ MISSING_NAME = "–"
 
 @dataclass(frozen=True, eq=False)
 class TargetPrevalence:
-    """`counts` (groups,targets) of a column; `association`: Cramér's V, 0 none, 1 the group says the target; None: undefined."""
+    """How often each target occurs in each group of a column.
+
+    Attributes:
+        column: The column of the groups.
+        groups: The groups, the most frequent first.
+        targets: The targets, the most frequent first.
+        counts: Rows per group and target (groups,targets).
+        association: Cramér's V, from 0 (independent) to 1 (the group determines the target). None: undefined.
+
+    """
 
     column: str
     groups: tuple[str, ...]
@@ -34,112 +43,129 @@ class TargetPrevalence:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """(groups,targets): of each group, which part has each target."""
+        """The share of each target within each group (groups,targets)."""
         return np.asarray(self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True)))
 
 
 def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
-    """Of the manifest's target, or without one of the rows alone, by each of these columns."""
-    there = [*table.manifest.table.column_names, *METADATA_GROUP_COLUMNS]
-    if unknown := [name for name in columns if name not in there]:
-        raise InputError(f"no column {unknown[0]!r} to count by; there are {', '.join(there)}")
+    """Count targets, or rows if there is no target, by the groups of each of these columns."""
+    existing = [*table.manifest.table.column_names, *METADATA_GROUP_COLUMNS]
+    if unknown := [name for name in columns if name not in existing]:
+        raise InputError(f"no column {unknown[0]!r} to group by; the columns are {', '.join(existing)}")
     target = table.encode_manifest_column("target")
-    wanted = EncodedColumn(np.zeros(len(table.manifest), np.int64), ["images"]) if target is None else target
-    return [_count_targets_by_group(name, table.encode_group_column(name), wanted) for name in columns]
+    if target is None:
+        target = EncodedColumn(np.zeros(len(table.manifest), np.int64), ["images"])
+    return [_count_targets_by_group(name, table.encode_group_column(name), target) for name in columns]
 
 
 def _count_targets_by_group(name: str, groups: EncodedColumn, target: EncodedColumn) -> TargetPrevalence:
-    (rows, row_of), (columns, column_of) = _order_by_frequency(groups), _order_by_frequency(target)
-    cells = row_of[groups.codes] * len(columns) + column_of[target.codes]
-    counts = np.bincount(cells, minlength=len(rows) * len(columns)).reshape(len(rows), len(columns))
-    known = counts[: len(groups.values), : len(target.values)]
-    return TargetPrevalence(name, tuple(rows), tuple(columns), counts.astype(np.int64), cramers_v(known))
+    (group_names, group_positions), (target_names, target_positions) = map(_order_by_frequency, (groups, target))
+    shape = len(group_names), len(target_names)
+    cells = group_positions[groups.codes] * shape[1] + target_positions[target.codes]
+    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+    known_counts = counts[: len(groups.values), : len(target.values)]
+    association = cramers_v(known_counts)
+    return TargetPrevalence(name, tuple(group_names), tuple(target_names), counts.astype(np.int64), association)
 
 
 def _order_by_frequency(column: EncodedColumn) -> tuple[list[str], NDArray[np.int64]]:
-    """The values by how frequent they are, last that there is none; and of each code, at the end of -1, its place there."""
+    """Return the values, the most frequent first, and the position of each code among them (the last entry: no value)."""
     names = list(column.value_counts)
-    place = {name: at for at, name in enumerate(names)}
-    places = np.array([*(place[value] for value in column.values), len(names)], np.int64)
-    return [*names, MISSING_NAME] if len(column.missing_rows) else names, places
+    position_by_name = {name: position for position, name in enumerate(names)}
+    positions = np.array([*(position_by_name[value] for value in column.values), len(names)], np.int64)
+    return [*names, MISSING_NAME] if len(column.missing_rows) else names, positions
 
 
 def cramers_v(counts: NDArray[np.int64]) -> float | None:
-    """Cramér's V of a table of counts: sqrt(chi² / (n · (min(rows, columns) - 1))); None where it has one row or column."""
+    """Return Cramér's V of a table of counts, sqrt(chi² / (n · (min(rows, columns) - 1))), or None for one row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
-    total, least = int(counts.sum()), min(counts.shape, default=0)
-    if total < 1 or least < 2:
+    total, min_side = int(counts.sum()), min(counts.shape, default=0)
+    if total < 1 or min_side < 2:
         return None
     expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / total
-    chi = float(((counts - expected) ** 2 / expected).sum())
-    return float(np.sqrt(chi / (total * (least - 1))))
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    return float(np.sqrt(chi_squared / (total * (min_side - 1))))
 
 
 def check_group_association(table: InspectionTable, prevalences: Sequence[TargetPrevalence]) -> list[DatasetIssue]:
-    """The columns that go along with the target."""
-    found = {
-        f"{one.column} (Cramér's V {one.association:.2f})": int(one.counts.sum())
-        for one in prevalences
-        if one.association is not None
-        and one.association >= MIN_ASSOCIATION_FOR_ISSUE
-        and one.counts.sum() >= MIN_ROWS_FOR_ISSUE
+    """Report the columns that predict the target."""
+    row_counts = {
+        f"{prevalence.column} (Cramér's V {prevalence.association:.2f})": int(prevalence.counts.sum())
+        for prevalence in prevalences
+        if prevalence.association is not None
+        and prevalence.association >= MIN_ASSOCIATION_FOR_ISSUE
+        and prevalence.counts.sum() >= MIN_ROWS_FOR_ISSUE
     }
-    return [DatasetIssue("target-follows-group", np.arange(len(table.manifest)), found)] if found else []
+    if not row_counts:
+        return []
+    return [DatasetIssue("target-associated-with-group", np.arange(len(table.manifest)), row_counts)]
 
 
-WORD_COLUMNS = ("format", "codec", "modality", "photometric", "stored", "unit")
+TEXT_COLUMNS = {  # name of a distribution -> column of the metadata
+    "format": "format",
+    "codec": "codec",
+    "modality": "modality",
+    "photometric": "photometric",
+    "stored": "stored_type",
+    "unit": "value_unit",
+}
 MAX_VALUES = 50  # values that are listed
 
 
 def value_counts(table: InspectionTable) -> dict[str, dict[str, int]]:
-    """Fact -> value -> images, the most frequent first; facts that no image has are left out."""
-    found: dict[str, Mapping[str, int]] = {name: table.encode_metadata(name).value_counts for name in WORD_COLUMNS}
-    found["colour"] = _count_booleans(table, "colour", ("grey", "colour"))
-    found["size"] = _count_number_lists(table, "size", "{:.0f}", " x ", "")
-    found["spacing"] = _count_number_lists(table, "spacing", "{:.3g}", " x ", " mm")
-    found["orientation"] = table.encode_metadata("orientation").value_counts
-    found["window"] = _count_number_lists(table, "window", "{:.6g}", ", ", "")
-    found["burned in"] = table.encode_metadata("burned_in").value_counts
-    found["lossy"] = _count_booleans(table, "lossy", ("no", "yes"))
-    found["mask"] = table.encode_metadata("mask").value_counts
-    return {name: _limit_values(values) for name, values in found.items() if values}
+    """Count images by value for each kind of metadata, the most frequent value first. Kinds without values are left out."""
+    counts: dict[str, Mapping[str, int]] = {
+        name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()
+    }
+    counts["color"] = _count_booleans(table, "is_color", ("gray", "color"))
+    counts["size"] = _count_number_lists(table, "shape", "{:.0f}", " x ", "")
+    counts["spacing"] = _count_number_lists(table, "spacing", "{:.3g}", " x ", " mm")
+    counts["orientation"] = table.encode_metadata("orientation").value_counts
+    counts["window"] = _count_number_lists(table, "window", "{:.6g}", ", ", "")
+    counts["burned-in text"] = table.encode_metadata("burned_in").value_counts
+    counts["lossy"] = _count_booleans(table, "is_lossy", ("no", "yes"))
+    counts["mask"] = table.encode_metadata("mask_status").value_counts
+    return {name: _limit_values(values) for name, values in counts.items() if values}
 
 
 def _count_booleans(table: InspectionTable, name: str, labels: tuple[str, str]) -> dict[str, int]:
     values = table.read_numbers(name)
-    counts = {word: int(np.count_nonzero(values == at)) for at, word in enumerate(labels)}
-    return dict(sorted(((word, count) for word, count in counts.items() if count), key=lambda one: -one[1]))
+    counts = {label: int(np.count_nonzero(values == value)) for value, label in enumerate(labels)}
+    return dict(sorted(((label, count) for label, count in counts.items() if count), key=lambda pair: -pair[1]))
 
 
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
-    """Lists of numbers as texts: `512 x 512`, `0.66 x 0.66 x 5 mm`."""
-    longest = import_arrow("compute").max(import_arrow("compute").list_value_length(table.metadata[name])).as_py() or 0
-    found: dict[str, int] = {}
-    for length in range(1, longest + 1):
-        _, values = table.read_fixed_length_lists(name, length)
-        kinds, counts = np.unique(values, axis=0, return_counts=True)
-        for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-            text = separator.join(number_format.format(one) for one in kind) + suffix
-            found[text] = found.get(text, 0) + count
-    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+    """Count lists of numbers as texts such as `512 x 512` or `0.66 x 0.66 x 5 mm`."""
+    compute = import_arrow("compute")
+    max_length = compute.max(compute.list_value_length(table.metadata[name])).as_py() or 0
+    counts: dict[str, int] = {}
+    for length in range(1, max_length + 1):
+        _, lists = table.read_fixed_length_lists(name, length)
+        unique_lists, unique_counts = np.unique(lists, axis=0, return_counts=True)
+        for numbers, count in zip(unique_lists.tolist(), unique_counts.tolist(), strict=True):
+            text = separator.join(number_format.format(number) for number in numbers) + suffix
+            counts[text] = counts.get(text, 0) + count
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def _limit_values(values: Mapping[str, int]) -> dict[str, int]:
-    named = list(values.items())
-    rest = (
-        {plural(len(named) - MAX_VALUES, "other"): sum(count for _, count in named[MAX_VALUES:])}
-        if len(named) > MAX_VALUES
-        else {}
-    )
-    return dict(named[:MAX_VALUES]) | rest
+    pairs = list(values.items())
+    limited = dict(pairs[:MAX_VALUES])
+    if len(pairs) > MAX_VALUES:
+        limited[plural(len(pairs) - MAX_VALUES, "other")] = sum(count for _, count in pairs[MAX_VALUES:])
+    return limited
 
 
 def value_ranges(table: InspectionTable) -> dict[str, list[Any]]:
-    """The least and the largest value of all images, and the least and largest of their sides."""
-    low, high = table.read_numbers("minimum"), table.read_numbers("maximum")
-    sides = import_arrow("compute").min_max(import_arrow("compute").list_flatten(table.metadata["size"])).as_py()
-    found = {"values": [float(np.nanmin(low)), float(np.nanmax(high))] if np.isfinite(low).any() else None}
-    found["sides"] = None if sides["min"] is None else [sides["min"], sides["max"]]
-    return {name: ends for name, ends in found.items() if ends is not None}
+    """Return the minimum and maximum of all pixel values ("values") and of all side lengths ("sides")."""
+    minimum, maximum = table.read_numbers("minimum"), table.read_numbers("maximum")
+    compute = import_arrow("compute")
+    sides = compute.min_max(compute.list_flatten(table.metadata["shape"])).as_py()
+    ranges: dict[str, list[Any]] = {}
+    if np.isfinite(minimum).any():
+        ranges["values"] = [float(np.nanmin(minimum)), float(np.nanmax(maximum))]
+    if sides["min"] is not None:
+        ranges["sides"] = [sides["min"], sides["max"]]
+    return ranges

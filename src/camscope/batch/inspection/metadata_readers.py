@@ -1,9 +1,4 @@
-"""Facts of single images: photographs, medical images, and their masks.
-
-- The facts of photographs: what the file says, and its pixels as they are seen, or as stored where they are finer.
-- The facts of medical images: headers by numbers and known words, pixels as any model would get them.
-- Whether the mask of an image fits it: there, readable, of the same size, at the same place, and not empty.
-"""
+"""Read the metadata of single images: photos, scans and masks."""
 
 import hashlib
 import io
@@ -47,12 +42,12 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 
-HIGH_BIT_DEPTH_MODES = ("I", "F")  # Pillow's modes of more than 8 bits, and those that begin so
-BIT_DEPTH_NAMES = {"1": "1 bit", "P": "8 bits, of a palette", "I": "32 bits", "F": "32 bits, floating point"}
+HIGH_BIT_DEPTH_MODES = ("I", "F")  # the beginnings of Pillow's modes with more than 8 bits
+BIT_DEPTH_NAMES = {"1": "1 bit", "P": "8 bits, palette", "I": "32 bits", "F": "32 bits, floating point"}
 
 
 def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: bytes) -> None:
-    """Fill in what a photograph says of itself: a file's bytes, or an image of a dataset as it comes."""
+    """Fill in the metadata of a photo: the bytes of a file, or an image of a dataset."""
     if not isinstance(source, bytes):
         metadata.format, values = "decoded", _read_decoded_values(source)
         metadata.stored_type = str(values.dtype)
@@ -60,15 +55,15 @@ def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: by
             values, is_color=values.dtype == np.uint8 and values.ndim == 3 and values.shape[-1] == 3, key=key
         )
         return
-    fine = _read_photo_header(source, metadata)
-    values = read_raster(source, frame=0).values if fine else read_photo(source).pixels
+    has_high_bit_depth = _read_photo_header(source, metadata)
+    values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
     metadata.record_pixel_statistics(values, is_color=values.ndim == 3, key=key)
     metadata.flags = find_file_flags(source, path)
     metadata.issue_codes += flags_to_codes(metadata.flags)
 
 
 def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
-    """Whether its pixels are finer than those of a photograph; what is no image is left to the reader to refuse."""
+    """Read the header of a photo and return whether it has a high bit depth. Invalid files are left to the reader."""
     from PIL import Image
 
     try:
@@ -76,36 +71,36 @@ def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
             mode = image.mode
             metadata.format = "JPEG" if image.format == "MPO" else image.format
             metadata.photometric = mode.partition(";")[0]
-            sixteen = mode.startswith("I;16") or (mode == "I" and image.format == "PNG")
-            metadata.stored_type = "16 bits" if sixteen else BIT_DEPTH_NAMES.get(mode, "8 bits")
+            is_16_bit = mode.startswith("I;16") or (mode == "I" and image.format == "PNG")
+            metadata.stored_type = "16 bits" if is_16_bit else BIT_DEPTH_NAMES.get(mode, "8 bits")
             metadata.exif_orientation = int(image.getexif().get(EXIF_ORIENTATION_TAG, 1))
     except Exception:
         return False
     if metadata.exif_orientation not in (0, 1):
-        metadata.issue_codes.append("exif")
-    fine = mode.startswith(HIGH_BIT_DEPTH_MODES) and metadata.format in ("PNG", "TIFF")
-    if fine and not sixteen:
-        metadata.issue_codes.append("no-range")
-    return fine
+        metadata.issue_codes.append("exif-rotation")
+    has_high_bit_depth = mode.startswith(HIGH_BIT_DEPTH_MODES) and metadata.format in ("PNG", "TIFF")
+    if has_high_bit_depth and not is_16_bit:
+        metadata.issue_codes.append("unknown-value-range")
+    return has_high_bit_depth
 
 
 def _read_decoded_values(source: Any) -> Array:
-    """(H,W), (H,W,3) or, of a tensor for a model, (C,H,W) as it is."""
+    """Return the values of a decoded image: (H,W), (H,W,3), or (C,H,W) for a floating-point tensor."""
     if isinstance(source, Tensor) and source.is_floating_point():
         values = source.detach().cpu().numpy()
         if not values.size:
-            raise ImageError(f"a tensor of shape {tuple(values.shape)}")
+            raise ImageError(f"a tensor of shape {tuple(values.shape)}; expected at least one value")
         return np.asarray(values)
     return read_photo(source).pixels
 
 
 FORMAT_BY_SUFFIX = {".nii": "NIfTI", ".nii.gz": "NIfTI", ".nrrd": "NRRD", ".mha": "MetaImage", ".mhd": "MetaImage"}
-FORMAT_BY_SUFFIX |= {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG"}  # of numbers, not of colours
-BURNED_IN_TEXT = {True: "yes", False: "no", None: "not said"}
+FORMAT_BY_SUFFIX |= {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG"}  # as scans, not as photos
+BURNED_IN_TEXT = {True: "yes", False: "no", None: "not stated"}
 
 
 def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
-    """Fill in what a scan says of itself, as far as it can be read; an ImageError where that is not far enough."""
+    """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
     metadata.format = _scan_format(source)
     if metadata.format == "DICOM":
         scan = _read_dicom_metadata(source, metadata, hash_key)
@@ -116,7 +111,7 @@ def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: 
                 _read_dicom_header(
                     load_dicom_dataset(scan.sources[0], scan.name, with_pixels=False)[0], metadata, hash_key
                 )
-            metadata.series_digest = metadata.slice_plane = None  # the row has all of it
+            metadata.series_digest = metadata.slice_plane = None  # the row holds the whole series
             metadata.burned_in = BURNED_IN_TEXT[scan.has_burned_in_text]
     _copy_scan_attributes(scan, metadata)
     metadata.record_pixel_statistics(scan.values, is_color=scan.is_color, key=hash_key)
@@ -129,22 +124,22 @@ def _scan_format(source: Path | bytes) -> str:
     path, _ = split_selector(source)
     if path.is_dir():
         return "DICOM series"
-    return next((kind for ending, kind in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(ending)), "DICOM")
+    return next((name for suffix, name in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(suffix)), "DICOM")
 
 
 def _read_dicom_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
-    """The file is read and parsed once, for its header and for its pixels."""
-    path, part = split_selector(source)
+    """Read the header and the pixels of a DICOM file, which is parsed once."""
+    path, selector = split_selector(source)
     name = pseudonymize_source(path)
     require_pydicom()
     with redact_errors(name):
-        dataset, odd = load_dicom_dataset(path, name)
+        dataset, flags = load_dicom_dataset(path, name)
         _read_dicom_header(dataset, metadata, hash_key)
-        return build_scan(dataset, part, name, (), odd)
+        return build_scan(dataset, selector, name, (), flags)
 
 
 def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
-    metadata.codec = get_uid_name(dataset.file_meta.TransferSyntaxUID) or "an unknown transfer syntax"
+    metadata.codec = get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
     metadata.modality = read_code(dataset, "Modality", MODALITIES) or None
     metadata.photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS) or None
     metadata.burned_in = BURNED_IN_TEXT[has_burned_in_text(dataset)]
@@ -160,10 +155,10 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
 
 
 def _read_window(groups: "list[Dataset]", metadata: ImageMetadata) -> None:
-    for place in iter_macro_items(groups, "FrameVOILUTSequence"):
-        centres, widths = read_numbers(place, "WindowCenter"), read_numbers(place, "WindowWidth")
-        if centres and widths:
-            metadata.window, metadata.n_windows = (centres[0], widths[0]), min(len(centres), len(widths))
+    for item in iter_macro_items(groups, "FrameVOILUTSequence"):
+        centers, widths = read_numbers(item, "WindowCenter"), read_numbers(item, "WindowWidth")
+        if centers and widths:
+            metadata.window, metadata.n_windows = (centers[0], widths[0]), min(len(centers), len(widths))
             return
     metadata.n_windows = 0
 
@@ -188,12 +183,12 @@ NON_FILE_PREFIXES = ("[", "{")  # boxes, points, outlines
 def check_mask(
     source: bytes | Path, image_shape: Sequence[int] | None, image_affine: Affine | None
 ) -> tuple[str, tuple[str, ...]]:
-    """`ok`, or what is wrong with the mask of an image of this size (H,W) or (D,H,W): a word of `codes`; and its labels.
+    """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists.
 
-    At most one label more than a message lists is named.
+    The size of the image is (H,W) or (D,H,W).
     """
     try:
-        labels, place = _read_mask(source)
+        labels, mask_affine = _read_mask(source)
     except FileNotFoundError:
         return "mask-missing", ()
     except SegmentationObjectError:
@@ -203,13 +198,15 @@ def check_mask(
     shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
     if image_shape is not None and _drop_singleton_axes(shape) != _drop_singleton_axes(image_shape):
         return "mask-size", names
-    if image_affine is not None and place is not None and _max_corner_distance(image_affine, place, shape) > 1:
-        return "mask-place", names
+    if image_affine is None or mask_affine is None:
+        return "ok" if names else "mask-empty", names
+    if _max_corner_distance(image_affine, mask_affine, shape) > 1:
+        return "mask-position", names
     return "ok" if names else "mask-empty", names
 
 
 def _read_mask(source: bytes | Path) -> tuple[LabelImage, Affine | None]:
-    """Labels as a mask of `camscope measure` has them, and where a medical image lies."""
+    """Read the label image of a mask, and its affine if it is a scan."""
     if isinstance(source, Path) or is_scan(source):
         scan = read_mask_scan(source)
         return LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values), scan.affine
@@ -217,14 +214,14 @@ def _read_mask(source: bytes | Path) -> tuple[LabelImage, Affine | None]:
 
 
 def _drop_singleton_axes(shape: Sequence[int]) -> list[int]:
-    """Axes of one voxel do not count."""
+    """Return the sides that are longer than one voxel."""
     return [side for side in shape if side != 1]
 
 
 def _max_corner_distance(image_affine: Affine, mask_affine: Affine, shape: Sequence[int]) -> float:
-    """How far two places of one array are apart at most at its corners, in voxels of the image."""
+    """Return the largest distance between the corners of an array under two affines, in voxels of the image."""
     sides = (1,) * (3 - len(shape)) + tuple(shape)
     corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
-    moved = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
-    step = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
-    return float(np.linalg.norm(moved[:3], axis=0).max() / step)
+    displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
+    voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
+    return float(np.linalg.norm(displacement[:3], axis=0).max() / voxel_size)

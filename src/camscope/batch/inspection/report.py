@@ -1,4 +1,4 @@
-"""Inspection: what was found in a set of images, as a table, as findings, as JSON that may be passed on."""
+"""`DatasetInspection`: the result of an inspection, as issues, as a table, and as JSON that may be shared."""
 
 import csv
 import html
@@ -24,16 +24,34 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = "camscope/inspection/1"
-MAX_NAMED_ROWS = 1000  # rows that the JSON names of a finding; the table has all
-DATASET_LEVEL_CODES = ("columns", "target-follows-group")  # findings that concern no row more than another
+SCHEMA_VERSION = "camscope/inspection/2"
+MAX_NAMED_ROWS = 1000  # row ids per issue in the JSON; the table has all of them
+DATASET_LEVEL_CODES = (
+    "reserved-columns",
+    "target-associated-with-group",
+)  # issues that concern no single row
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetInspection:
-    """What `inspect_images` found. `visible_columns`: row, id, path and the columns that may be shown; `metadata`: of each row, in order.
+    """The result of `inspect_images`.
 
-    `value_counts`: fact -> value -> images. `missing_roles`: which of patient, split, target and mask no column says.
+    Attributes:
+        visible_columns: The columns `row`, `id` and `path`, and those of the manifest that may be shown.
+        metadata: The metadata of each row, in the same order.
+        issues: The issues, the most severe first.
+        value_counts: Kind of metadata -> value -> number of images.
+        value_ranges: Minimum and maximum of pixel values ("values") and side lengths ("sides").
+        prevalences: Target counts by the groups of each column of `group_by`.
+        missing_roles: Those of patient, split, target and mask for which there is no column.
+        profile: "research", "clinical" or "all".
+
+    >>> import numpy as np
+    >>> from camscope import inspect_images
+    >>> inspection = inspect_images([np.arange(192, dtype=np.uint8).reshape(8, 8, 3)])
+    >>> inspection.n_readable, inspection.value_counts["size"]
+    (1, {'8 x 8': 1})
+
     """
 
     visible_columns: "pa.Table"
@@ -50,84 +68,79 @@ class DatasetInspection:
 
     @property
     def n_readable(self) -> int:
-        """How many images could be read."""
+        """The number of images that could be read."""
         return int(self.metadata["error"].null_count)
 
     @cached_property
     def severity_counts(self) -> dict[str, int]:
-        """How many findings there are of each severity."""
-        return {each: sum(one.severity == each for one in self.issues) for each in SEVERITIES}
+        """The number of issues of each severity."""
+        return {severity: sum(issue.severity == severity for issue in self.issues) for severity in SEVERITIES}
 
     def row_ids(self, rows: RowNumbers | Sequence[int], limit: int = MAX_NAMED_ROWS) -> list[str]:
-        """The ids of rows, the first of them."""
-        found: list[str] = (
-            self.visible_columns["id"]
-            .take(import_arrow().array(list(rows[:limit]), import_arrow().int64()))
-            .to_pylist()
-        )
-        return found
+        """Return the ids of rows, at most `limit` of them."""
+        indices = import_arrow().array(list(rows[:limit]), import_arrow().int64())
+        ids: list[str] = self.visible_columns["id"].take(indices).to_pylist()
+        return ids
 
     def to_table(self) -> "pa.Table":
-        """One row an image: row, id, path, the facts, the codes of all findings, the columns that may be shown."""
+        """Return a table with one row per image: `row`, `id`, `path`, `status`, metadata, issue codes, visible columns."""
         pa = import_arrow()
-        made = self.visible_columns.select(["row", "id", "path"])
-        status = pa.array(["ok" if one is None else "failed" for one in self.metadata["error"].to_pylist()])
-        made = made.append_column("status", status)
+        table = self.visible_columns.select(["row", "id", "path"])
+        errors = self.metadata["error"].to_pylist()
+        table = table.append_column("status", pa.array(["ok" if error is None else "failed" for error in errors]))
         for name in METADATA_COLUMNS:
-            column = (
-                pa.array(self._issue_codes_by_row(), pa.list_(pa.string()))
-                if name == "findings"
-                else self.metadata[name]
-            )
-            plain = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-            made = made.append_column(name, plain)
+            column = self.metadata[name]
+            if name == "issue_codes":  # with those of checks of the whole set
+                column = pa.array(self._issue_codes_by_row(), pa.list_(pa.string()))
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(pa.string())
+            table = table.append_column(name, column)
         for name in self.visible_columns.column_names:
-            if name not in made.column_names and name not in INTERNAL_COLUMNS:
-                made = made.append_column(name, self.visible_columns[name])
-        return made
+            if name not in table.column_names and name not in INTERNAL_COLUMNS:
+                table = table.append_column(name, self.visible_columns[name])
+        return table
 
     def _issue_codes_by_row(self) -> list[list[str]]:
         codes: list[list[str]] = [[] for _ in range(len(self))]
-        for one in self.issues:
-            for row in one.rows.tolist() if one.code not in DATASET_LEVEL_CODES else ():
-                codes[row].append(one.code)
+        for issue in self.issues:
+            for row in issue.rows.tolist() if issue.code not in DATASET_LEVEL_CODES else ():
+                codes[row].append(issue.code)
         return codes
 
     @property
     def summary(self) -> dict[str, Any]:
-        """All but the table, as plain numbers and texts."""
+        """Everything but the table, as values that JSON can hold."""
         return {
             "schema": SCHEMA_VERSION,
             "camscope": __version__,
             "profile": self.profile,
-            "images": len(self),
-            "readable": self.n_readable,
-            "counts": self.severity_counts,
-            "mix": self.value_counts,
-            "ranges": self.value_ranges,
-            "findings": [self._issue_to_dict(one) for one in self.issues],
-            "prevalence": [_prevalence_to_dict(one) for one in self.prevalences],
-            "not_checked": list(self.missing_roles),
+            "n_images": len(self),
+            "n_readable": self.n_readable,
+            "severity_counts": self.severity_counts,
+            "value_counts": self.value_counts,
+            "value_ranges": self.value_ranges,
+            "issues": [self._issue_to_dict(issue) for issue in self.issues],
+            "prevalence": [_prevalence_to_dict(prevalence) for prevalence in self.prevalences],
+            "missing_roles": list(self.missing_roles),
         }
 
     def _issue_to_dict(self, issue: DatasetIssue) -> dict[str, Any]:
-        ids = [] if issue.code in DATASET_LEVEL_CODES else self.row_ids(issue.rows)
         return {
             "code": issue.code,
             "severity": issue.severity,
             "message": issue.message,
-            "count": issue.n_rows,
+            "n_rows": issue.n_rows,
             "details": dict(issue.row_counts),
-            "ids": ids,
-            "groups": [self.row_ids(group) for group in issue.row_groups],
+            "row_ids": [] if issue.code in DATASET_LEVEL_CODES else self.row_ids(issue.rows),
+            "row_groups": [self.row_ids(group) for group in issue.row_groups],
         }
 
     def to_json(self) -> str:
-        """`summary` as JSON: keys sorted, the same for the same set."""
+        """Return `summary` as JSON with sorted keys, which is the same for the same set."""
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `summary` (.json), or `to_table` (.parquet, .csv)."""
+        """Write `summary` to a .json file, or `to_table` to a .parquet or .csv file, and return its path."""
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
             return write_bytes(path, self.to_json().encode(), overwrite=overwrite)
@@ -141,24 +154,23 @@ class DatasetInspection:
         return Path(path)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {each}s" for each, count in self.severity_counts.items())
-        return f"<Inspection of {plural(len(self), 'image', spec=',')}, {self.n_readable:,} readable: {counts}>"
+        counts = ", ".join(f"{count} {severity}s" for severity, count in self.severity_counts.items())
+        return f"<DatasetInspection of {plural(len(self), 'image', spec=',')}, {self.n_readable:,} readable: {counts}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the findings, and what the set is made of."""
-        rows = [
-            (one.severity, f"{one.n_rows:,}", one.code, one.message, ", ".join(self.row_ids(one.rows, 3)))
-            for one in self.issues
+        """Return the issues and the value counts as HTML tables for notebooks."""
+        issue_rows = [
+            (issue.severity, f"{issue.n_rows:,}", issue.code, issue.message, ", ".join(self.row_ids(issue.rows, 3)))
+            for issue in self.issues
         ]
-        mix = [
-            (name, " · ".join(f"{value} {count:,}" for value, count in list(each.items())[:8]))
-            for name, each in self.value_counts.items()
+        value_rows = [
+            (name, " · ".join(f"{value} {count:,}" for value, count in list(counts.items())[:8]))
+            for name, counts in self.value_counts.items()
         ]
-        head = f"<p>{html.escape(repr(self)[1:-1])}</p>"
         return (
-            head
-            + _html_table(("", "rows", "finding", "what it is", "the first"), rows)
-            + _html_table(("", "images"), mix)
+            f"<p>{html.escape(repr(self)[1:-1])}</p>"
+            + _html_table(("severity", "rows", "issue", "meaning", "first rows"), issue_rows)
+            + _html_table(("", "images"), value_rows)
         )
 
 
@@ -171,7 +183,7 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _prevalence_to_dict(prevalence: TargetPrevalence) -> dict[str, Any]:
     shares = prevalence.shares.tolist()
     return {
-        "by": prevalence.column,
+        "column": prevalence.column,
         "association": prevalence.association,
         "groups": [
             {"group": group, "target": target, "count": int(prevalence.counts[r, c]), "share": shares[r][c]}
@@ -182,10 +194,10 @@ def _prevalence_to_dict(prevalence: TargetPrevalence) -> dict[str, Any]:
 
 
 def _write_inspection_csv(table: "pa.Table", file: Any) -> None:
-    text, cells = io.TextIOWrapper(file, "utf-8-sig", newline=""), CellEscaper()
-    rows = csv.writer(text)
-    rows.writerow(map(cells.escape, table.column_names))
+    text, escaper = io.TextIOWrapper(file, "utf-8-sig", newline=""), CellEscaper()
+    writer = csv.writer(text)
+    writer.writerow(map(escaper.escape, table.column_names))
     for batch in table.to_batches(max_chunksize=4096):
         for row in batch.to_pylist():
-            rows.writerow(map(cells.escape, row.values()))
+            writer.writerow(map(escaper.escape, row.values()))
     text.detach()

@@ -1,7 +1,4 @@
-"""inspect_images: each image of a set read once, by threads, and what is then to be said of the set.
-
-One row of a manifest read once: its image, its mask, and the reason where that cannot be done.
-"""
+"""`inspect_images`: read each image of a set once, in threads, and report what is unusual."""
 
 import hashlib
 import os
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-ROWS_PER_CHUNK = 4096  # rows that are Python objects at once
+ROWS_PER_CHUNK = 4096  # rows that are converted to Python at a time
 SCAN_FORMATS = ("DICOM", "DICOM series", "NIfTI", "NRRD", "MetaImage")
 ProgressCallback = Callable[[int, int], None]
 
@@ -57,16 +54,35 @@ def inspect_images(
     num_threads: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> DatasetInspection:
-    """What is in a set of images, before any model sees it; no image is held longer than it is read.
+    """Inspect a set of images before a model sees it. Each image is read once and not kept.
 
-    `source`, `root`: see `build_manifest`; photographs, medical images, and both. `patient_column`, `split_column`, `target_column`, `mask_column`: columns;
-    default: patient or patient_id, split, target, mask or mask_path, where there are such. `group_by`: columns, or facts such as
-    modality, by whose values targets are counted. `class_names`: all targets that there may be.
+    Args:
+        source: The images, photos and scans in any mixture: see `build_manifest`.
+        root: The folder where relative paths begin: see `build_manifest`.
+        patient_column: The column of the patient. Default: `patient` or `patient_id`, if the manifest has one.
+        split_column: The column of the split. Default: `split`.
+        target_column: The column of the target. Default: `target`.
+        mask_column: The column of the mask. Default: `mask` or `mask_path`.
+        group_by: Columns of the manifest or of the metadata (such as "modality") by whose values targets are counted.
+        class_names: All targets that are allowed. Default: any target is.
+        profile: "research" shows no file names, and of the manifest only the target, `group_by` and `keep_columns`.
+            "clinical" shows all. Default: "research" for a set with any scan.
+        keep_columns: Further columns that the profile "research" shows.
+        all_scans: Treat all images as scans, so that the pages of a TIFF are slices of a volume.
+        num_threads: Threads that read images. Default: one per CPU core.
+        on_progress: Called with the number of images that are done, and the number of all images.
 
-    `profile`: "research" shows no file's name, and of the manifest's columns the target, those counted by, and those to
-    `keep_columns`; it is that of every set with a medical image. "clinical" shows all. `all_scans`: all images are medical, whatever their
-    files are called: the pages of a TIFF are slices of a volume. `on_progress`: called with how many images are
-    done, of how many.
+    Returns:
+        The inspection: its issues, and a table with one row per image.
+
+    Raises:
+        InputError: The source or a column does not exist, or an option is invalid.
+
+    >>> import numpy as np
+    >>> image = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    >>> inspect_images([image, image]).issues
+    (<warning: duplicates, 2 rows: the same pixels as in another row>,)
+
     """
     if profile not in (None, "research", "clinical"):
         raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
@@ -75,75 +91,78 @@ def inspect_images(
     columns = resolve_column_names(
         manifest, {"patient": patient_column, "split": split_column, "target": target_column, "mask": mask_column}
     )
-    if unknown := [name for name in keep_columns if name not in manifest.table.column_names]:
-        raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.table.column_names)}")
-    key = hashlib.sha256(load_pseudonym_key()).digest()
-    reader = ImageMetadataReader(manifest, columns["mask"], key, all_scans)
-    read = map_in_order(reader, _iter_manifest_rows(manifest, columns["mask"]), num_threads or os.cpu_count() or 1)
-    seen = InspectionTable(manifest, metadata_to_table(_report_progress(read, len(manifest), on_progress)), columns)
-    private = profile == "research" or (profile is None and (contains_scans(manifest) or _has_scan_formats(seen)))
-    counted = compute_prevalences(seen, group_by)
-    made = [*check_dataset(seen, class_names, pseudonymize=private), *check_group_association(seen, counted)]
-    allowed = [
-        name
-        for name in (columns["target"], *group_by, *keep_columns, split_column)
-        if name in manifest.table.column_names
+    existing = manifest.table.column_names
+    if unknown := [name for name in keep_columns if name not in existing]:
+        raise InputError(f"no column {unknown[0]!r} to keep; the columns are {', '.join(existing)}")
+    hash_key = hashlib.sha256(load_pseudonym_key()).digest()
+    reader = ImageMetadataReader(manifest, columns["mask"], hash_key, all_scans)
+    rows = _iter_manifest_rows(manifest, columns["mask"])
+    metadata = map_in_order(reader, rows, num_threads or os.cpu_count() or 1)
+    table = InspectionTable(
+        manifest, metadata_to_table(_report_progress(metadata, len(manifest), on_progress)), columns
+    )
+    pseudonymize = profile == "research" or (profile is None and (contains_scans(manifest) or _has_scan_formats(table)))
+    prevalences = compute_prevalences(table, group_by)
+    issues = [
+        *check_dataset(table, class_names, pseudonymize=pseudonymize),
+        *check_group_association(table, prevalences),
     ]
+    visible_names = [name for name in (columns["target"], *group_by, *keep_columns, split_column) if name in existing]
     return DatasetInspection(
-        _select_visible_columns(manifest, private, allowed),
-        seen.metadata,
-        tuple(sorted(made, key=lambda one: ISSUE_ORDER[one.code])),
-        value_counts(seen),
-        value_ranges(seen),
-        tuple(counted),
-        tuple(meaning for meaning in DEFAULT_COLUMNS if columns[meaning] is None),
-        "research" if private else profile or "all",
+        visible_columns=_select_visible_columns(manifest, pseudonymize, visible_names),
+        metadata=table.metadata,
+        issues=tuple(sorted(issues, key=lambda issue: ISSUE_ORDER[issue.code])),
+        value_counts=value_counts(table),
+        value_ranges=value_ranges(table),
+        prevalences=tuple(prevalences),
+        missing_roles=tuple(role for role in DEFAULT_COLUMNS if columns[role] is None),
+        profile="research" if pseudonymize else profile or "all",
     )
 
 
 def _iter_manifest_rows(manifest: Manifest, mask_column: str | None) -> Iterator[Mapping[str, Any]]:
-    """What a reader needs of each row, and no more: of a million rows a few are Python objects at a time."""
-    needed = manifest.table.select([name for name in ("row", "path", mask_column) if name is not None])
+    """Iterate over the rows of a manifest with only the columns that a reader needs, a few thousand at a time."""
+    table = manifest.table.select([name for name in ("row", "path", mask_column) if name is not None])
     for start in range(0, len(manifest), ROWS_PER_CHUNK):
-        yield from needed.slice(start, ROWS_PER_CHUNK).to_pylist()
+        yield from table.slice(start, ROWS_PER_CHUNK).to_pylist()
 
 
 def _report_progress(
     metadata: Iterator[ImageMetadata], total: int, on_progress: ProgressCallback | None
 ) -> Iterator[ImageMetadata]:
-    for done, one in enumerate(metadata, start=1):
+    for n_done, image_metadata in enumerate(metadata, start=1):
         if on_progress is not None:
-            on_progress(done, total)
-        yield one
+            on_progress(n_done, total)
+        yield image_metadata
 
 
 def _has_scan_formats(table: InspectionTable) -> bool:
-    """Whether anything turned out to be a medical image, whatever its name."""
+    """Return whether any image turned out to be a scan, whatever its name."""
     return not {*SCAN_FORMATS}.isdisjoint(table.encode_metadata("format").values)
 
 
 def _select_visible_columns(manifest: Manifest, pseudonymize: bool, allowed: Sequence[str | None]) -> "pa.Table":
-    """row, id, path and other columns, as the profile has them."""
+    """Return `row`, `id`, `path` and the visible columns; all columns unless the set is pseudonymized."""
     if not pseudonymize:
         return manifest.table
-    kept = [name for name in dict.fromkeys(allowed) if name is not None and name not in ("row", "id", "path")]
-    hidden = pseudonymize_manifest(manifest).table.select(["row", "id", "path"])
-    for name in kept:
-        hidden = hidden.append_column(name, manifest.table[name])
-    return import_arrow().table(hidden)
+    table = pseudonymize_manifest(manifest).table.select(["row", "id", "path"])
+    for name in dict.fromkeys(allowed):
+        if name is not None and name not in ("row", "id", "path"):
+            table = table.append_column(name, manifest.table[name])
+    return import_arrow().table(table)
 
 
 ERROR_CODE_PATTERNS = (
     ("no such f", "missing-file"),  # file or folder
     ("is not installed", "missing-codec"),
     ("the file has no pixels", "no-pixels"),
-    ("choose one", "ambiguous"),
+    ("choose one", "ambiguous-series"),
 )
 
 
 @dataclass(frozen=True)
 class ImageMetadataReader:
-    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one. `all_scans`: no image is a photograph."""
+    """Read the metadata of a row. It runs in several threads. No error that it records names or quotes a file."""
 
     manifest: Manifest
     mask_column: str | None
@@ -151,28 +170,27 @@ class ImageMetadataReader:
     all_scans: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> ImageMetadata:
-        """A row's facts: never an error."""
-        facts, world = ImageMetadata(row["row"]), None
+        """Return the metadata of a row; errors are recorded, not raised."""
+        metadata, affine = ImageMetadata(row["row"]), None
         try:
-            world = self._read_image(row, facts)
+            affine = self._read_image(row, metadata)
         except MissingExtraError as error:
-            facts.record_failure("missing-codec", str(error))
+            metadata.record_failure("missing-codec", str(error))
         except CamscopeError as error:
-            text = str(error)
-            facts.record_failure(
-                next((code for words, code in ERROR_CODE_PATTERNS if words in text), "unreadable"), text
-            )
+            message = str(error)
+            codes = (code for pattern, code in ERROR_CODE_PATTERNS if pattern in message)
+            metadata.record_failure(next(codes, "unreadable"), message)
         except FileNotFoundError:
-            facts.record_failure("missing-file", "there is no such file")
+            metadata.record_failure("missing-file", "there is no such file")
         except Exception as error:  # a store, a network, a dataset and a damaged file may raise anything
-            words = getattr(error, "strerror", None) or type(error).__name__
-            facts.record_failure("unreadable", f"it cannot be read: {words}")
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            metadata.record_failure("unreadable", f"it cannot be read: {reason}")
         if self.mask_column is not None:
-            facts.mask_status, facts.mask_labels = self._check_mask_cell(row[self.mask_column], facts, world)
-            facts.issue_codes += (
-                [facts.mask_status] if facts.mask_status is not None and facts.mask_status.startswith("mask-") else []
-            )
-        return facts
+            status, metadata.mask_labels = self._check_mask_cell(row[self.mask_column], metadata, affine)
+            metadata.mask_status = status
+            if status is not None and status.startswith("mask-"):
+                metadata.issue_codes.append(status)
+        return metadata
 
     def _read_image(self, row: Mapping[str, Any], metadata: ImageMetadata) -> Affine | None:
         if self.manifest.images is not None:
@@ -186,7 +204,7 @@ class ImageMetadataReader:
             except MissingExtraError:
                 raise
             except InputError:
-                metadata.record_failure("outside", "its path leads elsewhere")
+                metadata.record_failure("outside-root", "its path leads out of the root folder")
                 return None
         if isinstance(source, Path) or is_scan(source):
             return metadata_readers.read_scan_metadata(source, metadata, self.hash_key).affine
@@ -194,16 +212,16 @@ class ImageMetadataReader:
         return None
 
     def _read_source(self, path: str) -> bytes | Path:
-        """A file's bytes; of a scan its place, for it may be of several files."""
-        place = self.manifest.resolve_path(path)
-        return (
-            Path(place) if self.all_scans and not is_url(place) and Path(place).exists() else read_image_source(place)
-        )
+        """Return the bytes of a file, or the path of a scan, which may be several files."""
+        location = self.manifest.resolve_path(path)
+        if self.all_scans and not is_url(location) and Path(location).exists():
+            return Path(location)
+        return read_image_source(location)
 
     def _check_mask_cell(
         self, cell: Any, metadata: ImageMetadata, image_affine: Affine | None
     ) -> tuple[str | None, tuple[str, ...]]:
-        """A word, None where the row has no mask; and the labels of the mask."""
+        """Return the status of a mask, or None if the row has none, and the labels of the mask."""
         if cell is None or cell in ("", []):
             return None, ()
         if not isinstance(cell, str) or cell.lstrip().startswith(metadata_readers.NON_FILE_PREFIXES):

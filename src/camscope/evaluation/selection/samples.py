@@ -15,7 +15,7 @@ from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth
 from camscope.evaluation.selection.racing import Mask, SelectionSample
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import accepts_scans
-from camscope.geometry import Placement
+from camscope.geometry import project_mask_to_input
 from camscope.plurals import plural
 from camscope.targets import TargetLike
 from camscope.targets.classes import resolve_class_index
@@ -105,10 +105,12 @@ def _load_input_mask(
     """Return the mask on the model's input; None without an annotation that the model saw."""
     if ground_truth is None or loaded_image.item is None or loaded_image.item.placement is None:
         return None
+    placement = loaded_image.item.placement
     try:
         mask = project_mask_to_input(
-            ground_truth.load_mask(_find_manifest_row(manifest, loaded_image), loaded_image.item.placement.image_size),
-            loaded_image.item.placement,
+            ground_truth.load_mask(_find_manifest_row(manifest, loaded_image), placement.image_size),
+            placement.input_size,
+            placement.to_image,
         )
     except UndefinedError:
         return None
@@ -125,16 +127,6 @@ def _find_manifest_row(manifest: Manifest, loaded_image: LoadedImage) -> Mapping
     """Return the row of the manifest, whose names identify masks."""
     index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded_image.row["row"]))
     return manifest.rows(index, index + 1)[0]
-
-
-def project_mask_to_input(mask: Mask, placement: Placement) -> Mask:
-    """Project a mask (H,W) of the image to the model's input (h,w) by nearest neighbor."""
-    grid = np.indices(placement.input_size).reshape(len(placement.input_size), -1).T + 0.5
-    cells = np.floor(placement.to_image(grid)).astype(np.int64)
-    inside = ((cells >= 0) & (cells < mask.shape)).all(1)
-    projected = np.zeros(len(cells), np.bool_)
-    projected[inside] = mask[tuple(cells[inside].T)]
-    return projected.reshape(placement.input_size)
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:

@@ -1,6 +1,7 @@
-"""Methods that other packages compute: captum's (extra `captum`) and zennit's (extra `lrp`).
+"""Methods computed by other packages: captum (extra `captum`) and zennit (extra `lrp`).
 
-The classes are here without the package; METHODS has them where it is installed, and making one asks for it.
+The classes can be imported without the package. METHODS contains them only if it is installed; otherwise the
+constructor raises MissingExtraError.
 """
 
 from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP

@@ -1,7 +1,4 @@
-"""AdapterExplainer: what every method shares that another package computes.
-
-Twin: a copy of a model's modules with the same weights, for packages that hang things on modules and change them.
-"""
+"""Base class of methods that another package computes, and copies of models on which that package may set hooks."""
 
 import copy
 import weakref
@@ -28,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AdapterExplainer(MultiPassExplainer):
-    """A map that a package of an extra computes. MissingExtraError where it is not installed."""
+    """A method that an optional package computes. Raises MissingExtraError if it is not installed."""
 
     package: ClassVar[str]
     extra: ClassVar[str]
@@ -40,7 +37,7 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """What `computation` finds, a package's own forward and backward passes, with gradients on: see `run_with_gradients`."""
+    """Return the result of a package's forward and backward passes with gradients enabled; see `run_with_gradients`."""
 
     def inside(staying: GradientScope) -> T | None:
         with staying:
@@ -50,67 +47,67 @@ def call_with_gradients(computation: Callable[[], T | None]) -> T:
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
-    """A ModelError where the copy of a model that a package works on has another answer than the model itself."""
+    """Raise ModelError if the copy of a model on which a package works gives another score than the model."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())
     if bool((actual - expected).abs() > 0.02 * scale):
         raise ModelError(
             f"{type(score.model).__name__} gives {float(expected):.4g}, and a copy of it with the same weights and other "
-            f"hooks {float(actual):.4g}: it keeps something outside of its modules, draws at random, or uses a module only "
+            f"hooks {float(actual):.4g}: it keeps state outside of its modules, uses random numbers, or uses a module only "
             f"for what it changes in place; write x = module(x)"
         )
 
 
-MAX_COPY_ATTEMPTS = 100  # at a copy, while other threads change what is copied
+MAX_COPY_ATTEMPTS = 100  # while other threads change the modules
 
 
 @dataclass
 class ModuleCallRecords:
-    """What a pass showed of modules without parts: how often each ran, in which order, and who took whose output."""
+    """What a forward pass shows about leaf modules: how often each ran, in which order, and whose output it took."""
 
     call_counts: Counter[str] = field(default_factory=Counter)
-    predecessors: dict[str, str] = field(default_factory=dict)  # the name of a module -> that of the one before it
+    predecessors: dict[str, str] = field(default_factory=dict)  # name of a module -> name of the module before it
 
     @property
     def repeated_modules(self) -> list[str]:
-        """Those that ran more than once."""
+        """The names of the modules that ran more than once."""
         return [name for name, count in self.call_counts.items() if count > 1]
 
 
 @contextmanager
 def module_calls_recorded(model: nn.Module) -> Iterator[ModuleCallRecords]:
-    """What the pass inside the `with` shows."""
-    seen, made = ModuleCallRecords(), dict[int, tuple[weakref.ref[Tensor], str]]()
+    """Record the module calls of the pass inside the `with`."""
+    records, producers = ModuleCallRecords(), dict[int, tuple[weakref.ref[Tensor], str]]()
     names = {id(module): name for name, module in model.named_modules() if not module._modules}
 
     def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
         name = names[id(module)]
-        seen.call_counts[name] += 1
-        for given in args[:1]:
-            known = made.get(id(given))
-            if known is not None and known[0]() is given:
-                seen.predecessors[name] = known[1]
+        records.call_counts[name] += 1
+        for value in args[:1]:
+            producer = producers.get(id(value))
+            if producer is not None and producer[0]() is value:
+                records.predecessors[name] = producer[1]
 
     def end(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
-            made[id(output)] = weakref.ref(output), names[id(module)]
+            producers[id(output)] = weakref.ref(output), names[id(module)]
 
     with Hooks() as hooks:
         for module in model.modules():
             if id(module) in names:
                 hooks.add_handle(module.register_forward_pre_hook(thread_local_hook(begin)))
                 hooks.add_handle(module.register_forward_hook(thread_local_hook(end)))
-        yield seen
+        yield records
 
 
 class RepeatedModule(nn.Module):
-    """A module that ran several times in a pass, as so many modules: each has one call, and hooks of its own."""
+    """A module that runs several times per pass, as one copy per call, so that each call has its own hooks."""
 
     def __init__(self, copies: Sequence[nn.Module]) -> None:
         super().__init__()
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the part whose turn it is returns."""
+        """Return the output of the copy for this call."""
         if self.next_call >= len(self.copies):
             raise ModelError(
                 f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, and "
@@ -121,17 +118,17 @@ class RepeatedModule(nn.Module):
 
 
 def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    """A copy of the modules and of what they keep; the numbers are shared, until they are replaced.
+    """Return a copy of the modules and their attributes that shares the numbers of parameters and buffers.
 
-    A hook, an attribute or a parameter set on it is not the model's, whatever becomes of the call, and no other thread
-    meets it. A module that ran several times is several, see `RepeatedModule`.
+    A hook, attribute or parameter set on the copy does not reach the model or another thread. A module that ran several times
+    becomes a `RepeatedModule`.
     """
     for _ in range(MAX_COPY_ATTEMPTS):
         try:
             return _build_clone(model, call_records)
         except (TypeError, RuntimeError, AttributeError) as error:
             reason = error
-            if "during iteration" not in str(error):  # else another thread sets or takes away a hook meanwhile
+            if "during iteration" not in str(error):  # otherwise another thread set or removed a hook meanwhile
                 break
     raise ModelError(
         f"{type(model).__name__} cannot be copied ({reason}), and hooks of another package are not set on the model itself"
@@ -142,25 +139,25 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
     shared = {
         id(value): _alias_without_gradient(value) for part in model.modules() for _, value in iter_leaves(vars(part))
     }
-    twin = _copy_with_training_flags(model, shared)
+    clone = _copy_with_training_flags(model, shared)
     for name in call_records.repeated_modules:
         part = model.get_submodule(name)
         copies = [_copy_with_training_flags(part, shared) for _ in range(call_records.call_counts[name])]
-        _replace_module(twin, twin.get_submodule(name), RepeatedModule(copies).train(part.training))
-    return twin
+        _replace_module(clone, clone.get_submodule(name), RepeatedModule(copies).train(part.training))
+    return clone
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """A deep copy in the modes that this thread sees: those of a thread inside `evaluation_mode` are not on the modules."""
-    twin = copy.deepcopy(model, dict[int, Any](shared_tensors))
-    for part, original in zip(twin.modules(), model.modules(), strict=False):
+    """Return a deep copy with the train and eval modes of this thread, which `evaluation_mode` does not store on the modules."""
+    clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
+    for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none
             part.training = original.training
-    return twin
+    return clone
 
 
 def reset_repeated_modules(clone: nn.Module) -> None:
-    """Call it before each pass."""
+    """Start again at the first copy of each `RepeatedModule`; call it before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0
@@ -174,6 +171,6 @@ def _replace_module(model: nn.Module, module: nn.Module, replacement: nn.Module)
 
 
 def _alias_without_gradient(value: Tensor) -> Tensor:
-    """The same numbers under another name, whose gradient nobody takes."""
+    """Return a tensor or parameter with the same storage that needs no gradient."""
     alias = value.detach()
     return nn.Parameter(alias, requires_grad=False) if isinstance(value, nn.Parameter) else alias

@@ -1,8 +1,10 @@
-"""DeepLIFT and DeepLIFT-SHAP, by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
+"""DeepLIFT and DeepLIFT SHAP by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
 
-ReLU6 and hardtanh under captum's rule for ReLUs: it goes by a module's type, and the rule by what comes out.
-What is not linear in a model and has no rule of captum's: it keeps its gradient, and is counted.
-Max pooling whose windows overlap, as one whose windows do not: captum's rule for it keeps one window a pixel only.
+captum has rules for modules of certain types only. Three preparations on a copy of the model make it complete:
+
+- ReLU6 and Hardtanh become ReLUs by type, to which the same rule applies.
+- Max pooling with overlapping windows becomes one without overlap, which is what captum's rule expects.
+- Non-linear operations without a rule keep their gradient, and are counted.
 """
 
 import copy
@@ -44,12 +46,12 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """In a copy of a model, make every module that clips a ReLU by name, which does what it did."""
+    """Turn every clipping module of a model's copy into a ReLU by type, with its function unchanged."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
             clip = partial(F.hardtanh, min_val=part.min_val, max_val=part.max_val, inplace=part.inplace)
-            part.__class__ = nn.ReLU  # it stays what hooks and other modules know
+            part.__class__ = nn.ReLU  # the object stays the same for hooks and other modules
             vars(part)["forward"] = clip
 
 
@@ -61,26 +63,26 @@ NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_
 
 
 class UnsupportedOps(BaseFunctionMode):
-    """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
+    """Counts, inside the `with`, non-linear operations for which captum has no rule."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reset()
 
     def reset(self) -> None:
-        """Before a pass."""
+        """Reset the counts; call it before each pass."""
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def track_supported_modules(self, model: nn.Module) -> None:
-        """Where captum has a rule nothing is counted; what such a module is given is a tensor of its own.
+        """Exclude modules with a rule of captum from the count, and give each its own copy of its input.
 
-        captum replaces the gradient of that tensor: of one that goes elsewhere too, it would lose the other way.
+        captum replaces the gradient of that input. If the tensor were used elsewhere too, the other path would be lost.
         """
         from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             self._supported_module_depth += 1
-            return tuple(one.clone() if isinstance(one, Tensor) else one for one in args)
+            return tuple(argument.clone() if isinstance(argument, Tensor) else argument for argument in args)
 
         def leave(module: nn.Module, args: object, output: object) -> None:
             self._supported_module_depth -= 1
@@ -91,43 +93,43 @@ class UnsupportedOps(BaseFunctionMode):
                 module.register_forward_hook(leave)
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Return the result of the function, and count it if it is non-linear and has no rule."""
         name = function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
-            return None  # captum sets its hooks also where gradients are off: there a value is a constant
+            return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
         result = func(*args, **kwargs)
         if (
             name in NONLINEAR_FUNCTIONS
             and not self._supported_module_depth
-            and any(one.requires_grad for _, one in iter_leaves(result))
+            and any(argument.requires_grad for _, argument in iter_leaves(result))
         ):
             self.counts[name] += 1
         return result
 
     def describe(self) -> str:
-        """What keeps its gradient."""
-        said = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
-        return f"; captum has no rule for {said} here, which keep their gradient" if said else ""
+        """Return the end of a sentence that names the counted operations."""
+        operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
+        return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""
 
 
 RANK_BY_MAX_POOL: dict[type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 
 
 class NonOverlappingMaxPool(nn.Module):
-    """The same maximum: every window is laid out by itself, and a pooling without overlap takes the largest of each."""
+    """A max pooling with overlapping windows, computed by laying out each window and pooling without overlap."""
 
     def __init__(self, pool: Any, rank: int) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = (
-            _expand_per_axis(one, rank) for one in (pool.kernel_size, pool.stride, pool.padding)
+            _expand_per_axis(size, rank) for size in (pool.kernel_size, pool.stride, pool.padding)
         )
         self.pool = nn.MaxPool1d(prod(self.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N,K,*s) -> (N,K,*t)"""
+        """Pool (N,K,*s) to (N,K,*t)."""
         rank = len(self.kernel_size)
         sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
-        # beyond the border lies what is less than all: the same in every row, so that it changes nothing
+        # the padding is less than every value, and the same in every row
         laid = F.pad(x, sides, value=float(x.detach().amin()) - 1)
         for axis, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=x.ndim - rank):
             laid = laid.unfold(axis, size, step)
@@ -137,7 +139,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace, in a copy of a model, every max pooling whose windows overlap."""
+    """Replace every max pooling with overlapping windows in a copy of a model."""
     for parent in list(model.modules()):
         for key, child in parent._modules.items():
             rank = RANK_BY_MAX_POOL.get(type(child), 0) if child is not None else 0
@@ -161,9 +163,9 @@ def _expand_per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]
 
 
 class BaselineAttribution(NamedTuple):
-    """What each pixel and channel (C,*S) adds to the score against a baseline, and the score's change ().
+    """The contributions (C,*S) of one sample to the score against one baseline, and the change of the score ().
 
-    `has_zero_multipliers`: whether all multipliers are 0. `unsupported_ops_note`: what kept its gradient, in words.
+    `has_zero_multipliers`: whether all multipliers are 0. `unsupported_ops_note`: which operations kept their gradient.
     """
 
     values: Tensor
@@ -173,20 +175,19 @@ class BaselineAttribution(NamedTuple):
 
     @property
     def total(self) -> float:
-        """What the values add up to."""
+        """The sum of the contributions."""
         return float(self.values.double().sum())
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepLIFTBase(AdapterExplainer, PixelExplainer):
-    """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `build_baselines`.
+    """The mean over baselines x' of Σ_c m_c (x_c - x'_c). A subclass implements `build_baselines`.
 
-    m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
-    on Δout/Δin, by captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a
-    note names it, and how far the map is from adding up to f(x) - f(x'); so do `diagnostics`, `completeness_gap` and
-    `score_change`. captum works on a copy of the modules, one image and one x' at a time; there a module that runs several
-    times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a pooling do
-    not overlap, all of which captum needs.
+    m is the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling, as
+    modules, pass on Δout/Δin (by captum). Anything else that is non-linear (functions, GELU, norms, attention) keeps its
+    gradient. A note names these operations and how far the map is from adding up to f(x) - f(x'); the `diagnostics`
+    `completeness_gap` and `score_change` hold the numbers. captum works on a copy of the modules, with one image and one x'
+    at a time.
     """
 
     package: ClassVar[str] = "captum"
@@ -194,36 +195,39 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
 
     @abstractmethod
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """(N,C,*S) -> one such tensor for each x'."""
+        """Return one tensor (N,C,*S) for each x'."""
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """What a result says of them."""
+        """Notes about the baselines."""
         return ()
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """The mean over the baselines, and how far it is from being complete."""
-        with module_calls_recorded(score.model) as seen:
-            runs = PerturbedEvaluator(self, x, score)
+        """Return the mean map over the baselines, with its completeness."""
+        with module_calls_recorded(score.model) as records:
+            evaluator = PerturbedEvaluator(self, x, score)
         if score.one_sample_per_pass:
             raise ModelError(
                 f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
-                "samples of a batch see one "
-                f"another, as in a batch norm without running statistics; pass integratedgradients"
+                f"samples of a batch affect one another, as in a batch norm without running statistics; "
+                f"pass integratedgradients"
             )
-        starts = self.build_baselines(x)
-        each = [
-            self._attribute_to_baselines(runs, seen, sample, [start[sample] for start in starts])
+        baselines = self.build_baselines(x)
+        per_sample = [
+            self._attribute_to_baselines(evaluator, records, sample, [start[sample] for start in baselines])
             for sample in range(len(x))
         ]
-        every = [_average_attributions(one) for one in each]
-        values, changes = torch.stack([one.values for one in every]), torch.stack([one.score_change for one in every])
+        means = [_average_attributions(parts) for parts in per_sample]
+        values, changes = (
+            torch.stack([parts.values for parts in means]),
+            torch.stack([parts.score_change for parts in means]),
+        )
         return AttributionMaps(
             self.reduce_channels(values),
-            zero_gradient=torch.tensor([one.has_zero_multipliers for one in every], device=x.device),
+            zero_gradient=torch.tensor([parts.has_zero_multipliers for parts in means], device=x.device),
             sample_notes=tuple(
                 (*self.baseline_notes, self._format_completeness(mean, parts))
-                for mean, parts in zip(every, each, strict=True)
+                for mean, parts in zip(means, per_sample, strict=True)
             ),
             diagnostics={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
         )
@@ -235,61 +239,64 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
         sample: int,
         baseline_tensors: Sequence[Tensor],
     ) -> list[BaselineAttribution]:
-        """One sample against each of the baselines (C,*S)."""
-        each = list[BaselineAttribution]()
+        """Return the contributions of one sample against each of the baselines (C,*S)."""
+        attributions = list[BaselineAttribution]()
         with evaluator.track_sample_steps(sample, len(baseline_tensors)) as advance:
             for start in baseline_tensors:
-                each.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
+                attributions.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
                 advance(1)
-        return each
+        return attributions
 
     def _format_completeness(self, mean: BaselineAttribution, per_baseline: Sequence[BaselineAttribution]) -> str:
-        """How far the mean is from adding up, and of several the one that is farthest."""
+        """Return a note with the completeness gap of the mean and, of several baselines, the largest gap."""
         change = float(mean.score_change)
         if len(per_baseline) == 1:
-            words = format_completeness_gap(
+            text = format_completeness_gap(
                 self.describe_summands(), mean.total, "the score less the baseline's is", change
             )
         else:
-            words = format_completeness_gap(
+            text = format_completeness_gap(
                 self.describe_summands(), mean.total, "the score less the baselines' mean is", change
             )
-            gaps = [one.total - float(one.score_change) for one in per_baseline]
+            gaps = [parts.total - float(parts.score_change) for parts in per_baseline]
             worst = max(range(len(per_baseline)), key=lambda which: abs(gaps[which]))
-            words += f"; the worst of {plural(len(per_baseline), 'baseline')} has {gaps[worst]:+.2g} of {float(per_baseline[worst].score_change):.4g}"
-        return f"completeness: {words}{mean.unsupported_ops_note}"
+            change = float(per_baseline[worst].score_change)
+            text += f"; the worst of {plural(len(per_baseline), 'baseline')} has {gaps[worst]:+.2g} of {change:.4g}"
+        return f"completeness: {text}{mean.unsupported_ops_note}"
 
     def _attribute_to_baseline(
         self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int, baseline_tensor: Tensor
     ) -> BaselineAttribution:
-        """One sample against one baseline (C,*S)."""
-        asked, rest = _ScoreModule(evaluator.score, call_records, sample), UnsupportedOps()
-        rest.track_supported_modules(asked)
+        """Return the contributions of one sample against one baseline (C,*S)."""
+        score_module, residual = _ScoreModule(evaluator.score, call_records, sample), UnsupportedOps()
+        residual.track_supported_modules(score_module)
         multipliers = full_precision(
-            call_with_gradients(lambda: _compute_multipliers(asked, evaluator.x[sample], baseline_tensor, rest))
+            call_with_gradients(
+                lambda: _compute_multipliers(score_module, evaluator.x[sample], baseline_tensor, residual)
+            )
         )
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
-        value, reference = asked.last_scores
+        value, reference = score_module.last_scores
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
-        found = multipliers * (full_precision(evaluator.x[sample]) - full_precision(baseline_tensor))
+        results = multipliers * (full_precision(evaluator.x[sample]) - full_precision(baseline_tensor))
         change = value.double() - reference.double()
-        return BaselineAttribution(found, change, not bool(multipliers.any()), rest.describe())
+        return BaselineAttribution(results, change, not bool(multipliers.any()), residual.describe())
 
 
 def _average_attributions(per_baseline: Sequence[BaselineAttribution]) -> BaselineAttribution:
-    """Over the baselines."""
+    """Return the mean over the baselines."""
     return BaselineAttribution(
-        torch.stack([one.values for one in per_baseline]).mean(0),
-        torch.stack([one.score_change for one in per_baseline]).mean(),
-        all(one.has_zero_multipliers for one in per_baseline),
-        "".join(dict.fromkeys(one.unsupported_ops_note for one in per_baseline)),
+        torch.stack([attribution.values for attribution in per_baseline]).mean(0),
+        torch.stack([attribution.score_change for attribution in per_baseline]).mean(),
+        all(attribution.has_zero_multipliers for attribution in per_baseline),
+        "".join(dict.fromkeys(attribution.unsupported_ops_note for attribution in per_baseline)),
     )
 
 
 @register_optional("captum", "captum")
 class DeepLIFT(BaselineMixin, DeepLIFTBase):
-    """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
+    """Σ_c m_c (x_c - x'_c): the contribution of each pixel against a baseline x' (Shrikumar et al. 2017, Rescale rule).
 
     See `DeepLIFTBase`.
     """
@@ -301,9 +308,9 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
 
 @register_optional("captum", "captum")
 class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
-    """The mean of DeepLIFT over a background of baselines: an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
+    """The mean of DeepLIFT over background inputs, an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
-    The background holds two at least; see `DeepLIFTBase`.
+    The background needs at least two inputs; see `DeepLIFTBase`.
     """
 
     name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"
@@ -313,19 +320,19 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.list_baselines()) < 2:
-            raise InputError("background holds one input: deepliftshap is a mean over several; pass one to deeplift")
+            raise InputError("background holds one input: deepliftshap is a mean over several; for one, use deeplift")
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """(N,C,*S) for each of the background."""
+        """Return one tensor (N,C,*S) for each input of the background."""
         return build_baseline_tensors(self.list_baselines(), x, self)
 
 
 class _NoInputGradientError(Exception):
-    """The pass left no way for a gradient to the input."""
+    """The output of the pass has no gradient to the input."""
 
 
 class _ScoreModule(nn.Module):
-    """The score of rows that are versions of one sample, by a twin of its model."""
+    """The score of variants of one sample as a module, computed by a clone of the model."""
 
     def __init__(self, score: Score, call_records: ModuleCallRecords, sample: int) -> None:
         super().__init__()
@@ -338,32 +345,44 @@ class _ScoreModule(nn.Module):
         self.last_scores = torch.zeros(2, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(R,C,*S) -> (R,)"""
+        """Return the scores (R,) of variants (R,C,*S)."""
         reset_repeated_modules(self.clone)
-        owners = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
-        values = self._score(rows, owners)
+        sample_index = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
+        values = self._score(rows, sample_index)
         self.last_scores = values.detach()
         if not values.requires_grad:
             raise _NoInputGradientError
         return values
 
 
+def compute_smallest_difference(x: Tensor, score: Score) -> float:
+    """Return the difference above which captum tells two activations apart: the smallest number of their type.
+
+    Under autocast the type is what autocast casts to. Activations in float16 are often subnormal.
+    """
+    with score.forward_context():
+        device_type = x.device.type
+        cast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    smallest_half = torch.finfo(torch.float16).tiny * torch.finfo(torch.float16).eps
+    return max(smallest_half if dtype == torch.float16 else torch.finfo(dtype).tiny for dtype in (x.dtype, cast))
+
+
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
 ) -> Tensor | None:
-    """(C,*S): captum's, of one input against one baseline; None where gradients are off on the way."""
+    """Return captum's multipliers (C,*S) of one input against one baseline; None if the model disables gradients."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()
-    # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
-    tool = DeepLift(score_module, eps=torch.finfo(x.dtype).tiny)
+    # captum treats two inputs as equal if they are closer than `eps`, whatever their scale
+    method = DeepLift(score_module, eps=compute_smallest_difference(x, score_module._score))
     try:
         with ignore_warnings(message_pattern="Setting forward, backward hooks"), unsupported_ops:
-            found: Tensor = tool.attribute(
+            multipliers: Tensor = method.attribute(
                 x.detach().clone()[None].requires_grad_(),
                 baseline_tensor[None],
-                custom_attribution_func=lambda one: one,
+                custom_attribution_func=lambda hook: hook,
             )
     except _NoInputGradientError:
         return None
-    return found.detach()[0]
+    return multipliers.detach()[0]

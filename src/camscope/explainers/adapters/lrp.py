@@ -1,6 +1,6 @@
-"""Layer-wise relevance propagation, by zennit: the score goes back through the model, layer by layer, in shares.
+"""Layer-wise relevance propagation by zennit: the score is distributed backwards through the model, layer by layer.
 
-Relevance through what a model does outside of modules: sums, means and activations get the rules of zennit's modules.
+Operations outside of modules (sums, means, activations) get the rules of zennit's modules.
 """
 
 import copy
@@ -48,12 +48,12 @@ _DATA_MOVEMENT_NAMES = (
 LRP_SCALING_FUNCTIONS = SCALING_FUNCTIONS | {"neg"}
 LRP_PASS_THROUGH_FUNCTIONS = (
     MAX_FUNCTIONS | DROPOUTS | set(_DATA_MOVEMENT_NAMES.split())
-)  # to other places: there the gradient is the relevance
+)  # they only move data: the gradient is the relevance
 SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class ZennitRules:
-    """A module's own rule by zennit: `run_with_edit` hands relevance on, `shared_tensors` by what each input adds."""
+    """Applies a rule of zennit to a single call: "passed" hands relevance on, "shared" distributes it by contribution."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         from zennit.rules import Norm, Pass
@@ -63,10 +63,10 @@ class ZennitRules:
             "shared": lambda: Norm(stabilizer),
             "exact": lambda: Norm(exact_stabilizer),
         }
-        self._hooks: list[Any] = []  # zennit's hooks are known to a graph by weak references
+        self._hooks: list[Any] = []  # the graph holds only weak references to zennit's hooks
 
     def run_with_rule(self, rule: str, module: nn.Module, x: Tensor) -> Tensor:
-        """The module's output, through which relevance goes back by a rule."""
+        """Return the output of a module, through which relevance is propagated by a rule."""
         hook = self._hook_factories[rule]()
         hook.register(module)
         self._hooks.append(hook)
@@ -74,51 +74,55 @@ class ZennitRules:
         return result
 
     def release_hooks(self) -> None:
-        """Let go of what the rules keep of a pass."""
+        """Remove the hooks with the tensors they hold."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """Inside the `with`, what runs in no module with a rule has one of its own, or is counted in `unsupported_functions`."""
+    """Applies rules to operations outside of modules with a rule, and counts the others in `unsupported_functions`."""
 
     def __init__(self, rules: ZennitRules) -> None:
         super().__init__()
         self._rules, self._ruled_module_depth, self.unsupported_functions = rules, 0, Counter[str]()
 
     def reset(self) -> None:
-        """Before a pass."""
+        """Reset the counts; call it before each pass."""
         self.release_hooks()
         self._ruled_module_depth = 0
         self.unsupported_functions.clear()
 
     def release_hooks(self) -> None:
-        """After the last pass."""
+        """Remove the hooks; call it after the last pass."""
         self._rules.release_hooks()
 
     def track_ruled_module(self, module: nn.Module) -> None:
-        """What runs in this module has its rule."""
+        """Exclude what runs in this module, which has a rule of its own."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self._ruled_module_depth += 1
-        # zennit looks at what is given, and would hang its rule on a step that is not there where gradients are off
+        # zennit would attach its rule to a graph node that does not exist where gradients are disabled
         return None if torch.is_grad_enabled() else map_leaves(args, Tensor.detach)
 
     def _leave_module(self, module: nn.Module, args: object, output: object) -> None:
         self._ruled_module_depth -= 1
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Return the result of the function, with a rule if there is one."""
         name, spelled = function_name(func), getattr(func, "__name__", "")
-        alive = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.requires_grad]
+        alive = [
+            argument
+            for argument in (*args, *kwargs.values())
+            if isinstance(argument, Tensor) and argument.requires_grad
+        ]
         if self._ruled_module_depth or not alive or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        found = self._call_with_rule(name, func, tuple(args), kwargs, alive)
-        if found is not None:
-            return args[0].copy_(found) if _is_in_place(spelled, args, kwargs) else found
+        relevance_result = self._call_with_rule(name, func, tuple(args), kwargs, alive)
+        if relevance_result is not None:
+            return args[0].copy_(relevance_result) if _is_in_place(spelled, args, kwargs) else relevance_result
         result = func(*args, **kwargs)
         if name not in LRP_PASS_THROUGH_FUNCTIONS and any(leaf.requires_grad for _, leaf in iter_leaves(result)):
             self.unsupported_functions[name] += 1
@@ -132,7 +136,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         kwargs: dict[str, Any],
         differentiable: list[Tensor],
     ) -> Tensor | None:
-        """The result where relevance has a way back; None where it is the gradient's, or there is none."""
+        """Return the result if a rule applies; None if the relevance is the gradient, or there is no rule."""
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
             return self._add_with_rule(SUM_SIGNS[name], *args)
         if len(differentiable) != 1 or not (args and differentiable[0] is args[0]):
@@ -144,13 +148,13 @@ class RelevanceRuleMode(BaseFunctionMode):
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
-        """A sum of two, of which each has the share that it adds; a constant's share is nobody's."""
+        """Add two values, each of which receives relevance by its contribution; the relevance of a constant is dropped."""
         from zennit.layer import Sum
 
-        known = first if isinstance(first, Tensor) else second
+        template = first if isinstance(first, Tensor) else second
         a, b = (
-            one if isinstance(one, Tensor) else torch.full_like(known, one, requires_grad=False)
-            for one in (first, second)
+            addend if isinstance(addend, Tensor) else torch.full_like(template, addend, requires_grad=False)
+            for addend in (first, second)
         )
         if second_sign < 0 and b.requires_grad:
             return None
@@ -160,20 +164,22 @@ class RelevanceRuleMode(BaseFunctionMode):
 
 
 def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function called so writes its result over its first argument: x += y, x.relu_(), F.relu(x, True)."""
-    asked = kwargs.get("inplace") is True or (raw_name.strip("_") in ACTIVATIONS and any(one is True for one in args))
-    return asked or raw_name.startswith("__i") or (raw_name.endswith("_") and not raw_name.endswith("__"))
+    """Whether a call writes its result to its first argument: `x += y`, `x.relu_()`, `F.relu(x, True)`."""
+    is_requested = kwargs.get("inplace") is True or (
+        raw_name.strip("_") in ACTIVATIONS and any(argument is True for argument in args)
+    )
+    return is_requested or raw_name.startswith("__i") or (raw_name.endswith("_") and not raw_name.endswith("__"))
 
 
 class _FunctionModule(nn.Module):
-    """A function as a module: on its first argument, with the others as they are."""
+    """A function as a module of its first argument; the other arguments are fixed."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self._func, self._args, self._kwargs = func, args, kwargs
 
     def forward(self, x: Tensor) -> Any:
-        """func(x, …)"""
+        """Return func(x, ...)."""
         return self._func(x, *self._args, **self._kwargs)
 
 
@@ -194,17 +200,21 @@ FIRST_LAYER_COMPOSITES = (
 )  # with a rule for the first layer alone
 
 
+# The eps of a merged batch norm: nothing beside a variance of 1, and PyTorch 2.11 refuses 0
+MERGED_NORM_EPS = torch.finfo(torch.float32).tiny
+
+
 @register_optional("zennit", "lrp")
 class LRP(AdapterExplainer, PixelExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
 
-    `composite`: zennit's rules by kind of layer: linear ones ε, convolutions z⁺ ("epsilon_plus"), α=2 β=1
-    ("epsilon_alpha2_beta1") or γ with a box for the first ("epsilon_gamma_box": the least and largest value of each
-    channel); "_flat": the first layer shares evenly. `epsilon`: ε and every other stabiliser, of the root of the mean
-    square of z, so that no unit matters. Batch norms are merged with the layer before them. Sums, means and activations
-    outside of modules have rules, too; a model with anything else, such as attention, is refused by name. Biases keep a
-    part of the relevance: a note says how much, and `diagnostics` do: `conservation_gap`, what arrives at the pixels less
-    `output_relevance`, what the output begins with.
+    `composite`: zennit's rules by type of layer. Linear layers use ε. Convolutions use z⁺ ("epsilon_plus"), α=2 β=1
+    ("epsilon_alpha2_beta1"), or γ with a box rule for the first layer ("epsilon_gamma_box": minimum and maximum of each
+    channel). With "_flat", the first layer distributes evenly. `epsilon`: ε and every other stabilizer, relative to the root
+    mean square of z. Batch norms are merged with the layer before them. Sums, means and activations outside of modules
+    have rules too; a model with anything else, such as attention, raises an error that names it. Biases keep a part of the
+    relevance. A note says how much, and `diagnostics` hold `conservation_gap`, the relevance at the pixels minus
+    `output_relevance`, that of the output.
     """
 
     name, title, paper = "lrp", "LRP", "doi:10.1371/journal.pone.0130140"
@@ -222,19 +232,19 @@ class LRP(AdapterExplainer, PixelExplainer):
         check_number(low=0, epsilon=self.epsilon)
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """The relevance that arrives at the pixels, and how far it is from being all that the output began with."""
-        with module_calls_recorded(score.model) as seen:
-            runs = PerturbedEvaluator(self, x, score)
-        made, notes, begun = [], [], []
+        """Return the relevance at the pixels, and its difference to that of the output."""
+        with module_calls_recorded(score.model) as records:
+            evaluator = PerturbedEvaluator(self, x, score)
+        relevances, notes, output_relevances = [], [], []
         with track_steps(self.full_name, len(x), self.progress) as advance:
             for sample in range(len(x)):
-                relevance, start, said = self._compute_relevance(runs, seen, sample)
+                relevance, start, sample_notes = self._compute_relevance(evaluator, records, sample)
                 check_finite("the relevance at the input", relevance, self.on_nonfinite)
-                made.append(relevance)
-                notes.append(said)
-                begun.append(start)
+                relevances.append(relevance)
+                notes.append(sample_notes)
+                output_relevances.append(start)
                 advance(1)
-        values, starts = torch.stack(made), torch.stack(begun)
+        values, starts = torch.stack(relevances), torch.stack(output_relevances)
         return AttributionMaps(
             self.reduce_channels(values),
             zero_gradient=~values.flatten(1).any(1),
@@ -245,32 +255,37 @@ class LRP(AdapterExplainer, PixelExplainer):
     def _compute_relevance(
         self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """(C,*S), what the output begins with (), and what is to be said of one sample's."""
-        score, twin = copy.copy(evaluator.score), clone_for_hooks(evaluator.score.model, call_records)
-        score.model = twin
-        merged, left = find_mergeable_norms(evaluator.score.model, call_records)
+        """Return the relevance (C,*S) of one sample, that of the output (), and notes."""
+        score, clone = copy.copy(evaluator.score), clone_for_hooks(evaluator.score.model, call_records)
+        score.model = clone
+        merged, unmerged = find_mergeable_norms(evaluator.score.model, call_records)
         x = evaluator.x[sample, None]
         self._check_first_layer(evaluator.score.model, call_records)
         composite, routed = self._build_rules(x, merged)
-        owners = torch.tensor([sample], device=x.device)
-        with released_on_exit(composite, routed), composite.context(twin):
-            for _, name in merged:  # what is left of it hands its input on, but for this: zennit keeps it
-                twin.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
-            for module in twin.modules():
+        sample_index = torch.tensor([sample], device=x.device)
+        with released_on_exit(composite, routed), composite.context(clone):
+            for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
+                clone.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
+            for module in clone.modules():
                 if has_zennit_rule(module):
                     routed.track_ruled_module(module)
-            value, start, relevance = call_with_gradients(lambda: _propagate_relevance(score, x, owners, twin, routed))
+            value, start, relevance = call_with_gradients(
+                lambda: _propagate_relevance(score, x, sample_index, clone, routed)
+            )
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
-        found = full_precision(relevance[0])
-        words = format_completeness_gap(
-            self.describe_summands("shares"), float(found.double().sum()), "the output begins with", float(start)
+        pixel_relevance = full_precision(relevance[0])
+        conservation = format_completeness_gap(
+            self.describe_summands("shares"),
+            float(pixel_relevance.double().sum()),
+            "the output begins with",
+            float(start),
         )
-        kept = f"batch norms behind no linear layer hand relevance on as it is: {', '.join(left)}"
-        return found, start.double(), (f"conservation: {words}", *([kept] if left else []))
+        norm_note = f"batch norms without a linear layer before them pass relevance on unchanged: {', '.join(unmerged)}"
+        return pixel_relevance, start.double(), (f"conservation: {conservation}", *([norm_note] if unmerged else []))
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
-        """Zennit's composite, and the same rules for what is no module."""
+        """Return zennit's composite, and the same rules for operations outside of modules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
 
@@ -284,7 +299,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         return composite, RelevanceRuleMode(ZennitRules(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Zennit takes for the first layer the first that the model names."""
+        """Raise ModelError if the first layer by name, which zennit takes for the first, is not the first that runs."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())
@@ -292,14 +307,14 @@ class LRP(AdapterExplainer, PixelExplainer):
         run = next((name for name in call_records.call_counts if isinstance(parts[name], Linear)), None)
         if self.composite in FIRST_LAYER_COMPOSITES and named != run:
             raise ModelError(
-                f"composite={self.composite!r} has a rule for the first layer, which for zennit is {named!r}, and {run!r} runs "
-                f"first: name the layers in their order, or pass composite='epsilon_plus'"
+                f"composite={self.composite!r} has a rule for the first layer, which is {named!r} for zennit, but {run!r} runs "
+                f"first: define the layers in the order in which they run, or pass composite='epsilon_plus'"
             )
 
 
 @contextmanager
 def released_on_exit(composite: Any, rule_mode: RelevanceRuleMode) -> Iterator[None]:
-    """Both hold themselves by their own methods: without this, what a call made would wait for the garbage collector."""
+    """Release hooks and composite at exit; both hold references to themselves, which only the garbage collector would free."""
     try:
         yield
     finally:
@@ -310,42 +325,51 @@ def released_on_exit(composite: Any, rule_mode: RelevanceRuleMode) -> Iterator[N
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The score, the relevance that the output begins with, and the input's (1,C,*S); None where gradients are off.
+    """Return the score, the relevance of the output, and that of the input (1,C,*S); None if the model disables gradients.
 
-    It begins with output ∘ ∂score/∂output: a class's logit, or both of a difference, one of them with its sign turned.
+    The relevance of the output is output ∘ ∂score/∂output: the logit of a class, or both logits of a difference, one negated.
     """
     reset_repeated_modules(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
     with rule_mode:
         output = score.forward(leaf.clone(), sample_index)
-    torch.set_grad_enabled(True)  # even where the model switches it off and never back on
+    torch.set_grad_enabled(True)  # also after a model that disables gradients and does not enable them again
     if rule_mode.unsupported_functions:
-        said = ", ".join(f"{name} ({count} x)" for name, count in sorted(rule_mode.unsupported_functions.items()))
+        operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(rule_mode.unsupported_functions.items()))
         raise ModelError(
-            f"lrp has no rule for a part of {type(clone).__name__}: {said}; pass deeplift, or another method"
+            f"lrp has no rule for a part of {type(clone).__name__}: {operations}; pass deeplift, or another method"
         )
     if not any(end.requires_grad for _, end in iter_leaves(output)):
         return None
-    asked = map_leaves(output, lambda end: end.detach().requires_grad_(end.requires_grad))
-    value = score.read_score(asked, 1, sample_index)
+    detached_output = map_leaves(output, lambda end: end.detach().requires_grad_(end.requires_grad))
+    value = score.read_score(detached_output, 1, sample_index)
     ends = [
-        (end, one)
-        for (_, end), (_, one) in zip(iter_leaves(output), iter_leaves(asked), strict=True)
-        if one.requires_grad
+        (end, leaf_output)
+        for (_, end), (_, leaf_output) in zip(iter_leaves(output), iter_leaves(detached_output), strict=True)
+        if leaf_output.requires_grad
     ]
-    slopes: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), [one for _, one in ends], allow_unused=True)
-    begun = [(end, one.detach() * slope) for (end, one), slope in zip(ends, slopes, strict=True) if slope is not None]
-    with score.forward_context():  # zennit runs layers again on the way back
+    slopes: Sequence[Tensor | None] = torch.autograd.grad(
+        value.sum(), [leaf_output for _, leaf_output in ends], allow_unused=True
+    )
+    start_relevance = [
+        (end, leaf_output.detach() * slope)
+        for (end, leaf_output), slope in zip(ends, slopes, strict=True)
+        if slope is not None
+    ]
+    with score.forward_context():  # zennit runs layers again in the backward pass
         grads: Sequence[Tensor | None] = torch.autograd.grad(
-            [end for end, _ in begun], leaf, [one for _, one in begun], allow_unused=True
+            [end for end, _ in start_relevance],
+            leaf,
+            [leaf_output for _, leaf_output in start_relevance],
+            allow_unused=True,
         )
-    start = torch.stack([full_precision(one).sum() for _, one in begun]).sum()
+    start = torch.stack([full_precision(leaf_output).sum() for _, leaf_output in start_relevance]).sum()
     return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
 
 
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
-    """A stabiliser: z a little further from 0, by a share of the root of each row's mean square; 1 where all are 0."""
+    """Return a function that moves z away from 0 by a fraction of each row's root mean square, or by 1 if all are 0."""
 
     def stabilised(z: Tensor) -> Tensor:
         scale = z.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (z.ndim - 1))
@@ -356,7 +380,7 @@ def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
 
 
 def has_zennit_rule(module: nn.Module) -> bool:
-    """Whether zennit has a rule for such a module; for attention its rule for elementwise functions would do."""
+    """Whether zennit has a rule for a module. Attention is excluded, to which zennit would apply its elementwise rule."""
     from zennit.layer import Sum
     from zennit.types import Activation, AvgPool, BatchNorm, Linear
 
@@ -367,16 +391,16 @@ def has_zennit_rule(module: nn.Module) -> bool:
 def find_mergeable_norms(
     model: nn.Module, call_records: ModuleCallRecords
 ) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Batch norms that take a linear layer's output, each ran once, with that layer; the names of the others."""
+    """Return the batch norms to merge, each with the linear layer before it (both run once), and the names of the others."""
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())
-    every = [name for name in call_records.call_counts if isinstance(parts[name], BatchNorm)]
+    norms = [name for name in call_records.call_counts if isinstance(parts[name], BatchNorm)]
     merged = []
-    for name in every:
+    for name in norms:
         before, norm = call_records.predecessors.get(name, ""), parts[name]
         once = call_records.call_counts[name] == 1 == call_records.call_counts[before]
         fixed = getattr(norm, "running_mean", None) is not None and norm.weight is not None and not norm.training
         if once and fixed and isinstance(parts[before], Linear):
             merged.append(([before], name))
-    return merged, [name for name in every if name not in [last for _, last in merged]]
+    return merged, [name for name in norms if name not in [last for _, last in merged]]

@@ -1,7 +1,4 @@
-"""LIME and KernelSHAP, by captum: a linear model of what the score does when cells of the input are hidden.
-
-The linear model of LIME and KernelSHAP, fitted in float64 to what captum drew.
-"""
+"""LIME and KernelSHAP by captum: a linear model of the score as cells of the input are hidden, fitted in float64."""
 
 import threading
 from abc import abstractmethod
@@ -29,7 +26,7 @@ from camscope.targets import Score
 
 @dataclass
 class LinearFit:
-    """What each cell counts, (M,) in float64, and what is to be said of the fit, in words and in numbers."""
+    """The coefficient (M,) of each cell in float64, with a note and numbers about the fit."""
 
     coefficients: Tensor
     note: str
@@ -37,7 +34,7 @@ class LinearFit:
 
 
 class InterpretableModel:
-    """The interpretable model that captum fits: it hands over what was drawn, and how it weighs; the fit is in float64."""
+    """The interpretable model that captum fits: it passes captum's samples and weights on to a fit in float64."""
 
     scores: Tensor
     linear_fit: LinearFit
@@ -46,17 +43,20 @@ class InterpretableModel:
         self._fit_function = fit_function
 
     def fit(self, train_data: Any) -> None:
-        """Of captum's DataLoader the tensors: to go through it would draw a random number."""
+        """Fit to the tensors of captum's DataLoader; iterating over it would consume random numbers."""
         masks, _, weights = train_data.dataset.tensors
         self.linear_fit = self._fit_function(masks.cpu().double(), self.scores, weights.cpu().double())
 
     def representation(self) -> Tensor:
-        """(M,)"""
+        """Return the coefficients (M,)."""
         return self.linear_fit.coefficients
 
 
 def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
-    """(S,M), (S,), (S,) -> argmin Σ w (y - rows·φ)² + α |φ|², the least of several, and the rank of the rows."""
+    """Return the argmin of Σ w (y - rows·φ)² + α |φ|², the shortest of several, and the rank of the rows.
+
+    The shapes are rows (S,M), y (S,) and weights (S,).
+    """
     count = rows.shape[1]
     if not len(rows):
         return rows.new_zeros(count), 0
@@ -71,11 +71,11 @@ def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) 
 def format_explained_variance(
     n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
 ) -> str:
-    """How much of the score's variance over the versions the linear model has."""
+    """Return a sentence that says how much of the score's variance the linear model explains."""
     variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
-    few = "" if is_determined else "; they do not determine the cells: raise samples, or lower cells"
-    return f"a linear model of {plural(n_cells, 'cell')} explains {share} over {plural(n_samples, 'version')}{few}"
+    few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
+    return f"a linear model of {plural(n_cells, 'cell')} explains {share} over {plural(n_samples, 'sample')}{few}"
 
 
 MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
@@ -83,12 +83,13 @@ MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden c
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SurrogateExplainer(BaselineMixin, AdapterExplainer):
-    """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `build_captum`.
+    """The coefficient of each cell in a linear model of the score, at each of its pixels.
 
-    `grid_size`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
-    superpixels, a label map, or what makes one: see `segments.labels_of`. `n_samples`: versions of the image with cells
-    shown at random, all others filled by `baseline`. captum draws which, from `seed`, and weighs them; they run as many
-    at a time as fit into memory, and the model is fitted in float64. A cell is hidden in all channels and has one number.
+    A subclass implements `build_captum` and `fit_linear_model`.
+
+    `grid_size`: cells along each axis of a grid, or fewer if the axis is shorter. `segments`: instead of the grid, superpixels
+    or label maps; see `resolve_segment_labels`. `n_samples`: images with random cells shown and the others filled by `baseline`.
+    captum draws them from `seed` and weighs them; as many run at a time as fit into memory. A cell is hidden in all channels.
     """
 
     grid_size: int = 7
@@ -105,40 +106,40 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @abstractmethod
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Captum's explainer of a function of which cells are shown, with a fit of ours."""
+        """Return captum's explainer of a function of which cells are shown, with our fit."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """(S,M) of 0 and 1, (S,), (S,) -> what each cell counts, in float64."""
+        """Return the fit to masks (S,M) of 0 and 1, scores (S,) and weights (S,), in float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """The mean over the baselines; how well the linear model fits is in each sample's notes."""
-        runs = PerturbedEvaluator(self, x, score)
-        starts = self.build_baselines(x)
-        made, every = [], []
+        """Return the mean map over the baselines; the notes of each sample say how well the linear model fits."""
+        evaluator = PerturbedEvaluator(self, x, score)
+        baselines = self.build_baselines(x)
+        maps, fits_by_sample = [], []
         for sample in range(len(x)):
             places, count = self._label_cells(x[sample])
-            fitted = [self._fit_sample(runs, sample, start[sample], places, count) for start in starts]
-            cells = torch.stack([one.coefficients for one in fitted]).mean(0).to(x.device)
-            made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
-            every.append(fitted)
+            fits = [self._fit_sample(evaluator, sample, start[sample], places, count) for start in baselines]
+            cells = torch.stack([fit.coefficients for fit in fits]).mean(0).to(x.device)
+            maps.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
+            fits_by_sample.append(fits)
         return AttributionMaps(
-            torch.stack(made),
-            sample_notes=tuple(tuple(one.note for one in fitted) for fitted in every),
+            torch.stack(maps),
+            sample_notes=tuple(tuple(fit.note for fit in fits) for fits in fits_by_sample),
             diagnostics={
                 name: torch.tensor(
-                    [fmean(one.diagnostics[name] for one in fitted) for fitted in every],
+                    [fmean(fit.diagnostics[name] for fit in fits) for fits in fits_by_sample],
                     dtype=torch.float64,
                     device="cpu",
                 )
-                for name in every[0][0].diagnostics
+                for name in fits_by_sample[0][0].diagnostics
             },
         )
 
     def _fit_sample(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, cell_labels: Tensor, n_cells: int
     ) -> LinearFit:
-        """What captum's method makes of one sample and one baseline."""
+        """Return the fit of captum's method for one sample and one baseline."""
         x, origin, fit = (
             evaluator.x[sample],
             evaluator.clean_scores[sample].double(),
@@ -148,50 +149,52 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
             drawing.enter_context(cpu_rng_seeded(self.seed))
 
             def scores(masks: Tensor) -> Tensor:
-                drawing.close()  # all is drawn: the model's own passes have the caller's random numbers
-                found = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
+                drawing.close()  # all masks are drawn: the model's passes use the caller's random numbers
+                differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
                 def work(part: slice) -> None:
-                    shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
-                    values = evaluator.score_variants(sample, torch.where(shown, x, baseline_tensor))
-                    found[part] = values.double() - origin  # what all logits have in common cancels in full precision
+                    is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
+                    values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline_tensor))
+                    differences[part] = (
+                        values.double() - origin
+                    )  # a common offset of all logits cancels in full precision
 
                 evaluator.process_chunks(sample, len(masks), work)
-                fit.scores = found.cpu()
+                fit.scores = differences.cpu()
                 return fit.scores
 
-            tool = self.build_captum(scores, fit)
-            # captum hands over its masks in one piece where it may: rows of switches, small however large the image is
+            method = self.build_captum(scores, fit)
+            # captum passes all masks in one call: they are small, however large the image is
             try:
-                tool.attribute(
+                method.attribute(
                     torch.ones(1, n_cells, dtype=torch.float32, device="cpu"),
                     n_samples=self.n_samples,
                     perturbations_per_eval=self.n_samples,
                     return_input_shape=False,
                 )
             finally:
-                vars(tool).clear()  # it holds itself by its own methods, and would wait for the garbage collector
+                vars(method).clear()  # it refers to itself, and would wait for the garbage collector
         return fit.linear_fit
 
     def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
-        """(C,*S) -> (*S): the number of each pixel's cell, from 0 on, and how many there are."""
+        """Return the cell number (*S) of each pixel of a sample (C,*S), from 0, and the number of cells."""
         if self.segments is None:
             labels = label_grid_cells(x.shape[1:], [min(self.grid_size, length) for length in x.shape[1:]], x.device)
         else:
             labels = resolve_segment_labels(self.segments, x)
         numbers, places = labels.unique(return_inverse=True)
         if len(numbers) < 2:
-            raise InputError(f"{self.name} compares cells, and there is one only: pass more cells, or segments")
+            raise InputError(f"{self.name} compares cells, and there is only one: raise grid_size, or pass segments")
         return places, len(numbers)
 
 
 @register_optional("captum", "captum")
 class LIME(SurrogateExplainer):
-    """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016).
+    """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z uniform masks of which cells are shown (Ribeiro et al. 2016).
 
-    π(z) = exp(-D²/2σ²), D: the cosine distance of z to all ones. `kernel_width`: σ; `alpha`: α. Both as in the authors' code for
-    images, which compares z and not pixels; captum's own default, a lasso with α = 0.01, finds nothing where the score
-    moves by less.
+    π(z) = exp(-D²/2σ²), D the cosine distance of z to all ones. `kernel_width`: σ; `alpha`: α. Both are as in the authors' code
+    for images, which compares masks and not pixels. captum's default, a lasso with α = 0.01, gives zeros if the score changes
+    by less.
     """
 
     name, title, paper = "lime", "LIME", "arXiv:1602.04938"
@@ -205,67 +208,67 @@ class LIME(SurrogateExplainer):
         check_number(low=0, alpha=self.alpha)
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """See `SurrogateExplainer`."""
+        """Return captum's explainer; see `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
         kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.kernel_width)
         return Lime(scorer, interpretable_model=interpretable_model, similarity_func=kernel)
 
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Weighted ridge regression with an intercept."""
+        """Fit a weighted ridge regression with an intercept."""
         if not bool(weights.any()):
             raise InputError(
-                f"kernel_width={self.kernel_width!r}: no version is near enough to the image to count; pass a larger one"
+                f"kernel_width={self.kernel_width!r}: no sample is near enough to the image to have a weight; pass a larger one"
             )
         shares = weights / weights.sum()
         rows, y = masks - shares @ masks, scores - shares @ scores
         cells, rank = solve_least_squares(rows, y, weights, self.alpha)
-        words = format_explained_variance(
+        note = format_explained_variance(
             len(scores), len(cells), y - rows @ cells, y, shares, is_determined=rank == len(cells)
         )
-        return LinearFit(cells, words)
+        return LinearFit(cells, note)
 
 
 @register_optional("captum", "captum")
 class KernelSHAP(SurrogateExplainer):
-    """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
+    """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² with Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
 
-    z: which cells are shown, all or none among them; k: the Shapley kernel, by which the others are drawn. The sum holds
-    but for rounding, `completeness_gap` in the result's `diagnostics`; captum's own fit has it by weights of a million. Where
-    the samples do not determine the cells, the least φ.
+    z: which cells are shown, including all and none; k: the Shapley kernel, from which the other masks are drawn. The sum holds
+    up to rounding, see `completeness_gap` in `diagnostics`; captum enforces it by weights of a million. If the samples do not
+    determine the cells, the shortest φ is returned.
     """
 
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
     forward_passes: ClassVar[str] = "1 + n_samples"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """See `SurrogateExplainer`."""
+        """Return captum's explainer; see `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
-        tool = KernelShap(scorer)
-        tool.interpretable_model = interpretable_model
-        return tool
+        method = KernelShap(scorer)
+        method.interpretable_model = interpretable_model
+        return method
 
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Least squares among the φ with the right sum: the rest of φ has a sum of zero."""
+        """Fit by least squares among the φ with the required sum; the deviation from the mean has a sum of zero."""
         count = masks.shape[1]
-        shown, ends = masks.sum(1), [float(count), 0.0]
-        if len(scores) < 2 or shown[:2].tolist() != ends:
+        shown_counts, ends = masks.sum(1), [float(count), 0.0]
+        if len(scores) < 2 or shown_counts[:2].tolist() != ends:
             raise InputError(f"n_samples={self.n_samples!r}: the first two show all cells and none; expected 3 or more")
         change = scores[0] - scores[1]
         rows = masks[2:] - masks[2:].mean(1, keepdim=True)
-        y = scores[2:] - scores[1] - shown[2:] * change / count
-        rest, rank = solve_least_squares(rows, y, torch.ones_like(y), 0.0)
-        cells = change / count + rest - rest.mean()
+        y = scores[2:] - scores[1] - shown_counts[2:] * change / count
+        remainder, rank = solve_least_squares(rows, y, torch.ones_like(y), 0.0)
+        cells = change / count + remainder - remainder.mean()
         even = torch.full_like(y, 1 / max(1, len(y)))
         target = scores[2:] - even @ scores[2:]
-        words = format_explained_variance(
-            len(scores), count, y - rows @ rest, target, even, is_determined=rank == count - 1
+        note = format_explained_variance(
+            len(scores), count, y - rows @ remainder, target, even, is_determined=rank == count - 1
         )
         total, expected = float(cells.sum()), float(change)
         gap = format_completeness_gap("the cells", total, "the score less the baseline's is", expected)
-        measures = {"completeness_gap": total - expected, "score_change": expected}
-        return LinearFit(cells, f"{words}; completeness: {gap}", measures)
+        diagnostics = {"completeness_gap": total - expected, "score_change": expected}
+        return LinearFit(cells, f"{note}; completeness: {gap}", diagnostics)
 
 
 _rng_lock = threading.Lock()
@@ -276,10 +279,10 @@ TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.ara
 
 
 class CPUFloat32Mode(BaseFunctionMode):
-    """Inside the `with`, in this thread, tensors are made on the CPU, in float32, whatever the user's defaults are."""
+    """Inside the `with`, this thread creates tensors on the CPU in float32, whatever the user's defaults are."""
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of the function, with the usual defaults."""
+        """Call a tensor factory with PyTorch's usual defaults."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))
         if func in FLOAT_TENSOR_FACTORIES and kwargs.get("dtype") is None:
@@ -289,9 +292,9 @@ class CPUFloat32Mode(BaseFunctionMode):
 
 @contextmanager
 def cpu_rng_seeded(seed: int) -> Iterator[None]:
-    """The process's own random numbers on the CPU begin at a seed, and go on where they were afterwards.
+    """Seed the process's random numbers on the CPU, and restore their state at exit; captum accepts no generator.
 
-    captum takes no generator. One thread at a time; what others draw meanwhile is drawn from the same numbers.
+    One thread at a time may use it. Numbers drawn by other threads meanwhile come from the same seed.
     """
     with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)

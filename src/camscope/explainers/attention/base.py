@@ -56,7 +56,7 @@ class AttentionTrace:
     @property
     def probabilities(self) -> list[Tensor]:
         """(N,heads,T,T) each."""
-        return [one.probabilities.detach() for one in self.attentions]
+        return [attention.probabilities.detach() for attention in self.attentions]
 
     @cached_property
     def read_weights(self) -> Tensor:
@@ -84,8 +84,8 @@ class AttentionTrace:
         ):
             output = tap.run(lambda: self.score.forward(self.x))
             gradient = tap.compute_gradient(self.score.read_score(output, len(self.x)).sum())
-        (found,) = torch.autograd.grad(block.output, probabilities, gradient, retain_graph=True)
-        return found
+        (early_gradient,) = torch.autograd.grad(block.output, probabilities, gradient, retain_graph=True)
+        return early_gradient
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
@@ -114,7 +114,7 @@ def select_token_attentions(
 
     `layout_hints`: what the pass showed, see `record_layout_hints`; `token_counts`: see `record_token_counts`. LayerError if there are none.
     """
-    shapes = [tuple(one.probabilities.shape) for one in attentions]
+    shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
     if windows is not None:
         raise LayerError(
@@ -122,7 +122,7 @@ def select_token_attentions(
             f"batch of {len(x)}: it works in windows, and a window sees only itself. Pass a method that looks at a layer, "
             f"such as gradcam, and name the layer"
         )
-    found: dict[int, Layout] = {}
+    layouts: dict[int, Layout] = {}
     errors: list[LayerError] = []
     for count in dict.fromkeys(shape[-1] for shape in shapes):
         cells = set(map(math.prod, layout_hints.grids))
@@ -142,25 +142,25 @@ def select_token_attentions(
         try:
             shape = len(x), count, 1
             if layout is None and count in layout_hints.image_token_positions:
-                found[count] = infer_image_token_layout(shape, x.shape, layout_hints)
+                layouts[count] = infer_image_token_layout(shape, x.shape, layout_hints)
             else:
-                found[count] = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
+                layouts[count] = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
         except LayerError as error:
             errors.append(LayerError(f"{method_name}, attention between {plural(count, 'token')}: {error}"))
-    if not found:
+    if not layouts:
         raise errors[0]
-    if len(found) > 1:
+    if len(layouts) > 1:
         raise LayerError(
-            f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, found))} "
+            f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, layouts))} "
             f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
-    ((count, known),) = found.items()
-    read = [one for one in attentions if one.probabilities.shape[-1] == count]
-    others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
+    ((count, image_layout),) = layouts.items()
+    read = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
+    other_counts = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
     return (
         read,
-        known,
-        [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in others],
+        image_layout,
+        [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in other_counts],
     )
 
 
@@ -171,9 +171,11 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
     """
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
-        with AttentionRecorder() as seen:
-            seen.run(lambda: run(inputs))
-        first = next((one for one in seen.attentions if one.probabilities.shape[-1] == n_tokens), None)
+        with AttentionRecorder() as recorder:
+            recorder.run(lambda: run(inputs))
+        first = next(
+            (attention for attention in recorder.attentions if attention.probabilities.shape[-1] == n_tokens), None
+        )
         if first is None:
             return [None]
         values = first.probabilities if first.value is None else first.value
@@ -199,16 +201,21 @@ def compute_attention_gradients(
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
-        asked = used if all_blocks else used[-1:]
-        outputs = [one.output for one in asked[-1:] if one.output is not None]
-        parts = [one.probabilities for one in asked] + outputs
-        found = torch.autograd.grad(values.sum(), parts, retain_graph=True, allow_unused=True)
-        gradients = list(found[: len(asked)])
+        selected = used if all_blocks else used[-1:]
+        outputs = [attention.output for attention in selected[-1:] if attention.output is not None]
+        parts = [attention.probabilities for attention in selected] + outputs
+        all_gradients = torch.autograd.grad(values.sum(), parts, retain_graph=True, allow_unused=True)
+        gradients = list(all_gradients[: len(selected)])
         if gradients[-1] is not None:
             filled = [
-                torch.zeros_like(one.probabilities) if g is None else g for one, g in zip(asked, gradients, strict=True)
+                torch.zeros_like(attention.probabilities) if g is None else g
+                for attention, g in zip(selected, gradients, strict=True)
             ]
-            return used, filled, full_precision(found[-1]) if outputs and found[-1] is not None else None
+            return (
+                used,
+                filled,
+                full_precision(all_gradients[-1]) if outputs and all_gradients[-1] is not None else None,
+            )
     raise LayerError(
         "the score does not depend on any self-attention: the model detaches it, or the target reads something else"
     )
@@ -248,7 +255,8 @@ class TokenAttentionExplainer(Explainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass."""
         return [
-            one() if callable(one) else one for one in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
+            result() if callable(result) else result
+            for result in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
         ]
 
     @property
@@ -261,33 +269,37 @@ class TokenAttentionExplainer(Explainer):
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> list[list[AttributionMaps | DeferredMap]]:
         """[method][score]: one forward pass, and of each score one backward pass for all methods that need the whole."""
-        own = [tool for tool in explainers if isinstance(tool, TokenAttentionExplainer)]
-        first, samples = own[0], len(x)
-        with AttentionRecorder() as seen:
-            blocks = AttentionBlockFinder(scores[0].model, seen.attentions)
+        attention_explainers = [explainer for explainer in explainers if isinstance(explainer, TokenAttentionExplainer)]
+        first, samples = attention_explainers[0], len(x)
+        with AttentionRecorder() as recorder:
+            blocks = AttentionBlockFinder(scores[0].model, recorder.attentions)
             with ExitStack() as around:
-                around.enter_context(blocks if any(tool.needs_early_gradients for tool in own) else nullcontext())
-                shown = record_layout_hints(scores[0].model, around)
+                around.enter_context(
+                    blocks
+                    if any(explainer.needs_early_gradients for explainer in attention_explainers)
+                    else nullcontext()
+                )
+                layout_hints = record_layout_hints(scores[0].model, around)
                 lengths = record_token_counts(scores[0].model, around)
-                output = seen.run(lambda: scores[0].forward(x))
+                output = recorder.run(lambda: scores[0].forward(x))
             values = [score.read_score(output, samples) for score in scores]  # all are checked before any backward
             check_finite("the score", torch.cat(values), first.on_nonfinite)
-            every, layout, others = select_token_attentions(
-                first.name, x, seen.attentions, shown, lengths, first.layout
+            every, layout, skipped_notes = select_token_attentions(
+                first.name, x, recorder.attentions, layout_hints, lengths, first.layout
             )
-            plain: list[list[AttributionMaps]] = [[] for _ in own]
+            plain: list[list[AttributionMaps]] = [[] for _ in attention_explainers]
             for score, value in zip(scores, values, strict=True):
-                found = compute_attention_gradients(
-                    value, every, all_blocks=any(tool.needs_all_gradients for tool in own)
+                gradients = compute_attention_gradients(
+                    value, every, all_blocks=any(explainer.needs_all_gradients for explainer in attention_explainers)
                 )
-                tokens = AttentionTrace(x, score, layout, *found, blocks)
+                tokens = AttentionTrace(x, score, layout, *gradients, blocks)
                 for gradient in tokens.gradients:
                     check_finite("the gradient at an attention", gradient, first.on_nonfinite)
-                for t, tool in enumerate(own):
-                    plain[t].append(tool._build_maps(tokens, value, others))
+                for t, explainer in enumerate(attention_explainers):
+                    plain[t].append(explainer._build_maps(tokens, value, skipped_notes))
         count = every[0].probabilities.shape[-1]
         if first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count):
-            plain = [[replace(one, layout_unverified=True) for one in maps] for maps in plain]
+            plain = [[replace(attribution_maps, layout_unverified=True) for attribution_maps in maps] for maps in plain]
         return [list(maps) for maps in plain]
 
     def _build_maps(
@@ -299,7 +311,7 @@ class TokenAttentionExplainer(Explainer):
             f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(attention_trace.read_weights.shape[1], 'token')}",
             *skipped_notes,
         )
-        own = tuple((f"the score reads {count} of them",) for count in counts)
+        sample_notes = tuple((f"the score reads {count} of them",) for count in counts)
         faint = is_below_precision(
             attention_trace.score.machine_epsilon,
             values,
@@ -307,5 +319,5 @@ class TokenAttentionExplainer(Explainer):
             attention_trace.probabilities[-1],
         )
         return AttributionMaps(
-            heat, None, attention_trace.layout, ~attention_trace.read_weights.any(1), faint, notes, own
+            heat, None, attention_trace.layout, ~attention_trace.read_weights.any(1), faint, notes, sample_notes
         )

@@ -74,10 +74,10 @@ class Chefer(TokenAttentionExplainer):
 
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
         """(N,T)"""
-        found = torch.zeros_like(attention_trace.read_weights)
+        relevance = torch.zeros_like(attention_trace.read_weights)
         for g, P in zip(reversed(attention_trace.gradients), reversed(attention_trace.probabilities), strict=True):
-            found = found + _multiply_rows(attention_trace.read_weights + found, (g * P).relu().mean(1))
-        return found
+            relevance = relevance + _multiply_rows(attention_trace.read_weights + relevance, (g * P).relu().mean(1))
+        return relevance
 
 
 @register
@@ -126,10 +126,10 @@ class GradECLIP(TokenAttentionExplainer):
                 "chefer, which need no more"
             )
         parts = attention_trace.output_gradient, last.query, last.key, last.value
-        w, q, k, v = (one.detach().transpose(1, 2).flatten(2) for one in parts)
+        w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
         k, v = k[:, attention_trace.patch_slice], v[:, attention_trace.patch_slice]
-        alike = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
-        heat = _multiply_rows(attention_trace.read_weights, alike * (w @ v.transpose(1, 2))).relu()
+        similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
+        heat = _multiply_rows(attention_trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
         return torch.cat([heat.new_zeros(len(heat), attention_trace.layout.prefix), heat], 1)
 
 

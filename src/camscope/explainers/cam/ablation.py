@@ -38,9 +38,9 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def without_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
-            owners, channels = alive[part].T
-            rows = torch.arange(len(owners), device=owners.device)
-            return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), owners
+            sample_rows, channels = alive[part].T
+            rows = torch.arange(len(sample_rows), device=sample_rows.device)
+            return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), sample_rows
 
         weights = features.values.new_zeros(features.activation.shape[:2])
         weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), without_one_each)
@@ -95,9 +95,9 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
 
     def _axis_weights(self, length: int, activation: Tensor) -> Tensor:
         """(extent,extent): for each place along an axis, how much of every place is left."""
-        own = torch.eye(length, dtype=activation.dtype, device=activation.device)
-        near = own.new_ones(length - 1).diag(1)
-        return own / 2 + (near + near.T) / 4 if self.gaussian else own
+        identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
+        near = identity.new_ones(length - 1).diag(1)
+        return identity / 2 + (near + near.T) / 4 if self.gaussian else identity
 
 
 MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
@@ -126,7 +126,7 @@ class LIFTCAM(BaseWeightedChannels):
                 rule.start_reference_pass()
                 maps.zero_()
 
-            blanked = features.score.read_score(features.run_with_edit(blank), len(features.x))
+            blank_scores = features.score.read_score(features.run_with_edit(blank), len(features.x))
             rule.pause()
             tap = Tap(
                 features.score.model, features.layer, output_index=features.output_index, call_index=features.call_index
@@ -136,7 +136,7 @@ class LIFTCAM(BaseWeightedChannels):
                 tap.backward(features.score.read_score(output, len(features.x)).sum())
         multipliers = features.to_maps(tap.gradient).to(features.activation)
         contributions = (multipliers * features.activation).flatten(2).sum(SPATIAL_AXIS, keepdim=True)
-        self._note_incomplete_contributions(features, contributions.sum((1, 2)), features.values - blanked)
+        self._note_incomplete_contributions(features, contributions.sum((1, 2)), features.values - blank_scores)
         return contributions
 
     def _note_incomplete_contributions(self, features: LayerFeatures, total: Tensor, change: Tensor) -> None:

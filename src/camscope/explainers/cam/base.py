@@ -15,12 +15,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from camscope.errors import CamscopeError
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import run_or_record
 from camscope.explainers.core.evaluation_context import check_integer
-from camscope.explainers.core.maps import AttributionMaps, DeferredMap, is_below_precision
+from camscope.explainers.core.maps import (
+    AttributionMaps,
+    DeferredMap,
+    compute_or_return_error,
+    is_below_precision,
+    resolve_map,
+)
 from camscope.explainers.core.method import BaseMethod
 from camscope.explainers.core.resampling import crop_padding
 from camscope.hooks.base import find_layer, unwrap
@@ -122,7 +128,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        return [one() if callable(one) else one for one in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
+        return [resolve_map(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
     def share_key(self) -> Hashable:
@@ -132,24 +138,29 @@ class LayerExplainer(LayerSelectionMixin):
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap]]:
+    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
         """[method][score]: one forward pass and one backward pass a score, whatever the layers that are named.
 
         One more forward pass wherever the layer that is chosen changes: questions of places may have several. What only
         combines does so at once, so that one score's gradients are held; the others follow, without hooks.
         """
-        own = [tool for tool in explainers if isinstance(tool, LayerExplainer)]
-        chooser = next((tool for tool in own if tool.layer is None), None)
+        layer_explainers = [explainer for explainer in explainers if isinstance(explainer, LayerExplainer)]
+        chooser = next((explainer for explainer in layer_explainers if explainer.layer is None), None)
         chosen = [chooser and chooser.choose_layer_name(x, score) for score in scores]
-        made: list[list[AttributionMaps | DeferredMap]] = [[] for _ in own]
+        results: list[list[AttributionMaps | DeferredMap | CamscopeError]] = [[] for _ in layer_explainers]
         for unnamed, numbers in groupby(range(len(scores)), chosen.__getitem__):
-            layers, some = [str(tool.layer or unnamed) for tool in own], [scores[i] for i in numbers]
-            with SharedPass(own, layers, x, some) as shared:
+            layers, some = (
+                [str(explainer.layer or unnamed) for explainer in layer_explainers],
+                [scores[i] for i in numbers],
+            )
+            with SharedPass(layer_explainers, layers, x, some) as shared:
                 for i in range(len(some)):
                     for t, features in shared.iter_features(i):
-                        later = partial(run_or_record, own[t], partial(own[t]._combine_to_maps, features), x)
-                        made[t].append(later if own[t].runs_model else later())
-        return made
+                        compute = partial(layer_explainers[t]._combine_to_maps, features)
+                        results[t].append(
+                            compute if layer_explainers[t].runs_model else compute_or_return_error(compute)
+                        )
+        return results
 
     def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
         with features.score.score_range_tracked() as scores:
@@ -171,7 +182,7 @@ class LayerExplainer(LayerSelectionMixin):
             )
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        own = tuple(map(tuple, features.sample_notes))
+        sample_notes = tuple(map(tuple, features.sample_notes))
         return AttributionMaps(
             heat,
             features.layer,
@@ -179,7 +190,7 @@ class LayerExplainer(LayerSelectionMixin):
             zero,
             constant,
             tuple(notes),
-            own,
+            sample_notes,
             layout_unverified=features.layout_unverified,
         )
 

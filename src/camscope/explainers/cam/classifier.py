@@ -78,18 +78,21 @@ class CAM(BaseWeightedChannels):
     def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
         """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
         like = features.activation
-        found: LinearHeads = {}
+        heads: LinearHeads = {}
         for name, module in features.score.model.named_modules():
             if self.head in (None, name) and _is_channelwise_linear(module):
                 weight, bias = module.weight.detach().flatten(1).to(like), module.bias
                 if weight.shape == (n_classes, like.shape[1]):
-                    found[name] = weight, weight.new_zeros(n_classes) if bias is None else bias.detach().to(like)
-        return found
+                    heads[name] = weight, weight.new_zeros(n_classes) if bias is None else bias.detach().to(like)
+        return heads
 
 
 def _find_active_dropout(model: nn.Module) -> str | None:
     """The first dropout that is on, by name."""
-    return next((n for n, one in model.named_modules() if isinstance(one, _DropoutNd) and one.training and one.p), None)
+    return next(
+        (n for n, module in model.named_modules() if isinstance(module, _DropoutNd) and module.training and module.p),
+        None,
+    )
 
 
 def _is_channelwise_linear(module: nn.Module) -> bool:

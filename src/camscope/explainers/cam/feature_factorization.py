@@ -127,7 +127,7 @@ def _format_percent(share: float) -> str:
 
 
 def _format_class_gains(class_gains: tuple[ClassGain, ...]) -> tuple[str, ...]:
-    return tuple(f"{one.label.split(',')[0]}  {one.gain:+.1f}" for one in class_gains)
+    return tuple(f"{class_gain.label.split(',')[0]}  {class_gain.gain:+.1f}" for class_gain in class_gains)
 
 
 IMAGES_PER_PASS = 16  # images in one pass
@@ -183,11 +183,11 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
     def _factorize_jointly(self, inputs: Sequence[ModelInput]) -> Concepts:
         """One pass for every few images, one factorisation of them all."""
-        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in inputs])) as asked:
-            x = asked.x
-            at_once = 1 if asked.one_sample_per_pass else IMAGES_PER_PASS
+        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in inputs])) as context:
+            x = context.x
+            at_once = 1 if context.one_sample_per_pass else IMAGES_PER_PASS
             pages = [
-                self._compute_layer_features(asked.create_score(score_cls=AllClassScores), part)
+                self._compute_layer_features(context.create_score(score_cls=AllClassScores), part)
                 for part in x.split(at_once)
             ]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
@@ -208,8 +208,8 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
     def _compute_layer_features(self, score: Score, x: Tensor) -> LayerFeatures:
         layer = self.choose_layer_name(x, score) if self.layer is None else str(self.layer)
-        with SharedPass([self], [layer], x, [score]) as one:
-            return next(features for _, features in one.iter_features(0))
+        with SharedPass([self], [layer], x, [score]) as shared_pass:
+            return next(features for _, features in shared_pass.iter_features(0))
 
 
 def compute_concept_gains(features: LayerFeatures, concept_maps: Tensor, concept_vectors: Tensor) -> Tensor:
@@ -227,13 +227,13 @@ def compute_concept_gains(features: LayerFeatures, concept_maps: Tensor, concept
 
     def alone(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
         rows = torch.arange(samples * (concepts + 1), device=concept_maps.device)[part]
-        owners, which = rows // (concepts + 1), rows % (concepts + 1)
+        sample_rows, which = rows // (concepts + 1), rows % (concepts + 1)
 
         def change(activation: Tensor) -> object:
-            made = concept_vectors[owners, which][..., None] * concept_maps[owners, which][:, None]
-            return activation.copy_(made.view(activation.shape))
+            replacement = concept_vectors[sample_rows, which][..., None] * concept_maps[sample_rows, which][:, None]
+            return activation.copy_(replacement.view(activation.shape))
 
-        return change, owners
+        return change, sample_rows
 
     scores: Tensor = features.score_activations(samples * (concepts + 1), alone).unflatten(0, (samples, concepts + 1))
     return (scores[:, :-1] - scores[:, -1:]).to(concept_maps.dtype)

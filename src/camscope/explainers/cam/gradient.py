@@ -200,11 +200,11 @@ class FinerCAM(BaseCAM):
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the class's logit less its closest classes' part."""
-        own = score.read_score(output, n_samples)
+        target_scores = score.read_score(output, n_samples)
         logits, classes = _require_class_logits(self.name, score, output)
-        distance = (logits - own[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
+        distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
         closest = distance.argsort(dim=1, stable=True)[:, : min(self.n_references, logits.shape[1] - 1)]
-        return own - self.gamma * logits.gather(1, closest).mean(1)
+        return target_scores - self.gamma * logits.gather(1, closest).mean(1)
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
@@ -237,11 +237,11 @@ class ShapleyCAM(BaseWeightedChannels):
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the utility."""
-        own = score.read_score(output, n_samples)
+        target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
-            return own
+            return target_scores
         logits, _ = _require_class_logits(f"{self.name} with utility='rest'", score, output)
-        return 2 * own - logits.logsumexp(1)
+        return 2 * target_scores - logits.logsumexp(1)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """(N,K,1)"""

@@ -30,20 +30,20 @@ def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
 
     They bring an image to a size of their own, and that to a multiple of 32, at the end of each axis.
     """
-    found: list[InputShares] = []
+    recorded: list[InputShares] = []
 
     def note(module: nn.Module, args: object, output: Any) -> None:
         images = output[0]
         sizes = zip(images.image_sizes[0], images.tensors.shape[2:], strict=True)
-        shares = tuple(own / padded for own, padded in sizes)
+        shares = tuple(unpadded / padded for unpadded, padded in sizes)
         if min(shares) < 1:
-            found.append(shares)
+            recorded.append(shares)
 
     with Hooks() as hooks:
         for module in model.modules():
             if type(module).__name__ == "GeneralizedRCNNTransform":
                 hooks.add_handle(module.register_forward_hook(thread_local_hook(note)))
-        yield found
+        yield recorded
 
 
 SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
@@ -129,12 +129,14 @@ class PartialForward:
 
     @cached_property
     def _strategy(self) -> str:
-        return next((way for way in ("together", "apart", "whole") if self._is_usable_strategy(way)), "batch")
+        return next(
+            (strategy for strategy in ("together", "apart", "whole") if self._is_usable_strategy(strategy)), "batch"
+        )
 
     def _is_usable_strategy(self, strategy: str) -> bool:
         """A way that keeps samples apart; where its later passes are replayed, one of those must do so too."""
-        known = self.replay.has_cached_outputs
-        seen_all = known or strategy != "together"
+        has_cache = self.replay.has_cached_outputs
+        seen_all = has_cache or strategy != "together"
         return self._keeps_samples_apart(strategy) and (
             seen_all or not self.replay.has_cached_outputs or self._keeps_samples_apart(strategy)
         )
@@ -181,9 +183,9 @@ class PartialForward:
             else self.activation_bytes.largest_behind_layer
         )
         size = self.batch_size or count_copies_in_memory(max(1, width // len(self.x)), self.x.device)
-        owners = variants(slice(0, count))[1]
-        last = {"apart": owners.diff().nonzero()[:, 0], "batch": torch.arange(count - 1, device="cpu")}.get(
-            strategy, owners[:0]
+        sample_rows = variants(slice(0, count))[1]
+        last = {"apart": sample_rows.diff().nonzero()[:, 0], "batch": torch.arange(count - 1, device="cpu")}.get(
+            strategy, sample_rows[:0]
         ).tolist()
 
         def piece(start: int, part: slice) -> Tensor:
@@ -210,10 +212,10 @@ class PartialForward:
             return self._run_and_read(
                 self.x.index_select(0, sample_index), sample_index, rows, edit, read_output, sample_index
             )
-        own = int(sample_index)
+        row = int(sample_index)
         return self._run_and_read(
-            self.x, None, self._sample_indices, lambda maps: edit(maps[own : own + 1]), read_output, None
-        )[own, None]
+            self.x, None, self._sample_indices, lambda maps: edit(maps[row : row + 1]), read_output, None
+        )[row, None]
 
     def _run_and_read(
         self,
@@ -318,8 +320,8 @@ class LayerFeatures:
         self.score.check_extra_inputs(self.x)
 
         def run(part: slice) -> Tensor:
-            inputs, owners = variants(part)
-            return read_output(self.score.forward(inputs, owners), len(inputs), owners).detach()
+            inputs, sample_rows = variants(part)
+            return read_output(self.score.forward(inputs, sample_rows), len(inputs), sample_rows).detach()
 
         return map_chunks(count, self._count_copies_in_memory(self.activation_bytes.largest_in_model), run).to(
             self.values

@@ -75,8 +75,8 @@ class SharedPass(ExitStack):
         super().__init__()
         self._allow_more_passes = allow_more_passes
         self._explainers, self._layers, self._x, self._scores = explainers, layers, x, scores
-        self._needs_graph = any(tool.needs_gradient for tool in explainers)
-        self._needs_curvature = any(tool.second_order for tool in explainers)
+        self._needs_graph = any(explainer.needs_gradient for explainer in explainers)
+        self._needs_curvature = any(explainer.second_order for explainer in explainers)
         self._objective_groups = _group_by_objective(explainers)
         self._layer_maps: dict[object, tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]] = {}
 
@@ -98,22 +98,26 @@ class SharedPass(ExitStack):
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
             last = (score_index, g) == (len(self._scores) - 1, len(self._objective_groups) - 1)
-            wanted = self._has_repeated_calls or any(self._explainers[t].needs_gradient for t in group)
+            needs_gradients = self._has_repeated_calls or any(self._explainers[t].needs_gradient for t in group)
             layers = list(dict.fromkeys(self._layers[t] for t in group))
-            gradients = self._compute_gradients(values, layers, last) if wanted else {}
+            gradients = self._compute_gradients(values, layers, last) if needs_gradients else {}
             for t in group:
                 yield t, self._build_features(t, score_index, values, gradients.get(self._layers[t]))
 
     def _run_forward(self) -> None:
         first, model, scores = self._explainers[0], self._scores[0].model, self._scores
         again = [
-            self._layers[t] for t, tool in enumerate(self._explainers) if tool.runs_model and self._allow_more_passes
+            self._layers[t]
+            for t, explainer in enumerate(self._explainers)
+            if explainer.runs_model and self._allow_more_passes
         ]
         self._activation_bytes: dict[str, ActivationBytes] = {}
         tapped = list(dict.fromkeys(self._layers))
         # what comes before the one layer is remembered for the passes that follow; of several, each would keep its own
         replayed = (
-            self._allow_more_passes and len(tapped) == 1 and any(tool.runs_partial_forward for tool in self._explainers)
+            self._allow_more_passes
+            and len(tapped) == 1
+            and any(explainer.runs_partial_forward for explainer in self._explainers)
         )
         self._replay = PrefixCache(model, tapped[0], first.call_index or 0) if replayed else None
         self._tap = self.enter_context(
@@ -123,7 +127,7 @@ class SharedPass(ExitStack):
         )
         if self._needs_curvature:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
-        elif self._needs_graph and not any(tool.has_custom_backward for tool in self._explainers):
+        elif self._needs_graph and not any(explainer.has_custom_backward for explainer in self._explainers):
             self.enter_context(zero_gradient_rows_skipped(model))
         with ExitStack() as around:
             if again:
@@ -172,29 +176,33 @@ class SharedPass(ExitStack):
         places = [
             OutputLocation(layer, explainer.output_index, n if len(calls) > 1 else None) for n in range(len(calls))
         ]
-        found = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
-        if found is None and layout.kind == CHANNELS_FIRST:
+        verification = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
+        if verification is None and layout.kind == CHANNELS_FIRST:
             convolutional = isinstance(
                 find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES
             )  # where calls are not watched
             for place, call in zip(places, calls, strict=True):
-                made = convolutional if self._spatial_ops is None else self._spatial_ops.is_spatial_map(call.activation)
-                if made and call.activation.shape[1:] == calls[call_index].activation.shape[1:]:
+                is_spatial = (
+                    convolutional if self._spatial_ops is None else self._spatial_ops.is_spatial_map(call.activation)
+                )
+                if is_spatial and call.activation.shape[1:] == calls[call_index].activation.shape[1:]:
                     cache_result(score.model, place, x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
-            found = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
-        if found is None:
+            verification = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
+        if verification is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
 
             def run(inputs: Tensor) -> object:
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
-            found = probe_layout(score.model, [places[call_index]], layout, x, run, input_shares=self._input_shares)[0]
-        if found.verdict is LayoutVerdict.UNDECIDED:
+            verification = probe_layout(
+                score.model, [places[call_index]], layout, x, run, input_shares=self._input_shares
+            )[0]
+        if verification.verdict is LayoutVerdict.UNDECIDED:
             suspicion = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
-            found = ProbeResult(LayoutVerdict.CONTRADICTED, suspicion) if suspicion else found
-        if found.verdict is LayoutVerdict.CONTRADICTED:
-            raise make_layout_error(f"layer {layer!r}", layout, found.reason)
-        return found
+            verification = ProbeResult(LayoutVerdict.CONTRADICTED, suspicion) if suspicion else verification
+        if verification.verdict is LayoutVerdict.CONTRADICTED:
+            raise make_layout_error(f"layer {layer!r}", layout, verification.reason)
+        return verification
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
         """The gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
@@ -209,25 +217,27 @@ class SharedPass(ExitStack):
             tap.backward(values.sum() * boost, retain_graph=True)
             for name, rows in lost.items():
                 boosted = full_precision(_require_gradient(tap, name)) / boost
-                found = rows & boosted.flatten(1).isfinite().all(1)
-                gradients[name] = torch.where(found.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name])
+                is_recovered = rows & boosted.flatten(1).isfinite().all(1)
+                gradients[name] = torch.where(
+                    is_recovered.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name]
+                )
         return gradients
 
     def _build_features(
         self, explainer_index: int, score_index: int, values: Tensor, gradient: Tensor | None
     ) -> LayerFeatures:
-        tool, layer = self._explainers[explainer_index], self._layers[explainer_index]
+        explainer, layer = self._explainers[explainer_index], self._layers[explainer_index]
         call = self._tap.select_call(layer)
         calls = self._tap.calls[layer]
-        place = next(n for n, one in enumerate(calls) if one is call)
-        activation, layout, to_maps = self._read_activation(tool, layer, call)
-        finding = self._verify_layout(tool, layer, place, layout)
+        place = next(n for n, candidate in enumerate(calls) if candidate is call)
+        activation, layout, to_maps = self._read_activation(explainer, layer, call)
+        finding = self._verify_layout(explainer, layer, place, layout)
         if gradient is not None:
-            check_finite(f"the gradient at layer {layer!r}", gradient, tool.on_nonfinite)
+            check_finite(f"the gradient at layer {layer!r}", gradient, explainer.on_nonfinite)
         notes: tuple[str, ...] = ()
         if len(calls) > 1:
             notes += (f"layer {layer!r} ran {plural(len(calls), 'time')}; call {place} is explained",)
-        if layout is not None and tool.layout is None and has_unequal_strides(layout.grid, self._x.shape[2:]):
+        if layout is not None and explainer.layout is None and has_unequal_strides(layout.grid, self._x.shape[2:]):
             grid, size = ("x".join(map(str, shape)) for shape in (layout.grid, self._x.shape[2:]))
             notes += (f"the grid {grid} of layer {layer!r} has not the proportions of the input {size}: is it one?",)
         return LayerFeatures(
@@ -238,14 +248,14 @@ class SharedPass(ExitStack):
             values=values.detach(),
             layout=layout,
             to_maps=to_maps,
-            optional_gradient=to_maps(gradient) if gradient is not None and tool.needs_gradient else None,
-            recompute=partial(_recompute_features, tool, layer, self._scores[score_index]),
+            optional_gradient=to_maps(gradient) if gradient is not None and explainer.needs_gradient else None,
+            recompute=partial(_recompute_features, explainer, layer, self._scores[score_index]),
             compute_curvature=(lambda: to_maps(_compute_curvature(values, call.activation)))
-            if tool.second_order
+            if explainer.second_order
             else _raise_missing_curvature,
-            output_index=tool.output_index,
+            output_index=explainer.output_index,
             call_index=place,
-            batch_size=getattr(tool, "batch_size", None),
+            batch_size=getattr(explainer, "batch_size", None),
             activation_bytes=self._activation_bytes.get(layer, ActivationBytes()),
             replay=self._replay
             if self._replay and self._replay.has_cached_outputs and self._replay.call_index == place
@@ -295,8 +305,8 @@ def _raise_missing_curvature() -> Tensor:
 def _group_by_objective(explainers: Sequence[SharedPassMethod]) -> list[list[int]]:
     """Numbers of the methods that take the gradient of the same values."""
     groups: dict[object, list[int]] = {}
-    for t, tool in enumerate(explainers):
-        groups.setdefault(tool.objective_key, []).append(t)
+    for t, explainer in enumerate(explainers):
+        groups.setdefault(explainer.objective_key, []).append(t)
     return list(groups.values())
 
 

@@ -73,17 +73,19 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
             find_nonconstant_channels(activation),
             self.create_masking(x),
         )
-        owners, channels = (chosen & live).nonzero().T
+        sample_rows, channels = (chosen & live).nonzero().T
         empty = (chosen & ~live).any(1).nonzero()[:, 0]
         scores = activation.new_full(chosen.shape, -torch.inf)
 
-        def shown(rows: Tensor) -> Tensor:
-            return scale_to_unit_range(enlarge_to_input(activation[owners[rows], channels[rows]], x))[:, None]
+        def build_masks(rows: Tensor) -> Tensor:
+            return scale_to_unit_range(enlarge_to_input(activation[sample_rows[rows], channels[rows]], x))[:, None]
 
         def nothing(rows: Tensor) -> Tensor:
             return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
-        scores[owners, channels] = self._compute_mean_scores(features, masking, owners, shown, self.n_variants_per_mask)
+        scores[sample_rows, channels] = self._compute_mean_scores(
+            features, masking, sample_rows, build_masks, self.n_variants_per_mask
+        )
         of_nothing = activation.new_zeros(len(scores))
         of_nothing[empty] = self._compute_mean_scores(features, masking, empty, nothing, self.n_variants_of_empty_mask)
         return torch.where(chosen & ~live, of_nothing[:, None], scores).softmax(1)[..., None]
@@ -102,8 +104,8 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         def versions(part: slice) -> tuple[Tensor, Tensor]:
             numbers = torch.arange(part.start, part.stop, device=x.device)
             rows = numbers // n_variants_per_mask
-            own = x if len(x) == 1 else x[sample_index[rows]]
-            return mask_rows(own, build_masks(rows).to(x.dtype), numbers % n_variants_per_mask), sample_index[rows]
+            inputs = x if len(x) == 1 else x[sample_index[rows]]
+            return mask_rows(inputs, build_masks(rows).to(x.dtype), numbers % n_variants_per_mask), sample_index[rows]
 
         scores = features.score_inputs(len(sample_index) * n_variants_per_mask, versions)
         return scores.to(features.activation.dtype).view(-1, n_variants_per_mask).mean(1)
@@ -230,19 +232,19 @@ class GroupCAM(LayerExplainer, BatchedMixin):
         """(N,*s)"""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)
-        owners, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
+        sample_rows, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
         every = torch.arange(len(x), device=x.device)
 
         def restored(part: slice) -> tuple[Tensor, Tensor]:
-            rows = owners[part]
-            shown = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
-            return background[rows].lerp(x[rows], shown), rows
+            rows = sample_rows[part]
+            mask = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
+            return background[rows].lerp(x[rows], mask), rows
 
         before = features.compute_input_probabilities(len(x), lambda part: (background[part], every[part]))
         gains = masks.new_zeros(masks.shape[:2])
-        gains[owners, groups] = (features.compute_input_probabilities(len(owners), restored) - before[owners]).to(
-            masks.dtype
-        )
+        gains[sample_rows, groups] = (
+            features.compute_input_probabilities(len(sample_rows), restored) - before[sample_rows]
+        ).to(masks.dtype)
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 
     def _build_group_masks(self, features: LayerFeatures) -> Tensor:
@@ -312,7 +314,7 @@ def compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits: 
             scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:
             return None
-        found: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
-        return found[0]
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
+        return gradients[0]
 
     return run_with_gradients(attempt)

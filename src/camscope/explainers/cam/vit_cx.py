@@ -65,18 +65,22 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
 
     def _compute_probabilities(self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor) -> Tensor:
         """(M,2): p(x M + Z (1 - M)) and p(x + Z (1 - M)) of the M live masks of all samples."""
-        x, (owners, numbers) = features.x, is_nonempty.nonzero().T
+        x, (sample_rows, numbers) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range(x) * drawn.to(x)
 
         def versions(part: slice) -> tuple[Tensor, Tensor]:
             rows = torch.arange(part.start, part.stop, device=x.device)
             which, whole = rows // 2, (rows % 2 == 1).view(-1, *[1] * (x.ndim - 1))
-            own = owners[which]
-            shown = scale_to_unit_range(enlarge_to_input(masks[own, numbers[which]], x))[:, None].to(x.dtype)
-            return x[own] * torch.where(whole, 1, shown) + noise[own] * (1 - shown), own
+            sample_rows_of_part = sample_rows[which]
+            mask = scale_to_unit_range(enlarge_to_input(masks[sample_rows_of_part, numbers[which]], x))[:, None].to(
+                x.dtype
+            )
+            return x[sample_rows_of_part] * torch.where(whole, 1, mask) + noise[sample_rows_of_part] * (
+                1 - mask
+            ), sample_rows_of_part
 
-        return features.compute_input_probabilities(2 * len(owners), versions).to(masks.dtype).view(-1, 2)
+        return features.compute_input_probabilities(2 * len(sample_rows), versions).to(masks.dtype).view(-1, 2)
 
 
 def scale_each_to_unit_range(masks: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Several methods or layers on the same inputs, side by side."""
+"""Comparison of several methods, layers and targets on one image."""

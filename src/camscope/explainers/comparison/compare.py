@@ -1,4 +1,4 @@
-"""compare: explanations of one image side by side, from as few passes as possible, and where they coincide."""
+"""Compare explanations of one image by several methods, layers and targets, and find maps that coincide."""
 
 import html
 import os
@@ -28,7 +28,7 @@ from camscope.explainers.comparison.grid_layout import (
     create_at_layers,
     select_common_explanation,
 )
-from camscope.explainers.core.base import Explainer, get_explainer_class
+from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.dispatch import OnPass, explain_grid
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
@@ -43,10 +43,15 @@ DEFAULT_METHODS = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What several methods say of one image: a row for each class (and layer), a column for each method.
+    """Explanations of one image: a row for each target (and layer), a column for each method.
 
-    `explanations`: row by row; a method that has no layer to choose appears once a class. `entries`: the place and the
-    price of each. `equivalent_maps`: groups of one class whose displayed map is the same.
+    Attributes:
+        explanations: The explanations, row by row; a method without a layer to choose appears once per target.
+        row_labels: One label per row.
+        column_labels: One label per column: the method, with the settings that distinguish it.
+        entries: Position and cost of each explanation.
+        equivalent_maps: Groups of explanations of one target whose displayed maps are equal.
+
     """
 
     explanations: tuple[Explanation, ...] = field(repr=False)
@@ -57,23 +62,31 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """The coincidences in words; what holds for several classes is said once."""
-        methods = {id(one): entry.method_label for one, entry in zip(self.explanations, self.entries, strict=True)}
+        """Sentences that say which maps coincide and why; what holds for several targets is one sentence."""
+        methods = {
+            id(explanation): METHODS.display_name(entry.method_label)
+            for explanation, entry in zip(self.explanations, self.entries, strict=True)
+        }
         return describe_equivalent_maps(
             self.equivalent_maps, methods, len({entry.target_index for entry in self.entries})
         )
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-        """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
+        """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`; NaN for a constant map."""
         return correlate_maps(self.explanations, kind)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """The numbers, a dict for each explanation; `correlate`: Pearson's, with the first of the same class."""
+        """Return the numbers as one dict per explanation.
+
+        `correlation` is Pearson's correlation with the first explanation of the same target.
+        """
         matrix, firsts, rows = self.correlate_maps(), dict[int, int](), []
-        for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
+        for n, (explanation, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
             first = firsts.setdefault(entry.target_index, n)
-            facts = {key: getattr(one, key) for key in ("layer", "target", "label", "score", "probability", "status")}
-            price = {key: getattr(entry, key) for key in ("forwards", "backwards", "seconds")}
+            facts = {
+                key: getattr(explanation, key) for key in ("layer", "target", "label", "score", "probability", "status")
+            }
+            price = {key: getattr(entry, key) for key in ("forward_passes", "backward_passes", "seconds")}
             rows.append({"method": entry.method_label, **facts, **price, "correlation": float(matrix[first, n])})
         return rows
 
@@ -87,28 +100,34 @@ class Comparison:
         columns: int | None = None,
         height: int | None = None,
     ) -> PixelArray:
-        """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`, of every rank.
+        """Return the figure (H,W,3) uint8: for each row the image, then its maps.
 
-        `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
-        between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
-        marking it. `columns`: pictures side by side; `height`: rows of a picture, 256, and 384 of a volume's planes.
+        Args:
+            scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all targets.
+                The numbers of different methods or layers cannot be compared.
+            alpha: Opacity of the map.
+            colormap: Name of the color map.
+            crop: Leave out what the model did not see instead of marking it.
+            columns: Images side by side.
+            height: Height of an image in pixels; default: 256, or 384 for the planes of a volume.
+
         """
-        if colormap == AUTO:  # one for all, as the legend is
-            signed = any(one.colormap == render.DIVERGING for one in self.explanations)
+        if colormap == AUTO:  # one for all, because there is one legend
+            signed = any(explanation.colormap == render.DIVERGING for explanation in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
-        part = _find_visible_region(self.explanations) if crop else None
-        solid = self.explanations[0].attribution.ndim == 3
-        height = height or (384 if solid else 256)
-        rows = height if solid else None  # planes are drawn for the rows that they have
-        pictures = [
-            one.overlay(scale=own, alpha=alpha, colormap=colormap, height=rows)[part or ...]
-            for one, own in zip(self.explanations, scales, strict=True)
+        region = _find_visible_region(self.explanations) if crop else None
+        is_volume = self.explanations[0].attribution.ndim == 3
+        height = height or (384 if is_volume else 256)
+        volume_height = height if is_volume else None  # planes are drawn at this height directly
+        images = [
+            explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height)[region or ...]
+            for explanation, own_scale in zip(self.explanations, scales, strict=True)
         ]
-        title = f"{self.title} · as far as the model saw it" if part else self.title
+        title = f"{self.title} · region seen by the model" if region else self.title
         legend = _format_legend_labels(scale, colormap)
         return render.draw_contact_sheet(
-            self._build_figure_cells(pictures, part, rows),
+            self._build_figure_cells(images, region, volume_height),
             title=title,
             legend=legend,
             colormap=colormap,
@@ -119,56 +138,60 @@ class Comparison:
     def _build_figure_cells(
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
-        """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
-        first, drawn = self.explanations[0], {}
+        """Return the cells of the figure row by row; an explanation with another answer than its row has it in its caption."""
+        first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
-        if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, as a picture
+        if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
-        for picture, one, entry in zip(images, self.explanations, self.entries, strict=True):
-            own = (
-                one.label_and_score if one.label != self._select_target_explanation(entry.target_index).label else None
+        for image, explanation, entry in zip(images, self.explanations, self.entries, strict=True):
+            answer = (
+                explanation.label_and_score
+                if explanation.label != self._select_target_explanation(entry.target_index).label
+                else None
             )
-            caption = " · ".join(filter(None, (self.column_labels[entry.column], own)))
-            drawn[entry.row, entry.column] = render.CaptionedImage(picture, caption, one.warning_text)
+            caption = " · ".join(filter(None, (METHODS.display_name(self.column_labels[entry.column]), answer)))
+            cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
         return [
             [
                 *([] if photo is None else [render.CaptionedImage(photo[region or ...], label)]),
-                *(drawn.get((row, column)) for column in range(len(self.column_labels))),
+                *(cells.get((row, column)) for column in range(len(self.column_labels))),
             ]
             for row, label in enumerate(self.row_labels)
         ]
 
     def _select_target_explanation(self, target_index: int) -> Explanation:
-        """The explanation whose answer is that of the question's rows."""
+        """Return the explanation that represents a target in the labels."""
         return select_common_explanation(
             [
-                one
-                for one, entry in zip(self.explanations, self.entries, strict=True)
+                explanation
+                for explanation, entry in zip(self.explanations, self.entries, strict=True)
                 if entry.target_index == target_index
             ]
         )
 
     @property
     def title(self) -> str:
-        """What all have in common: the image's name, the class and the layer where there is one of them."""
-        first, layers = self.explanations[0], {one.layer for one in self.explanations} - {None}
-        asked = len({entry.target_index for entry in self.entries})
-        answer = self._select_target_explanation(0).label_and_score if asked == 1 and len(self.row_labels) > 1 else None
+        """What all explanations have in common: the name of the image, and the target or layer if there is only one."""
+        first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
+        n_targets = len({entry.target_index for entry in self.entries})
+        answer = (
+            self._select_target_explanation(0).label_and_score if n_targets == 1 and len(self.row_labels) > 1 else None
+        )
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure (`.png`, `.jpg`, `.webp`)."""
+        """Write the figure to a `.png`, `.jpg` or `.webp` file and return its path."""
         suffix = Path(path).suffix.lower()
         if suffix not in render.IMAGE_FORMATS:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
         return write_bytes(path, render.encode_image(self.figure(), suffix), overwrite=overwrite)
 
     def _repr_html_(self) -> str:
-        words = html.escape(self.title)
-        said = "<br>".join([words, *map(html.escape, self.equivalence_notes)])
+        title = html.escape(self.title)
+        caption = "<br>".join([title, *map(html.escape, self.equivalence_notes)])
         if self.explanations[0].attribution.ndim > 3:
-            return f"<p>{said}</p>"
-        return render.build_figure_html(self.figure(), words, said)
+            return f"<p>{caption}</p>"
+        return render.build_figure_html(self.figure(), title, caption)
 
 
 @reject_foreign_keywords
@@ -187,33 +210,53 @@ def compare(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
+    """Explain one image with several methods, layers and targets, with as few passes as possible.
 
-    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules, all
-    of them at once for a method that makes one map of several, as RefineCAM; None: the last layer with spatial extent.
-    `targets`: questions, see Score. `preprocess`, `class_names`, `precision`: see Explainer. `args`, `kwargs`: what the
-    model takes beside the image. `skip_unsupported`: a method that has no answer for this model is left out, with a warning;
-    else it is an error. `on_pass`: told which methods work next.
+    Methods that can share passes need one forward pass, and one backward pass per target.
+
+    Args:
+        model: The model to explain.
+        image: The image, as `Explainer.explain` takes it.
+        methods: Names, classes, or explainers of this model, which keep their settings.
+        layers: Names or modules; a method that combines layers, such as RefineCAM, takes all of them. Default: the last
+            layer with spatial extent.
+        targets: One or several targets; see `Explainer.attribute`.
+        preprocess: How the image becomes the model's input.
+        class_names: Class names by index.
+        precision: "bf16", or None for the model's own.
+        args: Extra positional inputs of the model.
+        kwargs: Extra keyword inputs of the model.
+        skip_unsupported: Leave out a method that cannot explain this model, with a warning, instead of raising its error.
+        on_pass: Called before each pass with the methods that share it.
+
+    Returns:
+        The explanations with their figure, correlations and records.
+
+    Raises:
+        CamscopeError: The image, a layer, a target or the model cannot be explained; the subclass and message say why.
+
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(
             "methods and layers are lists: compare(model, image, ['gradcam', 'layercam'], layers=['layer4'])"
         )
     if isinstance(targets, str | int) or callable(targets):
-        raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
+        raise TargetError(f"targets is a list; for one target, compare(..., targets=[{targets!r}])")
     if layers is not None and not layers:
         raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
-    settings = {"preprocess": preprocess, "categories": class_names, "precision": precision}
-    tools: list[Explainer] = []
+    settings = {"preprocess": preprocess, "class_names": class_names, "precision": precision}
+    explainers: list[Explainer] = []
     for method in methods:
         if isinstance(method, Explainer):
-            tools.append(method)
+            explainers.append(method)
         else:
-            kind = get_explainer_class(method)
-            given = {name: value for name, value in settings.items() if name in signature(kind).parameters}
-            tools += create_at_layers(kind, model, layers, given)
+            method_cls = get_explainer_class(method)
+            known_settings = {
+                name: value for name, value in settings.items() if name in signature(method_cls).parameters
+            }
+            explainers += create_at_layers(method_cls, model, layers, known_settings)
     return compare_explainers(
-        tools,
+        explainers,
         image,
         targets,
         ExtraInputs(tuple(args), dict(kwargs or {})),
@@ -231,56 +274,61 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Comparison of explainers of one model; see `compare`."""
-    riders, clock = create_feature_captures(explainers), MethodTimer(on_pass)
+    """Return the comparison of explainers of one model; see `compare`."""
+    captures, timer = create_feature_captures(explainers), MethodTimer(on_pass)
     if skip_unsupported:
-        every, found = explain_supported(
-            explainers, image, targets, extra_inputs, optional_methods=riders, on_pass=clock
+        supported, rows = explain_supported(
+            explainers, image, targets, extra_inputs, optional_methods=captures, on_pass=timer
         )
-        explainers, riders = (
-            [t for t in every if not isinstance(t, FeatureCapture)],
-            [t for t in every if isinstance(t, FeatureCapture)],
+        explainers, captures = (
+            [t for t in supported if not isinstance(t, FeatureCapture)],
+            [t for t in supported if isinstance(t, FeatureCapture)],
         )
     else:
-        found = explain_grid([*explainers, *riders], image, targets, extra_inputs, on_pass=clock)
-    own, seen = found[: len(explainers)], found[len(explainers) :]
-    places = build_grid_layout(explainers, own, [clock.get_seconds(tool) / len(targets) for tool in explainers])
-    explanations = [own[t][entry.target_index] for t, entry in zip(places.method_indices, places.entries, strict=True)]
+        rows = explain_grid([*explainers, *captures], image, targets, extra_inputs, on_pass=timer)
+    method_rows, capture_rows = rows[: len(explainers)], rows[len(explainers) :]
+    layout = build_grid_layout(
+        explainers, method_rows, [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
+    )
+    explanations = [
+        method_rows[t][entry.target_index] for t, entry in zip(layout.method_indices, layout.entries, strict=True)
+    ]
     groups = []
     for q in range(len(targets)):
-        asked = [n for n, entry in enumerate(places.entries) if entry.target_index == q]
-        made = [explainers[places.method_indices[n]] for n in asked]
-        # of a pass that was run again the last facts count
+        indices = [n for n, entry in enumerate(layout.entries) if entry.target_index == q]
+        methods = [explainers[layout.method_indices[n]] for n in indices]
+        # if a pass was repeated, the last conditions count
         facts = {
-            row[q].layer: rider.conditions_by_score[q - len(targets)] for rider, row in zip(riders, seen, strict=True)
+            row[q].layer: rider.conditions_by_score[q - len(targets)]
+            for rider, row in zip(captures, capture_rows, strict=True)
         }
-        groups += find_equivalent_maps([explanations[n] for n in asked], made, facts)
+        groups += find_equivalent_maps([explanations[n] for n in indices], methods, facts)
     return Comparison(
-        tuple(explanations), tuple(places.row_labels), tuple(places.column_labels), tuple(places.entries), tuple(groups)
+        tuple(explanations), tuple(layout.row_labels), tuple(layout.column_labels), tuple(layout.entries), tuple(groups)
     )
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """The rows and columns of the image that the model was shown; None where that is all, unknown, or not one part."""
-    parts = set()
-    for one in explanations:
-        if one.image is None or one.placement is None:
+    """Return the rows and columns of the image that the model saw; None if that is all, unknown, or not one region."""
+    regions = set()
+    for explanation in explanations:
+        if explanation.image is None or explanation.placement is None:
             return None
-        pixels = np.nonzero(one.coverage_mask())
-        parts.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
+        pixels = np.nonzero(explanation.coverage_mask())
+        regions.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
     whole = tuple((0, extent) for extent in explanations[0].coverage_mask().shape)
-    found = parts.pop()
-    if parts or found == whole or len(found) != 2:
+    region = regions.pop()
+    if regions or region == whole or len(region) != 2:
         return None
-    (top, bottom), (left, right) = found
+    (top, bottom), (left, right) = region
     return slice(top, bottom), slice(left, right)
 
 
 def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """What the bottom and the top colour mean."""
+    """Return what the bottom and the top color mean."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
     strongest = "strongest value" if signed or scale in ("symmetric", "robust") else "maximum"
-    whose = f"{strongest} of a method over the classes" if scale == "shared" else f"{strongest} of each map"
+    whose = f"{strongest} of a method over all classes" if scale == "shared" else f"{strongest} of each map"
     return f"minus the {strongest}" if signed else "0", whose

@@ -1,7 +1,4 @@
-"""Where explanations of one image agree: maps that look the same, with the reason where it is known, and correlations.
-
-Coincidences in words.
-"""
+"""Find explanations of one image whose maps are equal, with the reason if it is known, and compute correlations of maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +18,20 @@ from camscope.explanation import Explanation, FloatArray
 from camscope.geometry import Placement
 from camscope.targets import Score
 
-MAX_HEATMAP_DIFFERENCE = 1e-4  # of the maximum
-UNIFORM_GRADIENT = "the gradient there is one number per channel, as where a model pools what it reads"
+MAX_HEATMAP_DIFFERENCE = 1e-4  # relative to the maximum
+UNIFORM_GRADIENT = "the gradient there is one number per channel, as before global pooling"
 NONNEGATIVE_ACTIVATION = "nothing there is negative"
 CLASSIFIER_CAM_NAME = (
-    "cam"  # weighs by the classifier's row, which is a gradient that is one number per channel, times the cells
+    "cam"  # its weights are the classifier's row: a gradient that is uniform per channel, times the number of cells
 )
 
 
 @dataclass(frozen=True, eq=False)
 class EquivalentMaps:
-    """Explanations of one class whose displayed map is the same, to 1e-4 of its maximum.
+    """Explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
 
-    `conditions`: what was found true of the layer in this pass, under which the formulas of `equal_by_formula` are one whatever
-    the numbers; both are empty where the maps are the same here and no more is known.
+    `conditions`: what holds at the layer in this pass and makes the formulas of `equal_by_formula` equal, whatever the numbers.
+    Both are empty if the maps are equal without a known reason.
     """
 
     explanations: tuple[Explanation, ...]
@@ -43,18 +40,18 @@ class EquivalentMaps:
 
 
 class FeatureCapture(LayerExplainer):
-    """Rides along in a pass that others share, and notes what is true of a layer. Its map means nothing."""
+    """Takes part in a pass that other methods share, and records properties of a layer. Its map has no meaning."""
 
-    name, paper = "witness", ""
+    name, title, paper = "featurecapture", "Feature capture", ""
     backward_passes = "1"
     needs_gradient = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.conditions_by_score: list[frozenset[str]] = []  # one entry a score, in order
+        self.conditions_by_score: list[frozenset[str]] = []  # one entry per score, in order
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(1,2): a map that no status applies to."""
+        """Record the properties and return a placeholder map (1,2) to which no status applies."""
         A, g = features.activation, features.gradient.flatten(2)
         even = (g - g.mean(SPATIAL_AXIS, keepdim=True)).abs().amax() <= MAX_HEATMAP_DIFFERENCE * g.abs().amax()
         true = {UNIFORM_GRADIENT: bool(even), NONNEGATIVE_ACTIVATION: bool(A.amin() >= 0)}
@@ -66,18 +63,22 @@ class FeatureCapture(LayerExplainer):
 
 
 def create_feature_captures(explainers: Sequence[Explainer]) -> list[FeatureCapture]:
-    """One for each layer at which several methods might coincide, and which a gradient reaches anyway."""
+    """Return one capture for each layer at which several methods might coincide and a gradient is computed anyway."""
     layers: dict[object, list[LayerExplainer]] = {}
-    for tool in explainers:
-        if isinstance(tool, LayerExplainer) and (_is_gradient_formula(tool) or tool.name == CLASSIFIER_CAM_NAME):
-            layers.setdefault((tool.mode, tool.share_key, tool.layer, str(tool.layout), tool.reshape), []).append(tool)
-    made = []
-    for found in layers.values():
-        first = next((tool for tool in found if tool.needs_gradient), None)
-        if first is not None and len(found) > 1:
-            witness = first.create_sibling(FeatureCapture)
-            made += [witness] if isinstance(witness, FeatureCapture) else []
-    return made
+    for explainer in explainers:
+        if isinstance(explainer, LayerExplainer) and (
+            _is_gradient_formula(explainer) or explainer.name == CLASSIFIER_CAM_NAME
+        ):
+            layers.setdefault(
+                (explainer.mode, explainer.share_key, explainer.layer, str(explainer.layout), explainer.reshape), []
+            ).append(explainer)
+    captures = []
+    for group in layers.values():
+        first = next((explainer for explainer in group if explainer.needs_gradient), None)
+        if first is not None and len(group) > 1:
+            capture = first.create_sibling(FeatureCapture)
+            captures += [capture] if isinstance(capture, FeatureCapture) else []
+    return captures
 
 
 def find_equivalent_maps(
@@ -85,44 +86,49 @@ def find_equivalent_maps(
     explainers: Sequence[Explainer],
     conditions_by_layer: Mapping[str | None, frozenset[str]],
 ) -> list[EquivalentMaps]:
-    """Groups among explanations of one class; `explainers` made them, `conditions_by_layer` are what is true of each layer.
+    """Return the groups of equal maps among explanations of one target, in the order of their `explainers`.
 
-    A map without positive evidence coincides with nothing: its status says so already.
+    `conditions_by_layer` holds the properties of each layer. A map without positive evidence belongs to no group, because its
+    status says so already.
     """
     groups: list[list[int]] = []
-    for n, one in enumerate(explanations):
-        if not one.heatmap("grid").any():
+    for n, explanation in enumerate(explanations):
+        if not explanation.heatmap("grid").any():
             continue
-        home = next((group for group in groups if _have_equal_heatmaps(explanations[group[0]], one)), None)
-        groups.append([n]) if home is None else home.append(n)
-    found = []
+        placement = next((group for group in groups if _have_equal_heatmaps(explanations[group[0]], explanation)), None)
+        groups.append([n]) if placement is None else placement.append(n)
+    equivalent_maps = []
     for group in (group for group in groups if len(group) > 1):
-        alike = tuple(explanations[n] for n in group)
-        layers = {one.layer for one in alike}
-        known = conditions_by_layer.get(layers.pop()) if len(layers) == 1 else None
-        because, explained = ((), []) if known is None else _find_shared_formula(known, [explainers[n] for n in group])
-        found.append(EquivalentMaps(alike, because, tuple(alike[i] for i in explained)))
-    return found
+        members = tuple(explanations[n] for n in group)
+        layers = {explanation.layer for explanation in members}
+        conditions = conditions_by_layer.get(layers.pop()) if len(layers) == 1 else None
+        because, explained = (
+            ((), []) if conditions is None else _find_shared_formula(conditions, [explainers[n] for n in group])
+        )
+        equivalent_maps.append(EquivalentMaps(members, because, tuple(members[i] for i in explained)))
+    return equivalent_maps
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-    """(M,M): correlation of the maps as they are displayed, on the finest grid among them; NaN beside a constant map."""
+    """Return the correlation matrix (M,M) of the displayed maps on the finest grid among them; NaN for a constant map."""
     if kind not in ("pearson", "spearman"):
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
-    finest = np.max([one.grid for one in explanations], axis=0)
-    place = Placement.identity(finest.tolist())
-    rows = np.stack([place.project(one.heatmap("grid").astype(np.float64))[0].ravel() for one in explanations])
+    finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
+    placement = Placement.identity(finest_grid.tolist())
+    rows = np.stack(
+        [placement.project(explanation.heatmap("grid").astype(np.float64))[0].ravel() for explanation in explanations]
+    )
     if kind == "spearman":
         rows = np.stack([_rank_values(row) for row in rows])
-    centred = rows - rows.mean(1, keepdims=True)
-    norms = np.linalg.norm(centred, axis=1)
-    known = norms > 1e-12 * np.abs(rows).max(1)  # a constant map leaves rounding behind
-    scaled = centred / np.where(known, norms, np.nan)[:, None]
+    centered = rows - rows.mean(1, keepdims=True)
+    norms = np.linalg.norm(centered, axis=1)
+    is_valid = norms > 1e-12 * np.abs(rows).max(1)  # a constant map leaves only rounding
+    scaled = centered / np.where(is_valid, norms, np.nan)[:, None]
     return np.asarray((scaled @ scaled.T).clip(-1, 1))
 
 
 def _rank_values(values: FloatArray) -> FloatArray:
-    """(M,): ranks, the mean one among equals."""
+    """Return the ranks (M,), with the mean rank for equal values."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
 
@@ -147,34 +153,38 @@ def _is_gradient_formula(explainer: Explainer) -> bool:
 def _find_shared_formula(
     conditions: frozenset[str], explainers: Sequence[Explainer]
 ) -> tuple[tuple[str, ...], list[int]]:
-    """As little of the facts as makes the most formulas one, and the numbers of the methods whose formulas they are."""
+    """Return the fewest conditions under which the most formulas are equal, and the indices of the methods with that formula."""
     best: tuple[tuple[str, ...], list[int]] = (), []
-    given = [fact for fact in (UNIFORM_GRADIENT, NONNEGATIVE_ACTIVATION) if fact in conditions]
-    for because in (some for size in range(len(given) + 1) for some in combinations(given, size)):
-        drawn = {t: maps for t, tool in enumerate(explainers) if (maps := _evaluate_formula(tool, because)) is not None}
-        first = next(iter(drawn.values()), None)
-        alike = [t for t, maps in drawn.items() if first is not None and _are_close(first, maps)]
-        if len(alike) > max(1, len(best[1])):
-            best = because, alike
+    candidates = [fact for fact in (UNIFORM_GRADIENT, NONNEGATIVE_ACTIVATION) if fact in conditions]
+    for because in (some for size in range(len(candidates) + 1) for some in combinations(candidates, size)):
+        formula_maps = {
+            t: maps
+            for t, explainer in enumerate(explainers)
+            if (maps := _evaluate_formula(explainer, because)) is not None
+        }
+        first = next(iter(formula_maps.values()), None)
+        equal_indices = [t for t, maps in formula_maps.items() if first is not None and _are_close(first, maps)]
+        if len(equal_indices) > max(1, len(best[1])):
+            best = because, equal_indices
     return best
 
 
 def _evaluate_formula(explainer: Explainer, conditions: Sequence[str]) -> FloatArray | None:
-    """(N,h,w): what a method makes of numbers drawn at random of which only this is true; None if it reads others."""
-    draw = torch.Generator(device="cpu").manual_seed(0)
-    A = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
-    g = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
+    """Evaluate a method's formula on random numbers that fulfill the conditions -> (N,h,w); None if it needs other inputs."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    A = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
+    g = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
     A = A.abs() if NONNEGATIVE_ACTIVATION in conditions else A
     g = g[..., :1, :1].expand_as(g) if UNIFORM_GRADIENT in conditions else g
     if explainer.name == CLASSIFIER_CAM_NAME and UNIFORM_GRADIENT in conditions:
-        heat = (g * A).sum(1)
+        attribution = (g * A).sum(1)
     elif isinstance(explainer, BaseCAM) and _is_gradient_formula(explainer):
-        heat = explainer.combine(_build_synthetic_features(explainer, A, g))
+        attribution = explainer.combine(_build_synthetic_features(explainer, A, g))
     else:
         return None
-    shown = heat.relu().numpy()
-    peaks = shown.max((1, 2), keepdims=True)
-    return np.asarray(shown / np.where(peaks > 0, peaks, 1))
+    displayed = attribution.relu().numpy()
+    peaks = displayed.max((1, 2), keepdims=True)
+    return np.asarray(displayed / np.where(peaks > 0, peaks, 1))
 
 
 def _build_synthetic_features(explainer: Explainer, activation: Tensor, gradient: Tensor) -> LayerFeatures:
@@ -195,55 +205,67 @@ def _build_synthetic_features(explainer: Explainer, activation: Tensor, gradient
 
 
 def _raise_unavailable(*_: object) -> NoReturn:
-    raise NotImplementedError("a formula of activation and gradient reads nothing else")
+    raise NotImplementedError("a formula of activation and gradient uses no other input")
 
 
 def describe_equivalent_maps(
     equivalent_maps: Sequence[EquivalentMaps], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """What coincides and why; what holds for several of so many questions is said once.
+    """Return sentences that say which maps are equal and why; what holds for several targets is one sentence.
 
-    `method_labels`: the name under which each explanation's method goes, by the explanation's id.
+    `method_labels`: the label of each explanation's method, by the explanation's id.
     """
-    said: dict[tuple[tuple[str, ...], str, str], list[EquivalentMaps]] = {}
+    groups_by_text: dict[tuple[tuple[str, ...], str, str], list[EquivalentMaps]] = {}
     for group in equivalent_maps:
-        words = _describe_group(group, [_quote_label(method_labels[id(one)]) for one in group.explanations])
-        said.setdefault(words, []).append(group)
+        description = _describe_group(
+            group, [_quote_label(method_labels[id(explanation)]) for explanation in group.explanations]
+        )
+        groups_by_text.setdefault(description, []).append(group)
     return tuple(
-        f"{_join_names(names)} are one map{where}{_describe_classes(groups, n_targets)}: {why}{_describe_negative_parts(names, groups)}"
-        for (names, where, why), groups in said.items()
+        f"{_join_names(names)} are one map{where}{_describe_classes(groups, n_targets)}: "
+        f"{reason}{_describe_negative_parts(names, groups)}"
+        for (names, where, reason), groups in groups_by_text.items()
     )
 
 
 def _quote_label(name: str) -> str:
-    """`'gradcam, denoised'`: a wrapper's title has a comma of its own, and stands in a list."""
+    """Quote a label with a comma, such as `'gradcam, denoised'`, for use in a list."""
     return f"'{name}'" if "," in name else name
 
 
 def _describe_group(group: EquivalentMaps, method_labels: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """The names of the methods, ` at layer4`, and why they coincide."""
-    layers = {one.layer for one in group.explanations}
+    """Return the names of the methods, ` at LAYER`, and why their maps are equal."""
+    layers = {explanation.layer for explanation in group.explanations}
     if len(layers) > 1:
-        names = tuple(f"{name} at {one.layer}" for name, one in zip(method_labels, group.explanations, strict=True))
+        names = tuple(
+            f"{name} at {explanation.layer}"
+            for name, explanation in zip(method_labels, group.explanations, strict=True)
+        )
         return names, "", _describe_reason(group, names)
     layer = layers.pop()
     return tuple(method_labels), f" at {layer}" if layer else "", _describe_reason(group, method_labels)
 
 
 def _describe_reason(group: EquivalentMaps, names: Sequence[str]) -> str:
-    explained = [name for name, one in zip(names, group.explanations, strict=True) if one in group.equal_by_formula]
+    explained = [
+        name
+        for name, explanation in zip(names, group.explanations, strict=True)
+        if explanation in group.equal_by_formula
+    ]
     if not explained:
         return "the maps are the same here"
-    rest = [name for name in names if name not in explained]
-    whose = f"the formulas of {_join_names(explained)} are one" if rest else "their formulas are one"
+    unexplained = [name for name in names if name not in explained]
+    whose = f"the formulas of {_join_names(explained)} are one" if unexplained else "their formulas are one"
     because = f"{' and '.join(group.conditions)}, so " if group.conditions else ""
-    return f"{because}{whose}" + (f"; {_join_names(rest)} {_agreement_phrase(rest)} here" if rest else "")
+    return f"{because}{whose}" + (
+        f"; {_join_names(unexplained)} {_agreement_phrase(unexplained)} here" if unexplained else ""
+    )
 
 
 def _describe_negative_parts(names: Sequence[str], groups: Sequence[EquivalentMaps]) -> str:
-    """Which of them go below zero, where others do not: the same cell by cell, they differ where a picture interpolates."""
-    heats = [[float(group.explanations[i].attribution.min()) for group in groups] for i in range(len(names))]
-    signed = [name for name, lowest in zip(names, heats, strict=True) if min(lowest) < 0]
+    """Say which methods have negative values, if others do not: equal cells then differ where an image interpolates."""
+    minima = [[float(group.explanations[i].attribution.min()) for group in groups] for i in range(len(names))]
+    signed = [name for name, lowest in zip(names, minima, strict=True) if min(lowest) < 0]
     if len(signed) in (0, len(names)):
         return ""
     have, their = ("has", "its picture") if len(signed) == 1 else ("have", "their pictures")
@@ -255,7 +277,7 @@ def _agreement_phrase(names: Sequence[str]) -> str:
 
 
 def _describe_classes(groups: Sequence[EquivalentMaps], n_targets: int) -> str:
-    """For which classes, where there are several."""
+    """Return ` for CLASSES` if there are several targets."""
     if n_targets == 1:
         return ""
     if len(groups) == n_targets:
@@ -264,5 +286,5 @@ def _describe_classes(groups: Sequence[EquivalentMaps], n_targets: int) -> str:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """`a, b and c`"""
+    """Join names as `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,1 +1,1 @@
-"""What every method is built on: the base classes, dispatch, inputs, baselines and maps."""
+"""Base classes of methods, and dispatch, inputs, baselines and maps."""

@@ -1,4 +1,4 @@
-"""Explainer: the template that every method fills in, and METHODS, the registry of them all."""
+"""Base class `Explainer`, and `METHODS`, the registry of all methods."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ def _prepare_class(cls: type["Explainer"]) -> None:
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
     @wraps(init)
-    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - it is one
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - the function is a method
         init(self, *args, **translate_setting_names(settings, names, cls.__name__))
 
     cls.__init__ = __init__  # type: ignore[method-assign]
@@ -79,12 +79,12 @@ def _prepare_class(cls: type["Explainer"]) -> None:
 
 @dataclass(eq=False, repr=False)
 class Explainer(BaseMethod):
-    """Where a model looked: what a user calls. A method writes `attribution`; its settings are in `BaseMethod`.
+    """Base class of all methods: what a user calls. A method implements `attribution`; its settings are in `BaseMethod`.
 
-    What else the model takes goes with every call: positional arguments after the target; keywords that the model's
-    `is_forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
-    `n_steps`, `n_samples` and `list_baselines`, as captum has them, are settings of that call alone. Any other keyword is an
-    InputError.
+    Extra inputs of the model are passed with every call: positional arguments after the target, keywords that the model's
+    `forward` names, and `additional_forward_args` (a tuple of positional arguments, a dict of keywords, or one argument).
+    The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call alone. Any other
+    keyword raises an InputError.
     """
 
     @final
@@ -96,22 +96,67 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest: see `Explainer`."""
-        (tool,), extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        """Return the raw maps of an input tensor.
+
+        Args:
+            inputs: The model's input (N,C,*S).
+            target: A class index or name, a list with one target per sample, a target object, or a function of the output;
+                None: the class with the highest score of each sample.
+            *args: Extra positional inputs of the model.
+            additional_forward_args: Extra inputs of the model as captum takes them.
+            **kwargs: Extra keyword inputs of the model; `n_steps`, `n_samples` and `baselines` are settings of this call.
+
+        Returns:
+            Signed maps (N,*s) at the resolution of the method, in units of the score.
+
+        Raises:
+            CamscopeError: The input, the target or the model cannot be explained; the subclass and message say why.
+
+        >>> import torch
+        >>> from camscope import GradCAM
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+        >>> GradCAM(model, "0").attribute(torch.rand(2, 3, 8, 8), 1).shape
+        torch.Size([2, 6, 6])
+
+        """
+        (explainer,), extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
-        return run_methods([tool], inputs, [target], extra)[0].maps[0].attribution
+        return run_methods([explainer], inputs, [target], extra)[0].maps[0].attribution
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        target: TargetLike = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the raw maps (N,*s) of an input tensor (N,C,*S): `cam(x, 3)` is `cam.attribute(x, 3)`."""
+        return self.attribute(inputs, target, *args, additional_forward_args=additional_forward_args, **kwargs)
 
     @final
     def explain(
         self, image: Any, target: TargetLike = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any
     ) -> Explanation:
-        """One image (path, PIL image, uint8 array (H,W,3), or float tensor (C,H,W): the model's input) -> Explanation.
+        """Return the explanation of one image.
 
-        The rest goes to the model with a batch of one: `explain(image, 1, row[None])`; see `Explainer`.
+        Args:
+            image: A path, a PIL image, a uint8 array (H,W,3), a scan, or a float tensor (C,H,W) that is the model's input.
+            target: See `attribute`.
+            *args: Extra inputs of the model, each with a batch of one: `explain(image, 1, row[None])`.
+            additional_forward_args: See `attribute`.
+            **kwargs: See `attribute`.
+
+        Returns:
+            The raw map with the model's answer, the settings and the placement of the map on the image.
+
+        Raises:
+            CamscopeError: The image, the target or the model cannot be explained; the subclass and message say why.
+
         """
-        tools, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
-        return explain_grid(tools, image, [target], extra)[0][0]
+        explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        return explain_grid(explainers, image, [target], extra)[0][0]
 
     @final
     def explain_classes(
@@ -122,11 +167,14 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Several questions about one image, answered from one forward pass where the method allows it; see `explain`."""
+        """Return the explanations of one image for several targets, in the order of `targets`.
+
+        Methods that can do so share one forward pass among the targets. For the arguments see `explain`.
+        """
         if isinstance(targets, str | int | Difference) or callable(targets):
-            raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
-        tools, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
-        return explain_grid(tools, image, list(targets), extra)[0]
+            raise TargetError(f"explain_classes takes a list of targets; for one, explain(image, {targets!r})")
+        explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        return explain_grid(explainers, image, list(targets), extra)[0]
 
     @final
     def explain_methods(
@@ -138,36 +186,46 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
+        """Return the explanations of one image by several methods, which get the settings of this explainer.
 
-        `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
-        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `list_baselines` go to the methods that have them.
+        Args:
+            image: See `explain`.
+            methods: Names, classes, or explainers of the same model. Methods that look at layers share one forward and one
+                backward pass.
+            target: See `attribute`.
+            *args: See `explain`.
+            additional_forward_args: See `attribute`.
+            **kwargs: See `attribute`. `n_steps`, `n_samples` and `baselines` apply to the methods that have such a setting.
+
+        Returns:
+            One explanation per method, in the order of `methods`.
+
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
-        siblings = [one if isinstance(one, Explainer) else self.create_sibling(one) for one in methods]
-        tools, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
-        return [row[0] for row in explain_grid(tools, image, [target], extra)]
+        siblings = [method if isinstance(method, Explainer) else self.create_sibling(method) for method in methods]
+        explainers, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
+        return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """The keywords of the constructor."""
+        """Names of the constructor's arguments."""
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
-        """The same method with other settings."""
+        """Return the same method with some settings changed."""
         return replace(self, **settings) if settings else self
 
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
-        """Another method for the same model, with this one's settings where it has them; what is as usual is as usual there."""
-        kind, own = get_explainer_class(method), signature(type(self)).parameters
+        """Return another method for the same model, with the shared settings that differ from the default."""
+        method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
         shared = [
             name
-            for name in signature(kind).parameters
-            if _find_declaring_class(name, kind) is _find_declaring_class(name, type(self))
+            for name in signature(method_cls).parameters
+            if _find_declaring_class(name, method_cls) is _find_declaring_class(name, type(self))
         ]
-        given = {name: getattr(self, name) for name in shared}
-        return kind(**{name: value for name, value in given.items() if value is not own[name].default})
+        values = {name: getattr(self, name) for name in shared}
+        return method_cls(**{name: value for name, value in values.items() if value is not parameters[name].default})
 
     @final
     def explain_batch(
@@ -178,9 +236,18 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Several images, each with its own target or all with one; inputs of one size share their passes.
+        """Return the explanations of several images; images whose inputs have the same shape share passes.
 
-        The rest: see `Explainer`. Of a tensor with one entry an image, each entry goes with its own image.
+        Args:
+            images: Images as `explain` takes them.
+            targets: One target for all images, or a list with one target per image.
+            *args: Extra inputs of the model. A tensor with one entry per image is split accordingly.
+            additional_forward_args: See `attribute`.
+            **kwargs: See `attribute`. `baselines` may hold one baseline per image.
+
+        Returns:
+            One explanation per image, in the order of `images`.
+
         """
         if isinstance(images, str | os.PathLike):
             raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
@@ -190,39 +257,44 @@ class Explainer(BaseMethod):
         items = [self.prepare_input(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
-        plain = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
-        each = list(plain) if isinstance(plain, list | tuple) else None
-        if each is not None and len(each) != len(items):
+        values = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
+        image_targets = list(values) if isinstance(values, list | tuple) else [values] * len(items)
+        if len(image_targets) != len(items):
             raise InputError(
-                f"{plural(len(each), 'target')} for {plural(len(items), 'image')}: give one, or one per image"
+                f"{plural(len(image_targets), 'target')} for {plural(len(items), 'image')}: give one, or one per image"
             )
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            own = extra.select_rows(rows, len(items))
-            tool = _with_aliased_settings(self, for_method, partial(_select_baseline_rows, rows=rows, inputs=items))
-            question = bind_targets(
-                tool, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own
+            batch_inputs = extra.select_rows(rows, len(items))
+            explainer = _with_aliased_settings(
+                self, for_method, partial(_select_baseline_rows, rows=rows, inputs=items)
             )
-            made = run_methods([tool], torch.stack([items[i].x for i in rows]), [question], own)[0]
-            found = build_explanations(
-                tool, [items[i] for i in rows], made, 0, compute_model_digest(made.model_info.model)
+            bound_targets = bind_targets(
+                explainer,
+                [image_targets[i] for i in rows],
+                [items[i] for i in rows],
+                batch_inputs,
             )
-            results.update(zip(rows, found, strict=True))
+            result = run_methods([explainer], torch.stack([items[i].x for i in rows]), [bound_targets], batch_inputs)[0]
+            explanations = build_explanations(
+                explainer, [items[i] for i in rows], result, 0, compute_model_digest(result.model_info.model)
+            )
+            results.update(zip(rows, explanations, strict=True))
         return [results[i] for i in range(len(items))]
 
 
 def resolve_call_arguments(
     explainers: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Explainer], ExtraInputs]:
-    """The methods with the settings of one call, and what goes to the model with the image; see `Explainer`."""
+    """Return the explainers with the settings of one call applied, and the extra inputs of the model; see `Explainer`."""
     if not keywords:
         return list(explainers), build_extra_inputs(args, {}, additional_forward_args)
-    where = " and ".join(dict.fromkeys(type(tool).__name__ for tool in explainers))
-    names = frozenset[str]().union(*(tool.setting_names for tool in explainers))
+    where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
+    names = frozenset[str]().union(*(explainer.setting_names for explainer in explainers))
     for_model, for_method = split_keywords(explainers[0].model if explainers else nn.Identity(), keywords, names, where)
     extra = build_extra_inputs(args, for_model, additional_forward_args)
-    return [_with_aliased_settings(tool, for_method) for tool in explainers], extra
+    return [_with_aliased_settings(explainer, for_method) for explainer in explainers], extra
 
 
 def _with_aliased_settings(
@@ -230,19 +302,21 @@ def _with_aliased_settings(
     aliased_settings: Mapping[str, Any],
     select_baseline: Callable[[Any], Any] = lambda value: value,
 ) -> Explainer:
-    """A method with settings under other toolkits' names, those that it has. `select_baseline`: of a baseline for each image."""
+    """Return the explainer with those of the aliased settings that it has. `select_baseline` picks the baselines of a batch."""
     settings = {}
     for word, value in aliased_settings.items():
-        for own in CAPTUM_SETTING_NAMES[word]:
-            if own in explainer.setting_names and (known := translate_setting_value(own, value)) is not None:
-                settings[own] = select_baseline(known) if own == "baseline" else known
+        for name in CAPTUM_SETTING_NAMES[word]:
+            if name in explainer.setting_names and (translated := translate_setting_value(name, value)) is not None:
+                settings[name] = select_baseline(translated) if name == "baseline" else translated
     return explainer.with_settings(**settings)
 
 
 def _select_baseline_rows(baseline: Any, rows: Sequence[int], inputs: Sequence[ModelInput]) -> Any:
-    """Of baselines (N,C,*S), one an image, those of some images; any other baseline unchanged."""
-    each = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
-    return baseline[list(rows)] if each else baseline
+    """Return the baselines of some images if there is one per image (N,C,*S); return any other baseline unchanged."""
+    is_per_image = (
+        isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
+    )
+    return baseline[list(rows)] if is_per_image else baseline
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
@@ -251,7 +325,7 @@ def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """The class that a setting comes from first: one of the same name may mean something else elsewhere."""
+    """Return the class that first declares a setting: settings of one name may differ in meaning between methods."""
     return next(
-        (one for one in reversed(explainer_cls.__mro__) if setting in vars(one).get("__annotations__", {})), None
+        (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

@@ -1,4 +1,4 @@
-"""Constancy: whether a score depends on the input at all, as the scores of noise in its place show."""
+"""Detect scores that do not depend on the input: they stay the same for noise in its place."""
 
 import copy
 import threading
@@ -18,24 +18,24 @@ from camscope.targets.score_range import ScoreRange
 if TYPE_CHECKING:
     from camscope.explainers.core.method import BaseMethod
 
-MAX_NOISE_TRIALS = 2  # a second one only where the first changes no score
+MAX_NOISE_TRIALS = 2  # the second only if the first changes no score
 UNFLAGGED_STATUSES = (STATUS_OK, "flat", "layout_unverified")
-NON_CLASS_TARGET_KEY = "other"  # of a target that is no class
+NON_CLASS_TARGET_KEY = "other"  # for a target that is not a class
 
 _varying_inputs_by_model: WeakIdKeyDictionary = (
     WeakIdKeyDictionary()
-)  # by model: what is known to vary, by input, weights and class
+)  # by model: keys of input, weights and class whose score is known to vary
 _varying_lock = threading.Lock()
 
 
 def flag_constant_scores(
     explainer: "BaseMethod", x: Tensor, score: Score, maps: AttributionMaps, weights_key: Hashable
 ) -> None:
-    """Set `constant_score` where the score of a sample of x (N,C,*S) stays the same with noise in place of the sample.
+    """Set `constant_score` of maps whose score stays the same with noise in place of the sample of x (N,C,*S).
 
-    Gradients at a layer, and rules that hand shares back, say nothing of that: the layer itself may be constant. A method
-    that altered the input has seen it already. One forward pass without hooks, once for each model, weights, size of the
-    input and class; `weights_key`: what tells them from others.
+    Gradients at a layer do not reveal this, because the layer itself may be constant. A method that alters the input has
+    found it already. The test takes one forward pass without hooks, once for each model, weights, input size and class;
+    `weights_key` identifies the weights.
     """
     altered = getattr(explainer, "alters_input", False) and maps.constant_score is not None
     if explainer.control or not explainer.class_specific or altered or score.values is None:
@@ -45,14 +45,16 @@ def flag_constant_scores(
         return
     constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=_uses_rival_scores(explainer))
     if constant is not None:
-        known = torch.zeros_like(constant) if maps.constant_score is None else maps.constant_score.to(constant.device)
-        maps.constant_score = known | constant
+        previous = (
+            torch.zeros_like(constant) if maps.constant_score is None else maps.constant_score.to(constant.device)
+        )
+        maps.constant_score = previous | constant
 
 
 def find_constant_rows(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """(N,): which of these rows of x (N,C,*S) have a score that noise does not change; None where all are known to vary.
+    """Return which rows (N,) of x (N,C,*S) have a score that noise does not change; None if all are known to vary.
 
     `include_probabilities`: neither the score nor the probability may change.
     """
@@ -63,57 +65,57 @@ def find_constant_rows(
         for row, index in zip(rows, classes, strict=True)
     }
     with _varying_lock:
-        known = _varying_inputs_by_model.setdefault(score.model, set())
-        if all(key in known for key in keys.values()):
+        varying_keys = _varying_inputs_by_model.setdefault(score.model, set())
+        if all(key in varying_keys for key in keys.values()):
             return None
     constant = _find_unchanged_scores(x, score, include_probabilities)
     if constant is None:
         return None
     flags: list[bool] = constant.tolist()
     with _varying_lock:
-        known.update(key for row, key in keys.items() if not flags[row])
+        varying_keys.update(key for row, key in keys.items() if not flags[row])
     chosen = torch.zeros_like(constant)
     chosen[list(rows)] = constant[list(rows)]
     return chosen
 
 
 def _uses_rival_scores(explainer: "BaseMethod") -> bool:
-    """Whether a map is made of more than the class's own score: of probabilities, or of rivals' scores."""
+    """Whether a map uses more than the score of its class: probabilities, or scores of rival classes."""
     if getattr(explainer, "has_custom_backward", False):
         return False
     return getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """(N,): whether no noise changed a sample's score by more than rounding; None where the model takes no noise."""
-    single, scores = copy.copy(score), ScoreRange()
+    """Return for each sample (N,) whether noise changes its score by no more than rounding; None if the model refuses noise."""
+    score_copy, scores = copy.copy(score), ScoreRange()
     if score.values is None:
         return None
     scores.add("score", score.values, None, len(x))
     constant = None
-    cards = [x.device] if x.device.type == "cuda" else []
+    devices = [x.device] if x.device.type == "cuda" else []
     try:
         for seed in range(MAX_NOISE_TRIALS):
-            with torch.no_grad(), hooks_muted(score.model), torch.random.fork_rng(devices=cards):
-                output = single.forward(draw_noise_like(x, seed))
-                values = single.read_score(output, len(x)).detach()
-                chances = single.probability(output, len(x)).detach() if include_probabilities else None
+            with torch.no_grad(), hooks_muted(score.model), torch.random.fork_rng(devices=devices):
+                output = score_copy.forward(draw_noise_like(x, seed))
+                values = score_copy.read_score(output, len(x)).detach()
+                probabilities = score_copy.probability(output, len(x)).detach() if include_probabilities else None
             scores.add("score", values, None, len(x))
-            if chances is not None:
-                scores.add("probability", chances, None, len(x))
+            if probabilities is not None:
+                scores.add("probability", probabilities, None, len(x))
             constant = scores.is_constant(score.machine_epsilon)
             if constant is None or not bool(constant.any()):
                 return constant
-    except Exception:  # a model may refuse noise, or a target find nothing in it: then nothing is known
+    except Exception:  # the model may reject noise, or a target find nothing in it
         return None
     return constant
 
 
 def draw_noise_like(x: Tensor, seed: int) -> Tensor:
-    """Noise of the shape, type, mean and spread of x (N,C,*S); of integers, among its values."""
-    draw = torch.Generator(device="cpu").manual_seed(seed)
+    """Return noise with shape, dtype, mean and spread of x (N,C,*S), or, for integers, in its range."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     if not x.is_floating_point():
         low, high = int(x.min()), int(x.max())
-        return torch.randint(low, max(high, low + 1) + 1, x.shape, generator=draw, device="cpu").to(x)
-    noise = torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x)
+        return torch.randint(low, max(high, low + 1) + 1, x.shape, generator=generator, device="cpu").to(x)
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(x)
     return x.mean() + noise * torch.where(x.std() > 0, x.std(), 1).nan_to_num(1.0)

@@ -1,4 +1,4 @@
-"""The scope of one call: a model that can be explained, left as it was; numbers that are numbers."""
+"""The context of one call: the model in eval mode without side effects, and checks of its settings, input and numbers."""
 
 import itertools
 import math
@@ -24,13 +24,13 @@ from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
 
 Mode = Literal["eval", "as_is"]
-MAX_COUNT_SETTING = 1_000_000  # of samples, steps, cells, images in a pass
-MAX_REPR_LENGTH = 60  # letters of a value in an error
+MAX_COUNT_SETTING = 1_000_000  # samples, steps, cells, images in a pass
+MAX_REPR_LENGTH = 60  # characters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 AutocastFactory = Callable[[], AbstractContextManager[None]]
 QUANTIZED_MODULE_PREFIXES = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-FLOAT_MODULES_FOR_QUANTIZATION = (  # they compute in floats, and lie among the quantised ones: the sums of a model that may be quantised later
+FLOAT_MODULES_FOR_QUANTIZATION = (  # modules of the quantized packages that compute in floats
     torch.ao.nn.quantized.FloatFunctional,
     torch.ao.nn.quantized.FXFloatFunctional,
 )
@@ -38,7 +38,7 @@ FLOAT_MODULES_FOR_QUANTIZATION = (  # they compute in floats, and lie among the 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What one walk through a model tells: the eager module that hooks reach, where its numbers are, how it runs."""
+    """Facts about a model: the eager module that hooks reach, its devices, and how it runs."""
 
     model: nn.Module
     devices: tuple[torch.device, ...]
@@ -47,12 +47,12 @@ class ModelInfo:
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
-    """The eager module inside a model and what an explanation must know of it, or a ModelError that says why not."""
+    """Return the facts about a model; raise ModelError if it cannot be explained."""
     inner = unwrap(model)
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
         raise ModelError(f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module")
-    parts = [type(part) for key, part in inner.named_children() if not key.startswith("_")]
+    parts = [type(child) for key, child in inner.named_children() if not key.startswith("_")]
     if isinstance(inner, torch.fx.GraphModule) and set(parts) <= {nn.Module}:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
@@ -65,7 +65,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
             type(module).__module__.startswith(QUANTIZED_MODULE_PREFIXES)
             and type(module) not in FLOAT_MODULES_FOR_QUANTIZATION
         ):
-            raise ModelError(f"{path or name} is quantised: it has no gradient; pass the float model it was made from")
+            raise ModelError(f"{path or name} is quantized: it has no gradient; pass the float model it was made from")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             if value is None:
@@ -81,7 +81,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
 
 @contextmanager
 def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
-    """No gradients, no inference mode, no compiled code, and eval mode unless `mode="as_is"`; all put back at the end."""
+    """Disable gradients, inference mode and compiled code, and switch to eval mode unless `mode="as_is"`; restore all at exit."""
     with ExitStack() as scope:
         scope.enter_context(hooks_excluded_from_copies())
         scope.enter_context(torch.inference_mode(False))
@@ -101,20 +101,20 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
 
 
 def weight_versions(model: nn.Module) -> dict[int, int]:
-    """How often each parameter was changed in place: another thread that trains the model meanwhile changes some."""
+    """Return the version counter of each parameter, which changes if another thread trains the model."""
     return {id(value): value._version for value in model.parameters() if not value.is_inference()}
 
 
 def weights_key(model: nn.Module) -> int:
-    """A number that is another one when a parameter was replaced or changed in place."""
+    """Return a number that changes if a parameter is replaced or changed in place."""
     return hash(frozenset(weight_versions(model).items()))
 
 
 @contextmanager
 def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
-    """Autocast is off, so that a method's own arithmetic is exact; what is yielded brings it back for the model's.
+    """Switch autocast off for the arithmetic of a method, and yield a context manager that restores it for the model.
 
-    It is the caller's own autocast, or bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted.
+    The model runs under the caller's autocast, or in bfloat16 on its devices with `"bf16"`; its weights are not converted.
     """
     kinds = {device.type for device in model_info.devices} or {"cpu"}
     dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
@@ -135,7 +135,7 @@ def _model_autocast(dtype_by_device_type: Mapping[str, torch.dtype]) -> Iterator
 
 
 def to_channels_last(x: Tensor, precision: Precision | None) -> Tensor:
-    """The input with its channels last in memory under `"bf16"`, where there is such an order; else as it is."""
+    """Return the input with channels last in memory for `"bf16"`, if its rank has such a format; else unchanged."""
     orders = {4: torch.channels_last, 5: torch.channels_last_3d}
     if precision != "bf16" or x.ndim not in orders:
         return x
@@ -143,7 +143,7 @@ def to_channels_last(x: Tensor, precision: Precision | None) -> Tensor:
 
 
 class EvaluationSettings(Protocol):
-    """What a call must know of a method."""
+    """The settings of a method that affect how the model is called."""
 
     mode: Mode
     precision: Precision | None
@@ -151,24 +151,24 @@ class EvaluationSettings(Protocol):
 
     @property
     def call_settings(self) -> Mapping[str, Any]:
-        """How the model is called with an input."""
+        """Settings of how the model is called with an input."""
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the input may be of integers."""
+        """Whether the input may be an integer tensor."""
 
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """The input x (N,C,*S) of one call, as the model takes it, and what every question about it is asked with."""
+    """The input x (N,C,*S) of one call as the model takes it, and the options of every score of that call."""
 
     x: Tensor
     model: nn.Module
     score_options: Mapping[str, Any]
-    one_sample_per_pass: bool = False  # the model's samples see one another
+    one_sample_per_pass: bool = False  # because the samples of a batch affect one another
 
     def create_score(self, target: TargetLike = None, score_cls: type[Score] = Score) -> Score:
-        """The number that a question means."""
+        """Return the score of a target."""
         return score_cls(self.model, target, **self.score_options)
 
 
@@ -181,24 +181,28 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x.
+    """Enter the inference scope and yield the context of one call; the extra inputs go to the model together with x.
 
-    `runs_copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
-    its own.
+    `runs_copies`: whether the model will see batches of altered copies. If its samples affect one another, each copy then
+    has its own pass.
     """
-    apart = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
-    with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as casts:
-        more = {
+    one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
+    with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
+        model_inputs = {
             "args": map_leaves(extra_inputs.args, clone_inference_tensor),
             "kwargs": map_leaves(dict(extra_inputs.kwargs), clone_inference_tensor),
         }
         inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
-        settings = {"class_names": explainer.class_names, "one_sample_per_pass": apart, **explainer.call_settings}
+        settings = {
+            "class_names": explainer.class_names,
+            "one_sample_per_pass": one_sample_per_pass,
+            **explainer.call_settings,
+        }
         yield EvaluationContext(
             inputs,
             model_info.model,
-            {**settings, "forward_context": casts, "input_size": inputs.shape[2:], **more},
-            apart,
+            {**settings, "forward_context": model_autocast, "input_size": inputs.shape[2:], **model_inputs},
+            one_sample_per_pass,
         )
 
 
@@ -210,7 +214,7 @@ def has_interacting_samples(
     *,
     runs_copies: bool = False,
 ) -> bool:
-    """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `runs_copies` of one."""
+    """Whether samples affect one another in eval mode: those of x (N,C,*S), or, with `runs_copies`, copies of one sample."""
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
@@ -218,28 +222,28 @@ def has_interacting_samples(
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
-    """An InputError unless the value of a setting is one of these."""
+    """Raise InputError unless the value of a setting is one of the options."""
     if value not in options:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """An InputError unless each setting is a positive number, at most `high`, or one of `allowed`."""
+    """Raise InputError unless each setting is a positive number of at most `high`, or one of `allowed`."""
     _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, allowed, settings)
     _check_at_most(high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """An InputError unless each setting is a number, `low` or more and `high` or less, or one of `allowed`."""
-    words = "a number" if low == -math.inf else f"a number, {low:g} or more"
-    _check_settings(words, lambda value: _is_finite_number(value) and value >= low, allowed, settings)
+    """Raise InputError unless each setting is a number from `low` to `high`, or one of `allowed`."""
+    expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
+    _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, allowed, settings)
     _check_at_most(high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more and `MAX_COUNT_SETTING` or less, or one of `allowed`.
+    """Raise InputError unless each setting is an integer from 1 to `MAX_COUNT_SETTING`, or one of `allowed`.
 
-    A larger one is a slip, which would end hours later, or in the memory that numbers for so many passes take.
+    A larger number is probably a mistake that would take hours or exhaust memory.
     """
     _check_settings("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1, allowed, settings)
     _check_at_most(MAX_COUNT_SETTING, allowed, settings)
@@ -250,7 +254,7 @@ def _check_at_most(high: float, allowed: tuple[object, ...], settings: Mapping[s
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number of 64 bits, or one of `allowed`."""
+    """Raise InputError unless each setting is a 64-bit integer, or one of `allowed`."""
     _check_settings(
         "a whole number of 64 bits", lambda value: _is_integer(value) and -(2**63) <= value < 2**64, allowed, settings
     )
@@ -260,17 +264,17 @@ def _check_settings(
     expectation: str, is_valid: Callable[[Any], bool], allowed: tuple[object, ...], settings: Mapping[str, object]
 ) -> None:
     for name, value in settings.items():
-        if not any(value is one for one in allowed) and not is_valid(value):
+        if not any(value is option for option in allowed) and not is_valid(value):
             raise InputError(
                 f"{name}={_shorten_repr(value)}: expected {' or '.join([expectation, *map(repr, allowed)])}"
             )
 
 
 def _shorten_repr(value: object) -> str:
-    """A value as it is written in Python; of a number of hundreds of digits some of them."""
+    """Return the repr of a value, shortened for numbers with hundreds of digits."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes out no number of more than 4,300 digits
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= MAX_REPR_LENGTH else f"{text[:MAX_REPR_LENGTH]}…"
 
@@ -284,12 +288,12 @@ def _is_finite_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # of a whole number that is too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
+    """Return the input (N,C,*S) detached from the caller's graph; raise InputError if the model cannot take it."""
     _check_not_list(x)
     if not isinstance(x, Tensor):
         raise InputError(
@@ -315,13 +319,13 @@ def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings)
     if explainer.call_settings.get("frames_first") is None:
         check_channels_first(x, model_info.model)
     if model_info.devices and x.device not in model_info.devices:
-        places = ", ".join(map(str, model_info.devices))
-        raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
+        devices = ", ".join(map(str, model_info.devices))
+        raise InputError(f"the input is on {x.device}, the model on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
 def _check_not_list(value: object) -> None:
-    """An InputError for images in a list, which may be a batch or the instances of a bag."""
+    """Raise InputError for a list of images, which may be a batch or the instances of a bag."""
     if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
         raise InputError(
             f"the input is a {type(value).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
@@ -330,12 +334,12 @@ def _check_not_list(value: object) -> None:
 
 
 def check_channels_first(x: Tensor, model: nn.Module) -> None:
-    """An InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), whose channels are not where others have them."""
+    """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), with channels at the third axis."""
     if x.ndim != 5:
         return
     kinds = (nn.Conv2d, nn.Conv3d)
-    firsts = [next((part for part in model.modules() if isinstance(part, kind)), None) for kind in kinds]
-    counts, flat = {one.in_channels for one in firsts if one is not None}, firsts[1] is None
+    firsts = [next((module for module in model.modules() if isinstance(module, kind)), None) for kind in kinds]
+    counts, flat = {convolution.in_channels for convolution in firsts if convolution is not None}, firsts[1] is None
     if x.shape[2] not in counts or x.shape[2] > 4:
         return
     if x.shape[1] not in counts or (flat and x.shape[1] == x.shape[2]):
@@ -346,12 +350,12 @@ def check_channels_first(x: Tensor, model: nn.Module) -> None:
 
 
 def clone_inference_tensor(value: Tensor) -> Tensor:
-    """The tensor itself; a copy of one made under `inference_mode`, which no graph may hold."""
+    """Return a copy of a tensor made under `inference_mode`, which no graph can hold; any other tensor unchanged."""
     return value.clone() if value.is_inference() else value
 
 
 def check_differentiable(model_info: ModelInfo) -> None:
-    """A ModelError for weights that autograd refuses."""
+    """Raise ModelError for weights that autograd refuses."""
     if model_info.inference_tensor_name:
         raise ModelError(
             f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was made under inference_mode: it has no "
@@ -360,7 +364,7 @@ def check_differentiable(model_info: ModelInfo) -> None:
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where an image goes: device and float type of the model's first floating parameter or buffer."""
+    """Return device and dtype of the model's first floating-point parameter or buffer, where images go."""
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.is_floating_point():
             return value.device, value.dtype
@@ -368,7 +372,7 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
-    """Raise NonFiniteError (or warn) naming what, how many and the first index, if a value is NaN or infinite."""
+    """Raise NonFiniteError, or warn, if a value is NaN or infinite, with the count and the first index."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
@@ -386,16 +390,16 @@ _compiler_stance = ExitStack()
 
 @contextmanager
 def _force_eager() -> Iterator[None]:
-    """Compiled code runs in plain Python; the stance is the process's, so the last thread inside puts it back."""
-    here = threading.get_ident()
+    """Run compiled code eagerly. The stance belongs to the process, so the last thread to leave restores it."""
+    thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:
             _compiler_stance.enter_context(torch.compiler.set_stance("force_eager"))
-        _eager_thread_ids.append(here)
+        _eager_thread_ids.append(thread_id)
     try:
         yield
     finally:
         with _eager_lock:
-            _eager_thread_ids.remove(here)
+            _eager_thread_ids.remove(thread_id)
             if not _eager_thread_ids:
                 _compiler_stance.close()

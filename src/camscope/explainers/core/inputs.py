@@ -1,4 +1,4 @@
-"""What `explain_images` is given: an image of any kind, or a tensor that already is the model's input."""
+"""The model's input: read from an image of any kind, or taken from a tensor that already is the input."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from camscope.pytree import describe_unsupported_tensor, map_leaves
 if TYPE_CHECKING:
     from camscope.images.scans.scan import Scan
 
-PreprocessFunction = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
+PreprocessFunction = Callable[[Any], Any]  # pixels, a scan or a path -> the input and its placement
 
 
 HIDDEN_IMAGE_NOTE = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
@@ -26,27 +26,27 @@ HIDDEN_IMAGE_NOTE = "the picture is not shown: text may be part of it, as a name
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One input of the model (C,*S), where it lies on its image, and the pictures to draw on."""
+    """One input of the model (C,*S), its placement on the original image, and the images to draw on."""
 
     x: Tensor
     placement: Placement | None
     name: str
     image: PixelArray | None
     model_input_image: PixelArray | None
-    affine: NDArray[np.float64] | None = None  # (4,4) of a scan, from its voxels to millimetres
-    scan_steps: tuple[str, ...] = ()  # what was done to a scan's stored numbers
-    flags: tuple[str, ...] = ()  # what is odd about it
+    affine: NDArray[np.float64] | None = None  # (4,4) of a scan, from voxels to millimeters
+    scan_steps: tuple[str, ...] = ()  # how a scan's stored numbers were changed
+    flags: tuple[str, ...] = ()  # warnings about the image
 
 
 @dataclass(frozen=True)
 class ExtraInputs:
-    """What the model takes beside the image: a table's row, a second picture, a keyword."""
+    """The inputs of the model other than the image: a row of a table, a second image, a keyword."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
-        """Those of some rows of a batch: of a tensor with one entry a row these, all else as it is."""
+        """Return the extra inputs of some samples: rows of each tensor with `batch_size` rows, other values unchanged."""
 
         def chosen(value: Tensor) -> Tensor:
             return (
@@ -67,7 +67,7 @@ def read_model_input(
     *,
     frames_first: bool = False,
 ) -> ModelInput:
-    """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
+    """Return the model's input for an image, preprocessed and on the model's device; a float tensor is used unchanged."""
     from camscope.images.scans.monai import MonaiPreprocess, is_monai_object, read_tensor_placement, strip_metadata
 
     if isinstance(source, ModelInput):
@@ -85,9 +85,9 @@ def read_model_input(
         x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         x = x.transpose(0, 1) if frames_first else x
         if is_monai_object(x):
-            place, world = read_tensor_placement(x)
+            place, affine = read_tensor_placement(x)
             return ModelInput(
-                strip_metadata(x), place, "tensor", None, render_model_input(strip_metadata(x), None), world
+                strip_metadata(x), place, "tensor", None, render_model_input(strip_metadata(x), None), affine
             )
         return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
     from camscope.images.files.redaction import pseudonymize_source
@@ -97,11 +97,13 @@ def read_model_input(
     from camscope.images.scans.scan_reader import is_safe_to_display, is_scan, read_scan
 
     if isinstance(preprocess, MonaiPreprocess) and isinstance(source, str | Path):
-        x, place, world = preprocess(source)
-        seen, flags = (
+        x, place, affine = preprocess(source)
+        input_image, flags = (
             (render_model_input(x, None), ()) if is_safe_to_display(Path(source)) else (None, (HIDDEN_IMAGE_NOTE,))
         )
-        return ModelInput(x.to(*device_and_dtype), place, pseudonymize_source(source), None, seen, world, flags=flags)
+        return ModelInput(
+            x.to(*device_and_dtype), place, pseudonymize_source(source), None, input_image, affine, flags=flags
+        )
     if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
         return prepare_scan(read_scan(source), preprocess, device_and_dtype)
     photo = read_photo(source)
@@ -117,7 +119,7 @@ def read_model_input(
 
 
 def check_dense_tensor(x: Tensor) -> None:
-    """An InputError for a tensor that is no dense array of numbers, and inside a transform of `torch.func`."""
+    """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a transform of `torch.func`."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise InputError(
             "camscope runs hooks and backward passes of its own, which torch.func (vmap, grad, jvp, functionalize) cannot "
@@ -129,7 +131,7 @@ def check_dense_tensor(x: Tensor) -> None:
 
 
 def accepts_scans(preprocess: object) -> bool:
-    """Whether what enters the model by it is a medical image, whatever its file is called."""
+    """Whether the preprocessing takes medical images, whatever the name of the file."""
     from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
@@ -139,7 +141,10 @@ def accepts_scans(preprocess: object) -> bool:
 def prepare_scan(
     scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
 ) -> ModelInput:
-    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures; `with_images`: with its pictures."""
+    """Return the model's input for a scan, by a preprocessing of scans or, as pixels, of images.
+
+    `with_images`: whether the result holds images to draw on.
+    """
     from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
     from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -156,25 +161,28 @@ def prepare_scan(
             fix="pass preprocess=ScanPreprocess(...)",
             remedy=Remedy.SET_SCAN_PREPROCESS,
         )
-    way = require_preprocess(preprocess, scan.name)
+    scan_preprocess = require_preprocess(preprocess, scan.name)
     visible, flags = (
         with_images and scan.is_safe_to_display,
         scan.flags if scan.is_safe_to_display else (*scan.flags, HIDDEN_IMAGE_NOTE),
     )
     placement: Placement | None
-    if isinstance(way, ScanPreprocess):
-        x, placement = _apply_preprocess(way, scan, scan.name)
-        image, steps = convert_scan_to_display_pixels(scan, way.window) if visible else None, (*scan.steps, *way.steps)
+    if isinstance(scan_preprocess, ScanPreprocess):
+        x, placement = _apply_preprocess(scan_preprocess, scan, scan.name)
+        image, steps = (
+            convert_scan_to_display_pixels(scan, scan_preprocess.window) if visible else None,
+            (*scan.steps, *scan_preprocess.steps),
+        )
     else:
-        pixels, shown = convert_scan_to_rgb(scan)
-        (x, placement), steps = _apply_preprocess(way, pixels, scan.name), shown.steps
+        pixels, display = convert_scan_to_rgb(scan)
+        (x, placement), steps = _apply_preprocess(scan_preprocess, pixels, scan.name), display.steps
         image = pixels if visible else None
-    picture = render_model_input(x, preprocess) if visible else None
-    return ModelInput(x.to(*device_and_dtype), placement, scan.name, image, picture, scan.affine, steps, flags)
+    input_image = render_model_input(x, preprocess) if visible else None
+    return ModelInput(x.to(*device_and_dtype), placement, scan.name, image, input_image, scan.affine, steps, flags)
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
-    """What a preprocessing makes of a scan; of its error the kind, for its words may name the patient: they are in the cause."""
+    """Apply a preprocessing to a scan. An error names only the type of its cause, because the text may contain patient data."""
     try:
         return preprocess(source)
     except Exception as error:
@@ -185,7 +193,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """The preprocessing, where there is one; `image_name`: of the image that cannot enter the model without."""
+    """Return the preprocessing; raise PreprocessError, which names the image, if there is none."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",
@@ -197,10 +205,10 @@ def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -
 
 
 def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
-    """Spatial axes of the model's input: those of one of its convolutions; 2 without any.
+    """Return the number of spatial axes of the model's input, from its convolutions; 2 without any.
 
-    `shape`: of a tensor that is one input, or a batch of one. Without it the most axes of any convolution. InputError where
-    the shape fits several ranks, and the channels do not decide.
+    `shape` is that of a tensor that is one input or a batch of one. Without it, the largest rank of any convolution counts.
+    Raises InputError if the shape fits several ranks and the channels do not decide.
     """
     ranks: dict[int, set[int]] = {}
     for module in model.modules():
@@ -223,7 +231,7 @@ def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> 
 
 
 def _is_channels_first_image(x: Tensor) -> bool:
-    """Whether a tensor uint8 is (C,*S) or (1,C,*S), and not a picture (H,W,C)."""
+    """Whether a uint8 tensor is (C,*S) or (1,C,*S) rather than an image (H,W,C)."""
     return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
@@ -234,16 +242,17 @@ def _to_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
         return x[0]
     if x.ndim != n_spatial_axes + 1:
         raise InputError(
-            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-n_spatial_axes:])}) or (1,C,...), not a batch"
+            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-n_spatial_axes:])}) or "
+            f"(1,C,...), not a batch"
         )
     return x
 
 
 def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> PixelArray | None:
-    """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range.
+    """Return the input as an image (H,W,3), denormalized if the preprocessing allows it, else scaled to its own range.
 
-    Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3): a video has three channels, and
-    of a volume with more of them, as of several MR sequences, the first is seen.
+    The result of a signal is (C,L), with each channel scaled separately. The result of a volume or a video is (D,H,W,3): the
+    three channels of a video, or the first channel of a volume.
     """
     if x.is_meta or x.ndim not in (2, 3, 4):
         return None
@@ -252,13 +261,13 @@ def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> Pixe
     background = getattr(preprocess, "denormalize", None)
     if background is not None and x.ndim == 3:
         return np.asarray(background(x), dtype=np.uint8)
-    coloured = x.shape[0] == 3 or (x.shape[0] > 3 and x.ndim == 3)
-    colours = x[:3] if coloured else x[:1].expand(3, *x.shape[1:])
-    return np.ascontiguousarray(np.moveaxis(_scale_to_uint8(colours, colours.amin(), colours.amax()), 0, -1))
+    is_color = x.shape[0] == 3 or (x.shape[0] > 3 and x.ndim == 3)
+    channels = x[:3] if is_color else x[:1].expand(3, *x.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(_scale_to_uint8(channels, channels.amin(), channels.amax()), 0, -1))
 
 
 def _scale_to_uint8(x: Tensor, low: Tensor, high: Tensor) -> PixelArray:
-    """0..255; 128 where all is the same."""
-    values, low, high = (one.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for one in (x, low, high))
+    """Scale to 0..255; a constant tensor becomes 128."""
+    values, low, high = (tensor.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for tensor in (x, low, high))
     scaled = torch.where(high > low, (values - low) * 255 / (high - low), 128)
     return np.asarray(scaled.round().clamp(0, 255).to(torch.uint8).numpy())

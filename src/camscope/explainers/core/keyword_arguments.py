@@ -1,11 +1,10 @@
-"""Keywords of a call: which of them the model takes, which are settings, and which are another toolkit's."""
+"""Keywords of a call: which are inputs of the model, which are settings, and which belong to another toolkit."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 CAPTUM_SETTING_NAMES = {"n_steps": ("n_steps",), "n_samples": ("n_samples",), "baselines": ("baseline", "background")}
 BATCH_SIZE_HINT = "batch_size= of the constructor"
-FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
+FOREIGN_KEYWORD_HINTS = {  # keywords of captum, pytorch-grad-cam and torchcam
     "aug_smooth": "Augmented(GradCAM(model))",
     "class_idx": "target=",
     "eigen_smooth": "Denoised(GradCAM(model))",
@@ -26,12 +25,12 @@ FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
     "internal_batch_size": BATCH_SIZE_HINT,
     "perturbations_per_eval": BATCH_SIZE_HINT,
     "reshape_transform": "reshape= of the constructor",
-    "return_convergence_delta": "explain(...).measures['completeness_gap']",
+    "return_convergence_delta": "explain(...).diagnostics['completeness_gap']",
     "show_progress": "progress= of the constructor",
     "stdevs": "sigma= of the constructor",
     "target_category": "target=",
     "target_layer": "layer= of the constructor",
-    "target_layers": "layer= of the constructor (Fused.over(...) for several layers)",
+    "target_layers": "layer= of the constructor (Fused.at_layers(...) for several layers)",
     "targets": "target=",
 }
 
@@ -39,10 +38,9 @@ FOREIGN_KEYWORD_HINTS = {  # words of captum, pytorch-grad-cam and torchcam
 def split_keywords(
     model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of a call -> those for the model's forward, and those that are other names of settings (see ALIASES).
+    """Split the keywords of a call into inputs of the model's forward and settings of the method.
 
-    `setting_names`: what the methods that are called have, of which `owner_name` is the name in an error. InputError for a keyword
-    that is neither.
+    `setting_names` are those of all methods of the call; `owner_name` names them in the InputError for any other keyword.
     """
     inner = unwrap(model)
     named = read_forward_signature(inner).keyword_names if keywords else ()
@@ -50,19 +48,21 @@ def split_keywords(
     for word, value in keywords.items():
         if word in named:
             for_model[word] = value
-        elif any(own in setting_names for own in CAPTUM_SETTING_NAMES.get(word, ())):
+        elif any(setting in setting_names for setting in CAPTUM_SETTING_NAMES.get(word, ())):
             for_method[word] = value
         else:
             raise InputError(
-                f"{_describe_unknown_keyword(word, setting_names, owner_name)}. The forward of {type(inner).__name__} does not name it either; to "
-                f"pass it to the model all the same: additional_forward_args={{{word!r}: ...}}"
+                f"{_describe_unknown_keyword(word, setting_names, owner_name)}. The forward of {type(inner).__name__} "
+                f"does not name it either; to pass it to the model all the same: additional_forward_args={{{word!r}: ...}}"
             )
     return for_model, for_method
 
 
 def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
     if keyword in CAPTUM_SETTING_NAMES:
-        return f"{keyword}= stands for {' or '.join(CAPTUM_SETTING_NAMES[keyword])}, a setting that {owner_name} does not have"
+        own_names = CAPTUM_SETTING_NAMES[keyword]
+        meaning = "is" if keyword in own_names else f"stands for {' or '.join(own_names)},"
+        return f"{keyword}= {meaning} a setting that {owner_name} does not have"
     if keyword in FOREIGN_KEYWORD_HINTS:
         return f"{keyword}= is not a keyword of camscope: use {FOREIGN_KEYWORD_HINTS[keyword]} instead"
     if keyword in setting_names:
@@ -73,42 +73,44 @@ def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owne
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """All that goes to the model with the image.
+    """Return the extra inputs of the model.
 
     `additional_forward_args`: a tuple of positional arguments, a dict of keywords, or a single positional argument.
     """
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
-        twice = sorted(set(keywords) & set(additional_forward_args))
-        if twice:
-            raise InputError(f"{', '.join(twice)}: given as a keyword and in additional_forward_args; pass one of them")
+        repeated = sorted(set(keywords) & set(additional_forward_args))
+        if repeated:
+            raise InputError(
+                f"{', '.join(repeated)}: given as a keyword and in additional_forward_args; pass only one of them"
+            )
         return ExtraInputs(args, {**keywords, **additional_forward_args})
-    more = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    return ExtraInputs((*args, *more), keywords)
+    positional = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    return ExtraInputs((*args, *positional), keywords)
 
 
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Keywords of a constructor under our names; InputError for another toolkit's that has no equal here."""
-    known: dict[str, Any] = {}
+    """Return constructor keywords under the names of this package; InputError for a keyword of another toolkit without equal."""
+    settings: dict[str, Any] = {}
     for word, value in keywords.items():
-        own = word
+        name = word
         if word not in setting_names and word in (*CAPTUM_SETTING_NAMES, *FOREIGN_KEYWORD_HINTS):
-            own = next((alias for alias in CAPTUM_SETTING_NAMES.get(word, ()) if alias in setting_names), "")
-            if not own:
+            name = next((alias for alias in CAPTUM_SETTING_NAMES.get(word, ()) if alias in setting_names), "")
+            if not name:
                 raise InputError(_describe_unknown_keyword(word, setting_names, owner_name))
-            value = translate_setting_value(own, value)
-        if own in known or (own != word and own in keywords):
-            raise InputError(f"{owner_name}: {own}= is given twice, also under another name; pass one of them")
-        if own == word or value is not None:
-            known[own] = value
-    return known
+            value = translate_setting_value(name, value)
+        if name in settings or (name != word and name in keywords):
+            raise InputError(f"{owner_name}: {name}= is given twice, also under another name; pass one of them")
+        if name == word or value is not None:
+            settings[name] = value
+    return settings
 
 
 def translate_setting_value(setting_name: str, value: Any) -> Any:
-    """What another toolkit's value is as a setting of ours: captum's baselines may be a number, or a tuple of one baseline."""
+    """Convert captum's value of a setting: `baselines` may be a tuple of one baseline, and a background a single number."""
     if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):
@@ -117,24 +119,22 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
                 f"baselines is a tuple of {len(value)}, but one input is explained: pass its baseline alone"
             )
         value = value[0]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = torch.tensor(value, dtype=torch.float64, device="cpu")
-    one_level = isinstance(value, Tensor) and value.ndim == 0
-    return [value] if setting_name == "background" and one_level else value
+    is_scalar = isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+    return [value] if setting_name == "background" and is_scalar else value
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with an InputError that names our keyword where another toolkit's is passed."""
-    own = inspect.signature(function).parameters
+    """Decorate a function to raise an InputError that names the right keyword if one of another toolkit is passed."""
+    parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for word in kwargs:
-            if word not in own and word in CAPTUM_SETTING_NAMES:
+            if word not in parameters and word in CAPTUM_SETTING_NAMES:
                 raise InputError(
                     f"{word}= is not a keyword of {function.__name__}: pass it to the method, as {CAPTUM_SETTING_NAMES[word][0]}="
                 )
-            if word not in own and word in FOREIGN_KEYWORD_HINTS:
+            if word not in parameters and word in FOREIGN_KEYWORD_HINTS:
                 raise InputError(
                     f"{word}= is not a keyword of {function.__name__}: use {FOREIGN_KEYWORD_HINTS[word]} instead"
                 )

@@ -1,8 +1,4 @@
-"""Linear algebra of maps: principal components and non-negative factorization.
-
-- The first principal component of what several channels say of the same cells, with a sign that means something.
-- Non-negative matrices as sums of few non-negative parts; each of a batch by itself, the same bytes every time.
-"""
+"""Linear algebra of maps: the first principal component, with a defined sign, and non-negative matrix factorization."""
 
 from dataclasses import dataclass
 
@@ -11,27 +7,27 @@ from torch import Tensor
 
 from camscope.targets import full_precision
 
-MAX_ROWS_FOR_FULL_DECOMPOSITION = 200  # rows up to which a full decomposition is quick
+MAX_ROWS_FOR_FULL_DECOMPOSITION = 200  # up to which a full decomposition is fast
 LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = (
     8,
     9,
     8,
-)  # directions at once; multiplications before each restart, and how many of those
+)  # block size, multiplications before each restart, and number of restarts
 
 
 def project_on_first_component(channel_maps: Tensor) -> Tensor:
-    """(N,K,cells) -> (N,cells): each cell's projection on the first right singular vector of its (cells x K) matrix.
+    """Project each cell on the first right singular vector of its (cells x K) matrix: (N,K,cells) -> (N,cells).
 
-    Not centred. Of the vector's two signs the one with which the map agrees with Σ_k parts: their inner product is not
-    negative. Zeros for a matrix of zeros, NaN for a sample that is not finite.
+    The matrix is not centered. The sign is that with a non-negative inner product of the result and the sum over channels.
+    A zero matrix gives zeros, a sample that is not finite gives NaN.
     """
     return project_with_reference_sign(channel_maps, channel_maps.double().sum(1))
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """(N,K,cells), (N,cells) -> (N,cells): as `project_on_first_component`, with the sign of any reference map.
+    """Project on the first component as `project_on_first_component`, with the sign of a reference map (N,cells).
 
-    The smaller Gram matrix is decomposed, in float64, of parts that are scaled to 1, so that none is too small or large.
+    The smaller Gram matrix is decomposed in float64, with the maps scaled to a maximum of 1 to avoid over- and underflow.
     """
     finite = channel_maps.isfinite().flatten(1).all(1)[:, None]
     matrix, size = _scale_to_unit_maximum(torch.where(finite[..., None], channel_maps.double(), 0))
@@ -48,10 +44,10 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """(N,n,n) symmetric -> (N,n,m): columns that span the space of the largest eigenvalue, its root long; the rest is 0.
+    """Return columns (N,n,m) that span the eigenspace of the largest eigenvalue of a symmetric matrix (N,n,n).
 
-    All is 0 where no eigenvalue is positive. Eigenvalues tie that are equal to about two thirds of the digits of
-    `source_dtype`, that of the numbers the matrix was made of.
+    Their length is the root of the eigenvalue; other columns are 0, and all are 0 if no eigenvalue is positive. Eigenvalues
+    are tied if they agree to about two thirds of the digits of `source_dtype`, the dtype of the original numbers.
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
         return _decompose_fully(gram, source_dtype)
@@ -59,20 +55,20 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     if bool(sure.all()):
         return axes
     exact = _decompose_fully(gram[~sure], source_dtype)
-    every = exact.new_zeros(gram.shape)
-    every[..., : axes.shape[2]] = axes
-    every[~sure] = exact
-    return every
+    all_axes = exact.new_zeros(gram.shape)
+    all_axes[..., : axes.shape[2]] = axes
+    all_axes[~sure] = exact
+    return all_axes
 
 
 def _decompose_fully(gram: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """(N,n,n) -> (N,n,n): the axes by a full decomposition."""
+    """Return the axes (N,n,n) by a full decomposition."""
     values, vectors = torch.linalg.eigh(gram)
     return _scale_leading_vectors(values, vectors, source_dtype)
 
 
 def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Eigenvalues (N,m) that rise and their vectors (N,n,m) -> (N,n,m): see `compute_leading_axes`."""
+    """Scale eigenvectors (N,n,m), with ascending eigenvalues (N,m), as in `compute_leading_axes`."""
     axes: Tensor = (
         vectors * torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0).sqrt()[:, None]
     )
@@ -80,31 +76,31 @@ def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """(N,m) bool: which of eigenvalues that rise are the largest, if that is positive."""
+    """Return a mask (N,m) of the ascending eigenvalues that equal the largest one, if that is positive."""
     top = values[:, -1:]
     return (top > 0) & (values >= top * (1 - _tie_tolerance(source_dtype)))
 
 
 def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(N,n,n) symmetric -> the axes (N,n,BLOCK), (N,) bool: whether they are those of a full decomposition.
+    """Return the axes (N,n,BLOCK) by block Lanczos, and whether (N,) they are those of a full decomposition.
 
-    Block Lanczos with full reorthogonalisation, restarted from its best vectors. It is sure of them by the residual over
-    the gap to the next eigenvalue, which bounds their angle to the true ones; a tie as wide as the block has no gap.
+    The method restarts from its best vectors, with full reorthogonalization. The residual over the gap to the next
+    eigenvalue bounds the angle to the true axes; a tie as wide as the block has no gap.
     """
     samples, n = gram.shape[:2]
     start = torch.randn(
         n, LANCZOS_BLOCK_SIZE, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
-    )  # the same always
-    found = torch.linalg.qr(start.to(gram))[0].expand(samples, -1, -1)
-    axes, sure = torch.zeros_like(found), torch.zeros(samples, dtype=torch.bool, device=gram.device)
+    )  # always the same
+    vectors = torch.linalg.qr(start.to(gram))[0].expand(samples, -1, -1)
+    axes, sure = torch.zeros_like(vectors), torch.zeros(samples, dtype=torch.bool, device=gram.device)
     allowed = max(1e-11, torch.finfo(source_dtype).eps / 64)
     for _ in range(MAX_LANCZOS_RESTARTS):
-        values, found, residual = _compute_ritz_pairs(gram, found)
+        values, vectors, residual = _compute_ritz_pairs(gram, vectors)
         tied = _find_tied_eigenvalues(values, source_dtype)
         missing = torch.where(tied, residual, 0).norm(dim=1)
         gap = values[:, -1] - torch.where(tied, -torch.inf, values).amax(1)
         fresh = ~sure & ((missing <= allowed * gap) & gap.isfinite() | (values[:, -1] <= 0))
-        axes = torch.where(fresh[:, None, None], _scale_leading_vectors(values, found, source_dtype), axes)
+        axes = torch.where(fresh[:, None, None], _scale_leading_vectors(values, vectors, source_dtype), axes)
         sure = sure | fresh
         if bool(sure.all()):
             break
@@ -112,11 +108,11 @@ def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Ten
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(N,n,n), (N,n,BLOCK) -> the largest eigenvalues (N,BLOCK) in its Krylov space, their vectors, and residuals."""
+    """Return the largest eigenvalues (N,BLOCK) in the Krylov space of the block, their vectors and their residuals."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]
-        for _ in range(2):  # once more, for what rounding has left
+        for _ in range(2):  # twice, against rounding
             fresh = torch.linalg.qr(fresh - basis @ (basis.mT @ fresh))[0]
         basis, images = torch.cat([basis, fresh], 2), torch.cat([images, gram @ fresh], 2)
     inner = basis.mT @ images
@@ -127,10 +123,10 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def project_on_axes(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """(N,cells,n) columns of one length at right angles, or 0; (N,cells) -> (N,cells): of that length, in their space.
+    """Return the vector (N,cells) in the span of orthogonal columns (N,cells,n) of equal length that is nearest to a reference.
 
-    It is the one nearest to `reference`. That is the sign of a single axis, and settles a tie, where a solver returns
-    whatever rounding makes of it. Where all are at right angles to `reference`, the strongest cell is positive.
+    The result has the length of a column. The reference defines the sign of a single axis, and decides a tie, where the
+    result of a solver depends on rounding. If all columns are orthogonal to the reference, the strongest cell is positive.
     """
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
@@ -145,26 +141,26 @@ def _tie_tolerance(source_dtype: torch.dtype) -> float:
 
 
 def _scale_to_unit_maximum(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,a,b) -> the same with a largest size of 1, and that size (N,1,1); zeros stay zeros."""
+    """Scale each matrix (N,a,b) to a maximum absolute value of 1; return it and the scale (N,1,1). Zeros stay zeros."""
     size = matrix.abs().amax((1, 2), keepdim=True)
     return torch.where(size > 0, matrix / size, 0), size
 
 
 def normalize_columns(columns: Tensor) -> Tensor:
-    """(N,n,m): each column over its length; zeros stay zeros."""
+    """Divide each column of (N,n,m) by its length; zeros stay zeros."""
     length = columns.norm(dim=1, keepdim=True)
     return torch.where(length > 0, columns / length, 0)
 
 
-SWEEPS_PER_ERROR_CHECK = 10  # sweeps between two looks at the error
-MIN_RELATIVE_EIGENVALUE = 1e-13  # an eigenvalue this small beside the largest is rounding
+SWEEPS_PER_ERROR_CHECK = 10  # iterations between two checks of the error
+MIN_RELATIVE_EIGENVALUE = 1e-13  # a smaller eigenvalue, relative to the largest, is rounding
 
 
 @dataclass(frozen=True)
 class MatrixFactors:
-    """(N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K): vectors of length 1, the part with the largest sum first.
+    """A factorization (N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K) with unit vectors, sorted by the sum of their part.
 
-    `relative_error` (N,): length of what is missing over length of the matrix, 0 for one of zeros. A part that is not needed is 0.
+    `relative_error` (N,): norm of the residual over the norm of the matrix, 0 for a zero matrix. An unused part is 0.
     """
 
     maps: Tensor
@@ -175,39 +171,43 @@ class MatrixFactors:
 def factorize_nonnegative(
     matrix: Tensor, n_components: int, *, n_iterations: int = 200, tolerance: float = 1e-6
 ) -> MatrixFactors:
-    """(N,n,K), not negative -> its factors, at most as many as n or K, in at least float32.
+    """Factorize a non-negative matrix (N,n,K) into at most min(n, K) parts, in at least float32.
 
-    Hierarchical alternating least squares (Cichocki & Phan 2009): the best of one row of one factor at a time. It begins
-    at the singular vectors' larger halves (Boutsidis & Gallopoulos 2008), so nothing is random. A matrix is done when ten
-    sweeps lower its relative error by less than `tolerance`, or after so many sweeps.
+    The algorithm is hierarchical alternating least squares (Cichocki & Phan 2009). It starts at the larger halves of the
+    singular vectors (Boutsidis & Gallopoulos 2008) and uses no random numbers. A matrix is done when ten iterations lower its
+    relative error by less than `tolerance`, or after `n_iterations`.
     """
     full = full_precision(matrix).contiguous()
     size = full.amax((1, 2), keepdim=True)
     full = torch.where(size > 0, full / size, 0)
-    maps, vectors = (one.to(full) for one in _initialize_factors(full.double(), min(n_components, *full.shape[1:])))
+    maps, vectors = (
+        factor.to(full) for factor in _initialize_factors(full.double(), min(n_components, *full.shape[1:]))
+    )
     error = _compute_relative_error(full, maps, vectors)
-    going = torch.arange(len(full), device=full.device)
-    part, turned = full, full.mT.contiguous()
+    active = torch.arange(len(full), device=full.device)
+    active_matrix, active_transposed = full, full.mT.contiguous()
     for _ in range(0, n_iterations, SWEEPS_PER_ERROR_CHECK):
-        rows, columns = _FactorRows(vectors[going]), _FactorRows(maps[going].mT)
-        for _ in range(
-            SWEEPS_PER_ERROR_CHECK
-        ):  # each map, then each vector, is the best one there is while all others stay
-            columns.update_rows(rows.values, turned)
-            rows.update_rows(columns.values, part)
-        maps[going], vectors[going] = columns.values.mT, rows.values
-        left = _compute_relative_error(part, maps[going], vectors[going])
-        more = error[going] - left >= tolerance
-        error[going] = left
-        if not bool(more.all()):
-            going, part, turned = going[more], part[more], turned[more]
-        if len(going) == 0:
+        rows, columns = _FactorRows(vectors[active]), _FactorRows(maps[active].mT)
+        for _ in range(SWEEPS_PER_ERROR_CHECK):  # each map, then each vector, is optimal while all others stay
+            columns.update_rows(rows.values, active_transposed)
+            rows.update_rows(columns.values, active_matrix)
+        maps[active], vectors[active] = columns.values.mT, rows.values
+        new_error = _compute_relative_error(active_matrix, maps[active], vectors[active])
+        improving = error[active] - new_error >= tolerance
+        error[active] = new_error
+        if not bool(improving.all()):
+            active, active_matrix, active_transposed = (
+                active[improving],
+                active_matrix[improving],
+                active_transposed[improving],
+            )
+        if len(active) == 0:
             break
     return _sort_factors(maps * size, vectors, error)
 
 
 class _FactorRows:
-    """One factor (N,C,m), and the room in which it is made better: matrices this small cost their allocation."""
+    """One factor (N,C,m) with preallocated buffers: for matrices this small, allocation dominates the cost."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.contiguous().clone()
@@ -217,23 +217,23 @@ class _FactorRows:
         )
         self._overlap, self._self_overlap = overlap, overlap.diagonal(dim1=1, dim2=2)
         self._row_views = list(
-            zip(*(one.split(1, 1) for one in (self.values, self._update_targets, overlap)), strict=True)
+            zip(*(tensor.split(1, 1) for tensor in (self.values, self._update_targets, overlap)), strict=True)
         )
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
-        """One row after the other: relu(wanted - overlap with the other rows), over its overlap with itself."""
+        """Update one row after another: relu(target - overlap with the other rows), divided by its overlap with itself."""
         torch.bmm(other_factor, matrix, out=self._update_targets)
         torch.bmm(other_factor, other_factor.mT, out=self._overlap)
         share = torch.where(self._self_overlap > 0, 1 / self._self_overlap, 0)[..., None]
         self._update_targets.mul_(share)
         self._overlap.mul_(-share)
         self._self_overlap.zero_()
-        for row, wanted, others in self._row_views:
-            torch.clamp_min(torch.baddbmm(wanted, others, self.values), 0, out=row)
+        for row, target, overlaps in self._row_views:
+            torch.clamp_min(torch.baddbmm(target, overlaps, self.values), 0, out=row)
 
 
 def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
-    """(N,n,C), (N,C,K): of each singular pair the positive or the negative halves, whichever are larger together."""
+    """Return initial factors (N,n,C), (N,C,K): of each singular pair the positive or negative halves, whichever are larger."""
     wide = matrix.shape[1] <= matrix.shape[2]
     roots, vectors = torch.linalg.eigh(matrix @ matrix.mT if wide else matrix.mT @ matrix)
     roots, vectors = roots.flip(1)[:, None, :n_components], vectors.flip(2)[..., :n_components]
@@ -248,18 +248,18 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
     left, right = (torch.where(larger, up, down) for up, down in zip(plus, minus, strict=True))
     root = (
         _compute_column_lengths(left) * _compute_column_lengths(right)
-    ).sqrt()  # of the pair's weight: each factor carries half of it
+    ).sqrt()  # each factor carries the root of the pair's weight
     return root * normalize_columns(left), (root * normalize_columns(right)).mT
 
 
 def _compute_relative_error(matrix: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
-    """(N,): relative error."""
+    """Return the relative error (N,) of the factorization."""
     whole = matrix.norm(dim=(1, 2))
     return torch.where(whole > 0, (matrix - maps @ vectors).norm(dim=(1, 2)) / whole, 0)
 
 
 def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> MatrixFactors:
-    """Lengths go into the maps; the part that holds most of the matrix comes first."""
+    """Move the lengths of the vectors into the maps, and sort the parts by their share of the matrix."""
     length = vectors.norm(dim=2)
     maps, vectors = maps * length[:, None], normalize_columns(vectors.mT).mT
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Method: what every method has: its settings, its facts, and the map that it makes of one input."""
+"""Base class `BaseMethod`: the settings and facts of every method, and the map that it computes from one input."""
 
 import hashlib
 import numbers
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
@@ -31,17 +31,17 @@ SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")
 
 @dataclass(eq=False, repr=False)
 class BaseMethod(ABC):
-    """A way to make a map. It writes `attribution`; what has passes to share writes more.
+    """A method that computes maps. A subclass implements `attribution`, and overrides more to share passes.
 
-    `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `class_names`: class
-    names by index. `mode`: "eval", or "as_is" for a model that is explained in train mode. `on_nonfinite`: "raise", or
-    "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
-    memory, about twice as fast; Grad-CAM's maps keep their order (three models, 40 photographs: ranks correlate at
-    0.977 or more); where terms cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, nothing may be left of them.
-    Default: the model's own. `input_key`: the keyword by which the model's forward takes the image, or the key of the dict
-    that it takes; None: the first argument, or `pixel_values` where forward names that. `frames_first`: True for a model whose
-    input is (N,T,C,H,W), frames of a video or instances of a bag: its map is (N,T,H,W); False for (N,C,D,H,W); None: the
-    latter, or an error where the channels seem to be at the third axis.
+    `preprocess`: how an image becomes the model's input (default: that of a model loaded by camscope). `class_names`: names
+    by class index. `mode`: "eval", or "as_is" to explain a model in train mode. `on_nonfinite`: "raise", or "warn" to
+    accept NaN and infinity. `precision`: "bf16" runs the model in bfloat16 with channels last in memory, about twice as
+    fast. Grad-CAM maps keep their order then (three models, 40 photographs: rank correlations of 0.977 or more). Where terms
+    cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, the map may be lost. Default: the model's own precision.
+    `input_key`: the keyword, or the key of a dict, by which the model's forward takes the image; None: the first argument,
+    or `pixel_values` if forward names it. `frames_first`: True for a model whose input is (N,T,C,H,W), frames of a video or
+    instances of a bag, with maps (N,T,H,W); False for (N,C,D,H,W); None: the latter, or an error if the channels seem to be
+    at the third axis.
     """
 
     model: nn.Module
@@ -73,52 +73,55 @@ class BaseMethod(ABC):
         check_one_of("frames_first", self.frames_first, None, True, False)
         inspect_model(self.model)
         card = get_card(unwrap(self.model))
-        known = card.preprocess if self.preprocess is None and card else self.preprocess
-        self.preprocess = _parse_preprocess(known)
+        preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
+        self.preprocess = _parse_preprocess(preprocess)
         self.class_names = _parse_class_names(
             card.class_names if self.class_names is None and card else self.class_names
         )
 
     @abstractmethod
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> raw map (N,*s): as the method's formula has it, scaled by nothing."""
+        """Return the raw map (N,*s) of an input (N,C,*S), unscaled, as the formula of the method defines it."""
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Maps of several scores of one input; a family that can share passes between them does it here."""
+        """Return the maps of several scores of one input; override it to share passes between scores."""
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """The same method, with whatever it chooses for itself chosen for this input."""
+        """Return the same method with the choices made that it leaves open for an input, such as the layer."""
         return self
 
     @property
     def full_name(self) -> str:
-        """The method as a result names it."""
+        """The name that results carry: `name`, or that of a composed method, such as `gradcam, denoised`."""
         return self.name
 
     @property
     def uses_gradients(self) -> bool:
-        """Whether any of the model's are taken."""
+        """Whether the method needs gradients of the model."""
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """The question that a target means; TargetError for one that the method does not answer."""
+        """Return the target that the method explains; raise TargetError for one that it cannot."""
         return target
 
     @property
     def share_key(self) -> Hashable:
-        """Methods of one company can share passes: `compute_shared_maps` makes the maps of them all."""
+        """Methods with the same key can share passes; `compute_shared_maps` then computes the maps of all of them."""
         return id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
-    ) -> Sequence[Sequence[AttributionMaps | DeferredMap]]:
-        """[method][score] of one company; a family that can share passes between methods does it here."""
-        return [tool.compute_maps(x, scores) for tool in explainers]
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
+        """Return the maps [method][score] of methods with one `share_key`; override it to share passes between methods.
+
+        An entry may be a function that computes a map with passes of its own, or the error of that method alone.
+        """
+        return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """An image as the model takes it, and where it lies."""
+        """Return an image as the model takes it, with its placement."""
         model = unwrap(self.model)
         return read_model_input(
             image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
@@ -126,47 +129,47 @@ class BaseMethod(ABC):
 
     @property
     def call_settings(self) -> dict[str, Any]:
-        """How the model is called with an input: see `Score`."""
+        """Settings of how the model is called with an input; see `Score`."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the map can be made of an input of integers: its values are not changed, and no gradient is taken there."""
+        """Whether an integer input can be explained: the method neither changes its values nor needs a gradient there."""
         return False
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The method's own settings: its constructor's arguments that are not every method's."""
+        """The settings of this method that affect the map, by name, as results store them."""
         names = [
             name for name in signature(type(self)).parameters if name not in (*SETTINGS_WITHOUT_EFFECT, "progress")
         ]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {
             name: value if isinstance(value, int | float | str) else _describe_setting(value)
-            for name, value in given.items()
+            for name, value in values.items()
         }
 
     def __repr__(self) -> str:
-        usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
+        usual = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
         changed = {name: value for name, value in self.parameters.items() if getattr(self, name) is not usual[name]}
         settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
 
 def _to_builtin_number(value: Any) -> Any:
-    """A number of another library, such as NumPy's, as Python's own, which PyTorch and a file take; in a list, too."""
+    """Convert a number of another library, such as NumPy, to a Python number, also inside a list or tuple."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
-    if type(value) in (list, tuple) and any(isinstance(one, numbers.Real) for one in value):
+    if type(value) in (list, tuple) and any(isinstance(item, numbers.Real) for item in value):
         return type(value)(map(_to_builtin_number, value))
     return value
 
 
 def _describe_setting(value: Any) -> str:
-    """A setting in words: of a tensor, and of those in a list, the shape and a digest."""
-    if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+    """Return a setting as text; a tensor as its shape and a digest."""
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return f"[{', '.join(map(_describe_setting, value))}]"
     if not isinstance(value, Tensor):
         return format_without_address(value)
@@ -177,7 +180,7 @@ def _describe_setting(value: Any) -> str:
 
 
 def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
-    """Class names by index, of a sequence or of a dict from index to name."""
+    """Return class names by index, from a sequence or a dict from index to name."""
     if isinstance(class_names, Mapping):
         class_names = [class_names[key] for key in sorted(class_names, key=int)]
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Iterable)):

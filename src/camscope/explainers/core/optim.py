@@ -1,4 +1,4 @@
-"""Adam without its epsilon: steps whose length the unit of the score does not change (Kingma & Ba 2015, algorithm 1)."""
+"""Adam without epsilon, so that the scale of the score does not change the steps (Kingma & Ba 2015, algorithm 1)."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ MOMENT_DECAY_RATES = 0.9, 0.999  # of the running means of the gradient and of i
 
 @dataclass
 class Adam:
-    """Moves against a gradient, a number for each; 0 where the gradient has always been."""
+    """Computes the step of each parameter against its gradient; 0 where the gradient has always been 0."""
 
     learning_rate: float
     n_steps: int = 0
@@ -18,7 +18,7 @@ class Adam:
     squared_gradient_mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float32, device="cpu"))
 
     def compute_update(self, gradient: Tensor) -> Tensor:
-        """What to add, in the gradient's shape."""
+        """Return the step to add, in the shape of the gradient."""
         self.n_steps += 1
         self.gradient_mean = self.gradient_mean.to(gradient).lerp(gradient, 1 - MOMENT_DECAY_RATES[0])
         self.squared_gradient_mean = self.squared_gradient_mean.to(gradient).lerp(

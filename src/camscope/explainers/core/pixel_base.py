@@ -1,8 +1,4 @@
-"""PixelExplainer: what every method shares whose map has a number for each channel of the input's own pixels.
-
-How far the parts of a map are from adding up to the number that they are parts of.
-Runs: a model on many versions of one input, in passes that fit into memory.
-"""
+"""Base classes of methods whose map has one number per input pixel, and the evaluation of many variants of one input."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -33,20 +29,20 @@ ChannelReduction = Literal["sum", "abs", "max", "l2"]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PixelExplainer(Explainer):
-    """A number for each channel of each of the input's pixels.
+    """A method that computes a number for each channel of each input pixel.
 
-    `channel_reduction`: how a pixel's channels become one number: "sum" of them, with their signs; "abs", the sum of their sizes;
-    "max", the largest size; "l2", the root of the sum of squares.
+    `channel_reduction`: how the channels of a pixel become one number: "sum" keeps the signs, "abs" sums the absolute values,
+    "max" takes the largest absolute value, "l2" the root of the sum of squares.
     """
 
     channel_reduction: ChannelReduction = "sum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("channels", self.channel_reduction, "sum", "abs", "max", "l2")
+        check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self, quantity: str = "values") -> str:
-        """What adds up to something, as a sentence begins: the map, or what it was before `channel_reduction` made it."""
+        """Return the subject of a sentence about a sum: the pixels, or the values before `channel_reduction`."""
         return (
             f"the pixels' {quantity}"
             if self.channel_reduction == "sum"
@@ -54,7 +50,7 @@ class PixelExplainer(Explainer):
         )
 
     def reduce_channels(self, values: Tensor) -> Tensor:
-        """(N,C,*S) -> (N,*S): one number a pixel."""
+        """Reduce values (N,C,*S) to one number per pixel (N,*S)."""
         if self.channel_reduction == "sum":
             return values.sum(1)
         if self.channel_reduction == "l2":
@@ -63,60 +59,65 @@ class PixelExplainer(Explainer):
 
 
 class InputGradientExplainer(PixelExplainer):
-    """What the gradient at the input itself says: one forward pass, one backward pass a score. A method writes `attribution_from_gradient`."""
+    """A method that uses the gradient at the input: one forward pass, and one backward pass per score.
+
+    A subclass implements `attribution_from_gradient`.
+    """
 
     backward_passes: ClassVar[str] = "1"
 
     @abstractmethod
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """(N,C,*S) twice, at least float32 -> (N,C,*S)."""
+        """Return the values (N,C,*S) from the input and its gradient, both (N,C,*S) in at least float32."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `compute_maps`."""
+        """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from one forward pass."""
+        """Return the maps of several scores from one forward pass."""
         return [
-            self.compute_maps_from_gradient(x, *one)
-            for one in zip(scores, self.compute_gradients(x, scores), strict=True)
+            self.compute_maps_from_gradient(x, *pair)
+            for pair in zip(scores, self.compute_gradients(x, scores), strict=True)
         ]
 
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
-        """(N,C,*S) of each score; `on_scores` is given the scores (N,) before their gradients are taken."""
+        """Return the gradient (N,C,*S) of each score. `on_scores` is called with the scores (N,) before the backward passes."""
 
         def run(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
             values = [
                 score.read_score(output, len(x)) for score in scores
-            ]  # all questions are checked before any backward
-            for one in values:
-                check_finite("the score", one.detach(), self.on_nonfinite)
+            ]  # all targets are checked before any backward pass
+            for score_values in values:
+                check_finite("the score", score_values.detach(), self.on_nonfinite)
             on_scores(values)
             return values
 
-        found = compute_input_gradients(x, run)[1]
-        for gradient in found:
+        gradients = compute_input_gradients(x, run)[1]
+        for gradient in gradients:
             check_finite("the gradient at the input", gradient, self.on_nonfinite)
-        return found
+        return gradients
 
     def compute_maps_from_gradient(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> AttributionMaps:
-        """The map (N,*S) of one score's gradient (N,C,*S)."""
-        heat = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
-        faint = (
+        """Return the map (N,*S) of one score from its gradient (N,C,*S)."""
+        attribution = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
+        below_precision = (
             None
             if score.values is None
             else is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
         )
-        return AttributionMaps(heat, zero_gradient=~gradient.flatten(1).any(1), constant_score=faint, notes=notes)
+        return AttributionMaps(
+            attribution, zero_gradient=~gradient.flatten(1).any(1), constant_score=below_precision, notes=notes
+        )
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
-    """`parts_text` add up to `total`; `expected_text`, which says what they should add up to, is the beginning of a sentence.
+    """Return a sentence that compares the sum of the parts, `total`, with the `expected` number.
 
-    >>> gap_in_words("the pixels' values", 0.8, "the score changes by", 1.0)
+    >>> format_completeness_gap("the pixels' values", 0.8, "the score changes by", 1.0)
     "the pixels' values add up to 0.8, the score changes by 1: the gap is -0.2, 20.00% of it"
     """
     gap = total - expected
@@ -124,17 +125,15 @@ def format_completeness_gap(parts_text: str, total: float, expected_text: str, e
     return f"{parts_text} add up to {total:.4g}, {expected_text} {expected:.4g}: the gap is {gap:+.2g}{share}"
 
 
-SAVED_TENSORS_PER_OUTPUT = (
-    2  # tensors that a backward pass keeps for each that a module hands on: its output, and what it was made of
-)
+SAVED_TENSORS_PER_OUTPUT = 2  # a backward pass keeps the output and the input of each module
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MultiPassExplainer(Explainer, BatchedMixin):
-    """A map of the input's pixels that takes many runs of the model. A method writes `compute_score_maps`.
+    """A method whose pixel map takes many passes of the model. A subclass implements `compute_score_maps`.
 
-    `progress`: show a bar while it works. `alters_input`: whether the model sees altered versions of the input; only then
-    scores that are all equal show that the model does not depend on it.
+    `progress`: show a progress bar. `alters_input`: whether the model sees altered inputs; only then do equal scores show
+    that the model does not depend on the input.
     """
 
     alters_input: ClassVar[bool] = True
@@ -145,11 +144,11 @@ class MultiPassExplainer(Explainer, BatchedMixin):
         check_one_of("progress", self.progress, True, False)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `compute_maps`."""
+        """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores, one after the other."""
+        """Return the maps of several scores, computed one after another."""
         return [self._compute_observed_maps(x, score) for score in scores]
 
     def _compute_observed_maps(self, x: Tensor, score: Score) -> AttributionMaps:
@@ -159,14 +158,14 @@ class MultiPassExplainer(Explainer, BatchedMixin):
 
     @abstractmethod
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """(N,C,*S) -> the map (N,*S) of one score, and what is known of it."""
+        """Return the map (N,*S) of one score with its notes and diagnostics, for an input (N,C,*S)."""
 
 
 @dataclass
 class PerturbedEvaluator:
-    """The model on versions of single samples of x (N,C,*S), for one score whose question a first, clean pass fixed.
+    """Evaluates one score on variants of single samples of x (N,C,*S). A first pass on x fixes the target.
 
-    A sample's passes are its own: what its map is made of does not depend on the batch that it came in.
+    Each sample has its own passes, so that its map does not depend on the batch it came in.
     """
 
     explainer: MultiPassExplainer
@@ -182,7 +181,7 @@ class PerturbedEvaluator:
         self._activation_bytes: ActivationBytes = widths[""]
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
-        """(R,C,*S) -> (R,): the score of versions of one sample, or the probability that it means (`Score.chance`)."""
+        """Return the score (R,) of variants (R,C,*S) of one sample, or the probability if `as_probability`."""
         values = self._evaluate(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
@@ -190,7 +189,7 @@ class PerturbedEvaluator:
     def compute_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """(R,C,*S) -> (R,), (R,C,*S): the score, or probability, of versions of one sample, and its gradient there."""
+        """Return the scores (R,) or probabilities of variants of one sample, and their gradients (R,C,*S)."""
         (values,), (gradients,) = compute_input_gradients(
             variants, lambda x: [self._evaluate(sample, x, as_probability)]
         )
@@ -206,10 +205,10 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `process_chunk` with some of so many turns after the other until it returns True -> the turns that were worked off.
+        """Call `process_chunk` with slices of `count` steps until it returns True, and return how many steps were processed.
 
-        As many at a time as memory allows, or `batch_size`, or `chunk_size` where a method must; see `shard_chunks.in_turns`. An
-        error that ends it says how far it came.
+        A chunk is as large as memory allows, or `batch_size`, or `chunk_size`; see `batching.process_chunks`. An error notes how
+        many steps were done.
         """
         with self.track_sample_steps(sample, count) as advance:
 
@@ -222,13 +221,13 @@ class PerturbedEvaluator:
 
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
-        """A function that is told of so many steps of one sample's done; see `track_sample_steps`."""
+        """Yield a function that counts the steps of one sample as done; see `track_steps`."""
         what = f"{self.explainer.full_name}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
 
     def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
-        """Versions of a sample in one pass."""
+        """Return how many variants of a sample fit into one pass."""
         if self.explainer.batch_size is not None:
             return self.explainer.batch_size
         per_sample = max(
@@ -250,34 +249,34 @@ class PerturbedEvaluator:
         return max(1, max(budget, DEFAULT_MEMORY_BUDGET_BYTES) // per_sample)
 
     def _evaluate(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
-        owners = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)
+        sample_index = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)
         read = self.score.probability if as_probability else self.score.read_score
-        return read(self.score.forward(variants, owners), len(variants), owners)
+        return read(self.score.forward(variants, sample_index), len(variants), sample_index)
 
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """A function that is told of so many steps done; a bar where that is wanted; errors say how far it came."""
+    """Yield a function that counts steps as done, with an optional progress bar; an error notes how many steps were done."""
     done = 0
 
     def advance(steps: int) -> None:
         nonlocal done
         done += steps
-        if bar is not None:
-            bar.update(task, advance=steps)
+        if progress_bar is not None:
+            progress_bar.update(task, advance=steps)
 
-    bar = None
+    progress_bar = None
     if show_progress:
         from rich.progress import Progress
 
-        bar = Progress(transient=True)
-        task = bar.add_task(description, total=n_steps)
-        bar.start()
+        progress_bar = Progress(transient=True)
+        task = progress_bar.add_task(description, total=n_steps)
+        progress_bar.start()
     try:
         yield advance
     except BaseException as error:
         error.add_note(f"{description}: stopped after {done} of {plural(n_steps, 'step')}")
         raise
     finally:
-        if bar is not None:
-            bar.stop()
+        if progress_bar is not None:
+            progress_bar.stop()

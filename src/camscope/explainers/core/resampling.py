@@ -1,7 +1,4 @@
-"""Masks made of a layer's channels: (R,*s) -> (R,*S), any number of spatial axes, everything on the input's device.
-
-Maps and inputs on another grid of the same plane: what a cell says is said at its centre.
-"""
+"""Resample, blur and rescale maps (R,*s) and inputs (N,C,*S) of any number of spatial axes, on the input's device."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,25 +11,25 @@ from camscope.targets import full_precision
 
 
 def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
-    """(R,*s) -> (R,*S): linear interpolation between cell centres, to the input's size."""
+    """Resize maps (R,*s) to the size of the input (R,*S) by linear interpolation between cell centers."""
     return resize_maps(maps, x.shape[2:])
 
 
 def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,*S) -> the least value of each, and the way from there to the largest, 1 where there is none: (R,1,..) both."""
+    """Return the minimum (R,1,..) of each mask (R,*S) and its range, 1 for a constant mask."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
 
 
 def scale_to_unit_range(masks: Tensor) -> Tensor:
-    """(R,*S) -> 0..1 each; a constant one is 0."""
+    """Scale each mask (R,*S) to 0..1 by min-max scaling; a constant mask becomes 0."""
     low, span = compute_minimum_and_range(masks)
     return (masks - low) / span
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """(N,K,*s) -> (N,K) bool: the `n_channels` channels of each sample that are strongest: whose mean size over space is largest."""
+    """Return a mask (N,K) of the `n_channels` channels of (N,K,*s) with the largest mean absolute value."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
@@ -41,15 +38,15 @@ def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Ten
 
 
 def find_nonconstant_channels(activation: Tensor) -> Tensor:
-    """(N,K,*s) -> (N,K) bool: channels that are not constant."""
+    """Return a mask (N,K) of the channels of (N,K,*s) that are not constant."""
     flat = activation.flatten(2)
     return flat.amax(-1) > flat.amin(-1)
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """(N,C,*S): a Gaussian along each axis in turn; `sigma` and `radius`, where it is cut off, are fractions of the axis.
+    """Blur an input (N,C,*S) by a Gaussian; `sigma` and its cutoff `radius` are fractions of each axis.
 
-    Beyond the border the input is mirrored. Computed in float32 at least, also under autocast.
+    The input is mirrored at the border. The computation is in at least float32, also under autocast.
     """
     wide = full_precision(x)
     with torch.autocast(x.device.type, enabled=False):
@@ -62,7 +59,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """The same shape: means along one axis under a Gaussian of so many cells, cut off beyond `radius` of them."""
+    """Return Gaussian-weighted means along one axis; `sigma` and the cutoff `radius` are in cells."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)
@@ -74,14 +71,14 @@ INTERPOLATION_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
-    """(R,*s) -> (R,*grid): linear interpolation between cell centres; the same maps where the grid is theirs."""
+    """Resize maps (R,*s) to a grid by linear interpolation between cell centers; maps of that grid are returned unchanged."""
     if maps.shape[1:] == tuple(grid):
         return maps
     return F.interpolate(maps[:, None], tuple(grid), mode=INTERPOLATION_MODES[len(grid)], align_corners=False)[:, 0]
 
 
 def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
-    """(N,*s) -> (N,*s): only the first share of each axis, on as many cells; linear interpolation between cell centres."""
+    """Return the first share of each axis of maps (N,*s), interpolated linearly to the same number of cells."""
     for axis, share in enumerate(input_shares, start=1):
         cells = maps.shape[axis]
         places = ((torch.arange(cells, device=maps.device, dtype=maps.dtype) + 0.5) * share - 0.5).clamp(min=0)
@@ -93,7 +90,7 @@ def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
 
 
 def resize_input(x: Tensor, size: Sequence[int]) -> Tensor:
-    """(N,C,*S) -> (N,C,*size): linear, antialiased where it shrinks, one axis after the other, of any rank."""
+    """Resize an input (N,C,*S) linearly, with antialiasing where it shrinks; axes are resized one by one."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     for axis, length in enumerate(size, start=2):
         if values.shape[axis] != length:

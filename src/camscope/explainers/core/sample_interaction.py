@@ -1,4 +1,4 @@
-"""Interaction: whether the samples of a batch see one another in a model, as in a batch norm without running statistics."""
+"""Detect models in which the samples of a batch affect one another, as in a batch norm without running statistics."""
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
@@ -21,7 +21,7 @@ RELATIVE_TOLERANCE_BY_DTYPE = {
     torch.bfloat16: 5e-2,
     torch.float32: 1e-4,
     torch.float64: 1e-9,
-}  # of the largest value
+}  # relative to the largest value
 
 _interaction_cache: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
 _interaction_lock = threading.Lock()
@@ -33,31 +33,30 @@ def samples_interact(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     call_settings: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether what an eval-mode model answers to one sample (C,*S) of x (N,C,*S) depends on the others of its batch.
+    """Whether the output of an eval-mode model for one sample of x (N,C,*S) depends on the other samples of its batch.
 
-    Seen once per model and shape, by two batches of two noise images that share the first one. They run in a copy without
-    hooks, whose numbers are the model's. What cannot be seen so (another kind of output, a model that takes no such batch)
-    is taken to be independent. `get_call_settings`: see `BaseMethod.call_settings`.
+    The test runs once per model and shape, in a copy without hooks: two batches of two noise images share the first image. A
+    model that cannot be tested in this way is assumed to be independent. `call_settings`: see `BaseMethod.call_settings`.
     """
     parts = tuple((type(part), _is_norm_without_statistics(part)) for part in model.modules())
     key = (tuple(x.shape[1:]), x.dtype, x.device, hash(parts))
     with _interaction_lock:
-        known = _interaction_cache.get(model, {}).get(key)
-    if known is None:
-        known = _measure_interaction(model, x, extra_inputs, call_settings or {})
+        interact = _interaction_cache.get(model, {}).get(key)
+    if interact is None:
+        interact = _measure_interaction(model, x, extra_inputs, call_settings or {})
         with _interaction_lock:
-            _interaction_cache.setdefault(model, {})[key] = known
-    return known
+            _interaction_cache.setdefault(model, {})[key] = interact
+    return interact
 
 
 def _draw_noise_images(x: Tensor) -> Tensor:
-    """(3,C,*S): images of the mean and spread of the first one; of integers, among its values."""
-    draw = torch.Generator(device="cpu").manual_seed(0)
+    """Return three noise images (3,C,*S) with mean and spread of the first sample, or, for integers, in its range."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
     shape = (3, *x.shape[1:])
     if not x.is_floating_point():
         low, high = int(x[:1].min()), int(x[:1].max())
-        return torch.randint(low, max(high, low + 1) + 1, shape, generator=draw, device="cpu").to(x)
-    noise = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(x)
+        return torch.randint(low, max(high, low + 1) + 1, shape, generator=generator, device="cpu").to(x)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(x)
     return x[:1].mean() + noise * torch.where(x[:1].std() > 0, x[:1].std(), 1).nan_to_num(1.0)
 
 
@@ -81,46 +80,49 @@ def _measure_interaction(
             first = answer(images[[0, 1]])
             torch.set_rng_state(states)
             second = answer(images[[0, 2]])
-    except Exception:  # the model's own error comes again, if it is one, when the model itself runs
+    except Exception:  # an error of the model is raised again when the model itself runs
         return any(map(_is_norm_without_statistics, model.modules()))
     pairs = zip(_read_first_sample(first), _read_first_sample(second), strict=False)
-    return any(one.shape != other.shape or _have_different_values(one, other) for one, other in pairs)
+    return any(
+        first_tensor.shape != other.shape or _have_different_values(first_tensor, other)
+        for first_tensor, other in pairs
+    )
 
 
 def _repeat_first_sample(extra_inputs: ExtraInputs) -> ExtraInputs:
-    """Those of one sample, for two."""
+    """Return the extra inputs of one sample, repeated for two."""
     return extra_inputs.select_rows([0, 0], 1)
 
 
 @contextmanager
 def _isolated_evaluation(model_copy: nn.Module, device: torch.device) -> Iterator[None]:
-    """Without gradients, in eval mode, with everybody's random numbers as they were."""
-    cards = [device] if device.type == "cuda" else []
+    """Evaluate without gradients, in eval mode, and restore all random states at exit."""
+    devices = [device] if device.type == "cuda" else []
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         autocast_uncached(),
         eval_mode_buffers_restored(model_copy),
         evaluation_mode(model_copy),
-        torch.random.fork_rng(devices=cards),
+        torch.random.fork_rng(devices=devices),
     ):
         yield
 
 
 def _read_first_sample(output: Any) -> list[Tensor]:
-    """What an output says of the first of two samples."""
-    if isinstance(output, list | tuple) and len(output) == 2 and not any(isinstance(one, Tensor) for one in output):
+    """Return the tensors of an output that belong to the first of two samples."""
+    if isinstance(output, list | tuple) and len(output) == 2 and not any(isinstance(item, Tensor) for item in output):
         return [
             leaf
             for _, leaf in iter_leaves(output[0])
             if leaf.is_floating_point() and describe_unsupported_tensor(leaf) is None
         ]
-    found = [
+    tensors = [
         leaf
         for _, leaf in iter_leaves(output)
         if leaf.is_floating_point() and describe_unsupported_tensor(leaf) is None
     ]
-    return [leaf[0] for leaf in found if leaf.ndim > 0 and len(leaf) == 2]
+    return [leaf[0] for leaf in tensors if leaf.ndim > 0 and len(leaf) == 2]
 
 
 def _have_different_values(first: Tensor, second: Tensor) -> bool:

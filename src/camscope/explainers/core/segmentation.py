@@ -1,4 +1,4 @@
-"""Segments: the parts of an input that are hidden or gathered: cells of a grid, superpixels, or anyone's own labels."""
+"""Segments of an input: cells of a grid, superpixels, or custom label maps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.optional import require
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
-SLIC_COMPACTNESS = 10.0  # of SLIC: how much nearness counts beside colour
-MAX_LAB_LIGHTNESS = 100  # of the colours that SLIC compares: what has no colours goes from 0 to 1
+SLIC_COMPACTNESS = 10.0  # weight of distance relative to color in SLIC
+MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges from 0 to 1
 
 
 def check_segments(*allowed: object, segments: object) -> None:
-    """An InputError unless a setting is what `resolve_segment_labels` takes, or one of `allowed`."""
+    """Raise InputError unless a setting is valid for `resolve_segment_labels`, or one of `allowed`."""
     if isinstance(segments, list | tuple):
         raise InputError(
-            "the segments are a list: expected how many, a label map (H,W) as a tensor or an array, such as "
+            "the segments are a list: expected a number, a label map (H,W) as a tensor or an array, such as "
             "torch.tensor(segments), or a callable that makes one"
         )
     if not (isinstance(segments, Tensor | np.ndarray) or callable(segments)):
@@ -28,25 +28,25 @@ def check_segments(*allowed: object, segments: object) -> None:
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """(C,*S) -> (*S) int64: the number of each pixel's segment.
+    """Return the segment number (*S) int64 of each pixel of an input (C,*S).
 
-    `segments`: about so many superpixels by SLIC on the model's input (Achanta et al. 2012; scikit-image, the extra
-    `segments`); or a label map (*S) of the model's input, each number a segment; or a callable that makes one of x.
+    `segments`: an approximate number of superpixels, computed by SLIC on the model's input (Achanta et al. 2012;
+    scikit-image, extra `segments`); a label map (*S) of the model's input; or a function that returns one for x.
     """
     if isinstance(segments, Tensor | np.ndarray):
-        given: Any = segments
+        label_map: Any = segments
     else:
-        given = segments(x) if callable(segments) else compute_superpixels(x, int(segments), compactness)
-    if isinstance(given, list):
-        given = np.array(given)
-    if not isinstance(given, Tensor | np.ndarray):
+        label_map = segments(x) if callable(segments) else compute_superpixels(x, int(segments), compactness)
+    if isinstance(label_map, list):
+        label_map = np.array(label_map)
+    if not isinstance(label_map, Tensor | np.ndarray):
         raise InputError(
-            f"the segments' callable gave {type(given).__name__}: expected a label map, a tensor or an array "
+            f"the segments' callable gave {type(label_map).__name__}: expected a label map, a tensor or an array "
             f"{tuple(x.shape[1:])} of whole numbers"
         )
-    if isinstance(given, Tensor) and given.is_meta:
+    if isinstance(label_map, Tensor) and label_map.is_meta:
         raise InputError("the segments are on the meta device and have no values: make them on the device of the input")
-    labels = (_array_to_tensor(given) if isinstance(given, np.ndarray) else given).to(x.device)
+    labels = (_array_to_tensor(label_map) if isinstance(label_map, np.ndarray) else label_map).to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
             f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
@@ -56,33 +56,33 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
 
 
 def _array_to_tensor(labels: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor, also of a flipped view, which PyTorch does not take as it is."""
+    """Convert an array to a tensor, also a flipped view, which PyTorch does not accept directly."""
     if labels.dtype.kind not in "biuf":
         raise InputError(f"the segments are an array of {labels.dtype}: expected whole numbers, one for each pixel")
     return torch.from_numpy(np.ascontiguousarray(labels, labels.dtype.newbyteorder("=")))
 
 
 def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:
-    """(C,*S) -> (*S): about so many segments, by SLIC of the input stretched to 0..1; three channels are colours."""
+    """Return about `n_segments` SLIC segments (*S) of an input (C,*S) scaled to 0..1; three channels are treated as colors."""
     slic = import_skimage("segmentation").slic
     values = x.detach().double().cpu()
     span = values.amax() - values.amin()
     values = (values - values.amin()) / (span if bool(span > 0) else 1)
     flat = values.ndim == 2
-    picture = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
-    colours = len(values) == 3 and not flat
-    nearness = compactness if colours else compactness / MAX_LAB_LIGHTNESS
-    labels = slic(picture, n_segments, nearness, convert2lab=colours, channel_axis=-1, start_label=0)
+    image = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
+    is_color = len(values) == 3 and not flat
+    nearness = compactness if is_color else compactness / MAX_LAB_LIGHTNESS
+    labels = slic(image, n_segments, nearness, convert2lab=is_color, channel_axis=-1, start_label=0)
     return torch.from_numpy(labels[0] if flat else labels)
 
 
 def import_skimage(submodule: str) -> Any:
-    """A module of scikit-image; MissingExtraError names the extra that brings it."""
+    """Return a module of scikit-image, or raise MissingExtraError."""
     return require(f"skimage.{submodule}", extra="segments")
 
 
 def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:
-    """(*S) int64: the number of the cell that each pixel is in, of a grid of so many cells, as equal as they can be."""
+    """Return the cell number (*S) int64 of each pixel in a grid of cells of nearly equal size."""
     labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
     for axis, (length, count) in enumerate(zip(size, grid_size, strict=True)):
         steps = torch.arange(length, device=device) * count // length

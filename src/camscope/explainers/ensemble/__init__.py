@@ -1,1 +1,1 @@
-"""Methods around or across other methods: fused, refined, averaged."""
+"""Methods that combine other methods: fused, refined, averaged."""

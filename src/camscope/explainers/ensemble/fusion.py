@@ -1,4 +1,4 @@
-"""Several layers as one map: `Fused` of explainers, `fuse` of explanations that there are already."""
+"""Fuse the maps of several layers or methods: `Fused` runs explainers, `fuse` combines existing explanations."""
 
 import math
 from collections.abc import Sequence
@@ -26,26 +26,26 @@ FUSION_SCALING_NOTE = "fused: each layer's map was divided by its maximum"
 
 
 class Fused(Wrapper):
-    """Several explainers as one, as a rule one method at several layers, from as few passes as they can share.
+    """Several explainers as one, usually one method at several layers, with as few passes as possible.
 
-    Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `fusion_mode` "max" keeps
-    what any of them saw (Jiang et al. 2021, section III-C), "mean" what they have in common, "product" what all saw. A
-    map without positive evidence is zero. LayerCAM by the maximum, fine and sure at once; its paper is reported to
-    scale the maps of shallow stages first, to tanh(2 M / max M), which is left out:
+    Each map is clipped at zero, divided by its maximum and brought to the finest grid. `fusion_mode` then combines the cells:
+    "max" keeps what any map shows (Jiang et al. 2021, section III-C), "mean" averages, "product" keeps what all show. A map
+    without positive evidence is zero. LayerCAM with "max" is fine and reliable at once. Its paper first scales the maps
+    of shallow stages to tanh(2 M / max M), which is left out here:
 
-        Fused.of(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
+        Fused.at_layers(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
     """
 
     name = "fused"
 
     def __init__(self, explainers: Sequence[Explainer], fusion_mode: FusionMode = "max") -> None:
         if isinstance(explainers, Explainer) or not explainers:
-            raise InputError("nothing to fuse: pass a list of explainers, or Fused.of(explainer, layers)")
-        if any(isinstance(one, str | nn.Module) for one in explainers):
+            raise InputError("nothing to fuse: pass a list of explainers, or Fused.at_layers(explainer, layers)")
+        if any(isinstance(item, str | nn.Module) for item in explainers):
             raise InputError(
-                "Fused takes a list of explainers; for one method at several layers, Fused.of(explainer, layers)"
+                "Fused takes a list of explainers; for one method at several layers, Fused.at_layers(explainer, layers)"
             )
-        check_one_of("how", fusion_mode, *FUSION_MODES)
+        check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
         super().__init__(*explainers)
         self.explainers, self.fusion_mode = tuple(explainers), fusion_mode
 
@@ -53,19 +53,21 @@ class Fused(Wrapper):
     def at_layers(
         cls, explainer: Explainer, layers: Sequence[str | nn.Module], fusion_mode: FusionMode = "max"
     ) -> Self:
-        """One method, with all its settings, at several layers."""
+        """Return one method, with all its settings, at several layers."""
         if not isinstance(explainer, LayerExplainer):
             raise InputError(_explain_missing_layer(explainer))
         if isinstance(layers, str):
-            raise InputError(f"Fused.of takes a list of layers; for one, [{layers!r}]")
+            raise InputError(f"Fused.at_layers takes a list of layers; for one, [{layers!r}]")
         return cls([replace(explainer, layer=layer) for layer in layers], fusion_mode)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """One map of each score."""
+        """Return the fused map of each score."""
         columns = zip(*compute_all_maps(self.explainers, x, scores), strict=True)
         return [
             merge_layer_maps(
-                maps, fuse_attributions([one.attribution for one in maps], self.fusion_mode), FUSION_SCALING_NOTE
+                maps,
+                fuse_attributions([maps_of_layer.attribution for maps_of_layer in maps], self.fusion_mode),
+                FUSION_SCALING_NOTE,
             )
             for maps in columns
         ]
@@ -75,22 +77,23 @@ class Fused(Wrapper):
 
 
 def _explain_missing_layer(value: object) -> str:
-    """Why it cannot be put at several layers, and what can."""
+    """Return why a value cannot be used at several layers, and what can."""
     if not isinstance(value, Explainer):
-        return f"Fused.of takes an explainer and its layers, as Fused.of(GradCAM(model), layers); {value!r:.80} came instead"
+        return f"Fused.at_layers(explainer, layers) takes an explainer, as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
-        return f"{value!r} has no one layer to choose: Fused.of takes a method that has, as GradCAM(model)"
+        return (
+            f"{value!r} has no single layer to choose: Fused.at_layers takes a method that has one, as GradCAM(model)"
+        )
     if isinstance(value, Fused):
-        return f"{value!r} is of several layers already"
-    return (
-        f"{value!r} does not look at one layer; wrap what is fused: {type(value).__name__}(Fused.of(explainer, layers))"
-    )
+        return f"{value!r} has several layers already"
+    wrapped = f"{type(value).__name__}(Fused.at_layers(explainer, layers))"
+    return f"{value!r} does not look at one layer; pass {wrapped}"
 
 
 def compute_all_maps(
     explainers: Sequence[Explainer], x: Tensor, scores: Sequence[Score]
 ) -> list[list[AttributionMaps]]:
-    """[explainer][score]: those of one company share their passes."""
+    """Return the maps [explainer][score]; explainers that can share passes do so."""
     done: dict[int, list[AttributionMaps]] = {}
     for numbers in group_by_share_key(explainers):
         done.update(zip(numbers, compute_group_maps([explainers[t] for t in numbers], x, scores), strict=True))
@@ -98,9 +101,9 @@ def compute_all_maps(
 
 
 def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -> Tensor:
-    """Several (N,*s) -> (N,*finest): each cut at zero, over its maximum, on the finest grid, then cell by cell."""
-    finest = max((one.shape[1:] for one in attributions), key=math.prod)
-    layers = torch.stack([resize_maps(_divide_by_maximum(one), finest) for one in attributions])
+    """Fuse maps (N,*s): clip each at zero, divide it by its maximum, and combine the cells on the finest grid."""
+    finest_grid = max((attribution.shape[1:] for attribution in attributions), key=math.prod)
+    layers = torch.stack([resize_maps(_divide_by_maximum(attribution), finest_grid) for attribution in attributions])
     if fusion_mode == "product":
         return layers.prod(0)
     return layers.amax(0) if fusion_mode == "max" else layers.mean(0)
@@ -112,41 +115,61 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """The one map (N,*s) that several became, with what is known of each; `scaling_note`: how they were made comparable."""
-    layers = list(filter(None, (one.layer for one in layer_maps)))
-    one = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
-    return replace(one, layer=" + ".join(layers) or None, layout=None)
+    """Return the fused map (N,*s) with the notes of each layer's maps; `scaling_note` says how they were scaled."""
+    layers = list(filter(None, (merged.layer for merged in layer_maps)))
+    merged = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
+    return replace(merged, layer=" + ".join(layers) or None, layout=None)
 
 
 def _describe_shared_status(maps: AttributionMaps) -> str | None:
-    """What a layer lacks, if every sample lacks it there."""
-    found = set(determine_statuses(maps))
-    return f"{maps.layer}: {STATUS_MEANINGS[found.pop()]}" if len(found) == 1 and STATUS_OK not in found else None
+    """Return a note with the status of a layer if every sample has the same status other than "ok"."""
+    statuses = set(determine_statuses(maps))
+    return (
+        f"{maps.layer}: {STATUS_MEANINGS[statuses.pop()]}" if len(statuses) == 1 and STATUS_OK not in statuses else None
+    )
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
-    """Several layers' maps of one question as one: each divided by its maximum, on the finest grid, then cell by cell.
+    """Fuse explanations of one target at several layers into one.
 
-    `fusion_mode`: see `Fused`, which spares passes. A layer without positive evidence adds nothing. Raises InputError where the
-    explanations are not of one input, target and method.
+    Args:
+        explanations: One explanation per layer, of one input, target and method.
+        fusion_mode: See `Fused`, which needs fewer passes.
+
+    Returns:
+        One explanation on the finest grid; a layer without positive evidence adds nothing.
+
+    Raises:
+        InputError: The explanations are not of one input, target and method.
+
     """
     if not explanations:
         raise InputError("nothing to fuse: pass one explanation per layer")
-    check_one_of("how", fusion_mode, *FUSION_MODES)
+    check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
     first = explanations[0]
-    for one in explanations[1:]:
-        _check_same_target(first, one)
-    precision = np.result_type(np.float32, *(one.attribution.dtype for one in explanations))
-    heat = fuse_attributions(
-        [torch.from_numpy(one.attribution.astype(precision))[None] for one in explanations], fusion_mode
+    for explanation in explanations[1:]:
+        _check_same_target(first, explanation)
+    precision = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
+    attribution = fuse_attributions(
+        [torch.from_numpy(explanation.attribution.astype(precision))[None] for explanation in explanations], fusion_mode
     )[0].numpy()
-    flagged = [one for one in explanations if one.status != STATUS_OK]
+    flagged = [explanation for explanation in explanations if explanation.status != STATUS_OK]
     status = flagged[0].status if len(flagged) == len(explanations) else STATUS_OK
-    notes = [*first.notes, FUSION_SCALING_NOTE, *(f"{one.layer}: {STATUS_MEANINGS[one.status]}" for one in flagged)]
-    layers = " + ".join(str(one.layer) for one in explanations)
-    settings = {**first.parameters, "layer": layers, "how": fusion_mode}
+    notes = [
+        *first.notes,
+        FUSION_SCALING_NOTE,
+        *(f"{explanation.layer}: {STATUS_MEANINGS[explanation.status]}" for explanation in flagged),
+    ]
+    layers = " + ".join(str(explanation.layer) for explanation in explanations)
+    settings = {**first.parameters, "layer": layers, "fusion_mode": fusion_mode}
     return replace(
-        first, attribution=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings
+        first,
+        attribution=attribution,
+        layer=layers,
+        layout=None,
+        status=status,
+        notes=tuple(notes),
+        parameters=settings,
     )
 
 
@@ -156,7 +179,7 @@ def _check_same_target(reference: Explanation, other: Explanation) -> None:
             raise InputError(f"cannot fuse: {fact} is {getattr(reference, fact)!r} and {getattr(other, fact)!r}")
     if not math.isclose(other.score, reference.score, rel_tol=1e-3, abs_tol=1e-6):
         raise InputError(f"cannot fuse: the score is {reference.score:.6g} and {other.score:.6g}: not the same input")
-    for picture in ("image", "seen"):
-        one, another = getattr(reference, picture), getattr(other, picture)
-        if one is not None and another is not None and not np.array_equal(one, another):
+    for picture in ("image", "model_input_image"):
+        first_image, another = getattr(reference, picture), getattr(other, picture)
+        if first_image is not None and another is not None and not np.array_equal(first_image, another):
             raise InputError("cannot fuse: the explanations are of different images")

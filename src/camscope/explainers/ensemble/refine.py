@@ -1,4 +1,4 @@
-"""RefineCAM: the coarse map that is sure, refined by the finer ones before it."""
+"""RefineCAM: a coarse, reliable map multiplied by the finer maps of earlier layers."""
 
 import difflib
 import math
@@ -24,20 +24,20 @@ from camscope.layers.selection import SpatialLayer, drop_contradicted_layers, fi
 from camscope.targets import Score
 
 MAX_STAGES = 4
-PRODUCT_SCALING_NOTE = "multiplied: each layer's map was stretched to 0..1"
+PRODUCT_SCALING_NOTE = "multiplied: each layer's map was scaled to 0..1"
 
 
 @register
 class RefineCAM(Explainer):
-    """The product of several layers' maps: Π_l n(U(n(relu(M_l)))), M Grad-CAM++'s (Domeniconi et al. 2026).
+    """The product of several layers' maps: Π_l n(U(n(relu(M_l)))), M of Grad-CAM++ (Domeniconi et al. 2026).
 
-    U brings a map to the finest grid; n stretches it to 0..1, as the authors' code does: what is weakest in a layer rules
-    out, so that an early layer, which is positive everywhere, still refines. A constant map says nothing, and is zero.
+    U resizes a map to the finest grid; n is min-max scaling to 0..1, as in the authors' code. The weakest cells of a layer
+    are thus ruled out, so that an early layer, which is positive everywhere, still refines. A constant map becomes zero.
 
-    `layers`: names (in one text, with commas between); None: the last layer of each resolution, of the four coarsest, as
-    the authors choose them; it is found by at most three passes more, once. A model of one resolution, as most vision
-    transformers, has one such layer, and that is what is shown: name several blocks to multiply them. `base_method`: the
-    method whose maps are multiplied; Grad-CAM++ is fragile at layers with both signs, see there: then `base="gradcam"`.
+    `layers`: names, also as one text with commas. Default: the last layer of each of the four coarsest resolutions, as the
+    authors choose them; finding these layers takes at most three more passes, once. A model with one resolution, such as
+    most vision transformers, has only one such layer: name several blocks to multiply their maps. `base_method`: the method
+    whose maps are multiplied. Grad-CAM++ is unstable at layers with both signs; use `base_method="gradcam"` there.
     """
 
     name, title, paper = "refinecam", "RefineCAM", "arXiv:2605.14641"
@@ -49,35 +49,35 @@ class RefineCAM(Explainer):
         super().__post_init__()
         method = METHODS.get(self.base_method)
         if method is None or not issubclass(method, LayerExplainer):
-            looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
-            near = difflib.get_close_matches(str(self.base_method), looking, n=3, cutoff=0.0)
+            layer_methods = [name for name, method_cls in METHODS.items() if issubclass(method_cls, LayerExplainer)]
+            nearest = difflib.get_close_matches(str(self.base_method), layer_methods, n=3, cutoff=0.0)
             raise InputError(
-                f"base_method={self.base_method!r} is no method that looks at one layer; nearest: {', '.join(near)}"
+                f"base_method={self.base_method!r} is not a method that looks at one layer; nearest: {', '.join(nearest)}"
             )
         common = {
             name: getattr(self, name)
             for name in (*SETTINGS_WITHOUT_EFFECT[1:], "mode", "precision", "input_key", "frames_first")
         }
         self._base_explainer = method(self.model, **common)
-        given = self.layers.split(",") if isinstance(self.layers, str) else self.layers
-        if given is not None and not given:
+        layers = self.layers.split(",") if isinstance(self.layers, str) else self.layers
+        if layers is not None and not layers:
             raise InputError("layers is empty: name one at least, or leave it out")
-        if given is not None and "" in map(_strip_layer_name, given):
+        if layers is not None and "" in map(_strip_layer_name, layers):
             raise InputError(f"layers={self.layers!r} has an empty name: expected names with commas between, as 'a,b'")
         model = unwrap(self.model)
-        self.layers = None if given is None else [find_layer(model, _strip_layer_name(name))[0] for name in given]
+        self.layers = None if layers is None else [find_layer(model, _strip_layer_name(name))[0] for name in layers]
         self._stages_by_model: dict[tuple[object, ...], list[str]] = {}
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*s): see `compute_maps`."""
+        """Return the map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """One forward pass for all layers, one backward pass a score; where layers are chosen, for those of each score."""
+        """Return the map of each score: one forward pass for all layers, one backward pass per score."""
         if self.layers is not None:
             return self._compute_maps_at_layers(self.layers, x, scores)
-        found = groupby(scores, partial(self._find_stages_for_input, x))
-        return [one for layers, some in found for one in self._compute_maps_at_layers(layers, x, list(some))]
+        groups = groupby(scores, partial(self._find_stages_for_input, x))
+        return [maps for layers, some in groups for maps in self._compute_maps_at_layers(layers, x, list(some))]
 
     def _compute_maps_at_layers(
         self, layers: Sequence[str | nn.Module], x: Tensor, scores: Sequence[Score]
@@ -85,38 +85,40 @@ class RefineCAM(Explainer):
         columns = zip(
             *compute_all_maps([replace(self._base_explainer, layer=layer) for layer in layers], x, scores), strict=True
         )
-        made = [
-            merge_layer_maps(maps, _multiply_maps([one.attribution for one in maps]), PRODUCT_SCALING_NOTE)
+        merged = [
+            merge_layer_maps(
+                maps, _multiply_maps([layer_maps.attribution for layer_maps in maps]), PRODUCT_SCALING_NOTE
+            )
             for maps in columns
         ]
         if self.layers is not None:
-            return made
-        chosen = f"layers {', '.join(map(str, layers))} were chosen"
+            return merged
+        note = f"layers {', '.join(map(str, layers))} were chosen"
         if len(layers) == 1:
-            chosen = f"layer {layers[0]!r} was chosen: the model has one resolution, and nothing refines it"
-        return [replace(one, notes=(chosen, *one.notes)) for one in made]
+            note = f"layer {layers[0]!r} was chosen: the model has one resolution, so that no layer refines the map"
+        return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """The same product, of the layers that it finds for this input."""
+        """Return the same method with the layers that it finds for this input."""
         return self if self.layers is not None else replace(self, layers=self._find_stages_for_input(x, score))
 
     def _find_stages_for_input(self, x: Tensor, score: Score) -> list[str]:
-        """The last layers of the resolutions, the finest first: known for as long as the model is built the same."""
+        """Return the last layer of each resolution, the finest first; cached while the structure of the model stays the same."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
-        built = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built not in self._stages_by_model:
+        cache_key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if cache_key not in self._stages_by_model:
             layers = find_spatial_layers(model, lambda: score.forward(x), x.shape)
-            found = find_stages(model, layers, deepest)
-            while wrong := self._find_misplaced_layers(layers, found[:-1], x, score):
-                layers = [layer for layer in layers if layer.name not in wrong]
-                found = find_stages(model, layers, deepest)
-            self._stages_by_model = {**self._stages_by_model, built: found}
-        return self._stages_by_model[built]
+            stages = find_stages(model, layers, deepest)
+            while misplaced := self._find_misplaced_layers(layers, stages[:-1], x, score):
+                layers = [layer for layer in layers if layer.name not in misplaced]
+                stages = find_stages(model, layers, deepest)
+            self._stages_by_model = {**self._stages_by_model, cache_key: stages}
+        return self._stages_by_model[cache_key]
 
     def _find_misplaced_layers(
         self, layers: Sequence[SpatialLayer], names: Sequence[str], x: Tensor, score: Score
     ) -> set[str]:
-        """Those whose cells react to other parts of the input than they are drawn over."""
+        """Return the layers whose cells react to other parts of the input than they are drawn over."""
         named = [layer for layer in layers if layer.name in names]
         return {layer.name for layer in named} - {
             layer.name for layer in drop_contradicted_layers(score.model, named, score.forward, x)
@@ -124,19 +126,19 @@ class RefineCAM(Explainer):
 
 
 def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
-    """The last layer of each resolution up to the deepest layer, of the four coarsest, the finest first.
+    """Return the last layer of each of the four coarsest resolutions up to the deepest layer, the finest first.
 
-    A layer inside one of several blocks of a kind is a step of that block and ends no stage: the first convolution of a
-    bottleneck still has the stage before's resolution.
+    A layer inside one of several similar blocks is a step of that block and ends no stage: the first convolution of a
+    bottleneck still has the resolution of the previous stage.
     """
-    kinds = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
-    alike = Counter((_parent_name(name), kind) for name, kind in kinds.items())
+    module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
+    sibling_counts = Counter((_parent_name(name), kind) for name, kind in module_types.items())
     last: dict[tuple[int, ...], str] = {}
     for layer in layers:
         if layer.name == deepest_layer:
             break
-        inside = (name for name in _ancestor_names(layer.name) if name in kinds)
-        if not any(alike[_parent_name(name), kinds[name]] > 1 for name in inside):
+        enclosing = (name for name in _ancestor_names(layer.name) if name in module_types)
+        if not any(sibling_counts[_parent_name(name), module_types[name]] > 1 for name in enclosing):
             last[layer.layout.grid] = layer.name
     cells = {layer.name: math.prod(layer.layout.grid) for layer in layers}
     finer = [name for name in last.values() if cells[name] > cells.get(deepest_layer, 0)]
@@ -144,10 +146,10 @@ def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer:
 
 
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
-    """Several (N,*s) -> (N,*finest)."""
-    finest = max((one.shape[1:] for one in maps), key=math.prod)
+    """Return the product of several maps (N,*s) on the finest grid."""
+    finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
     return torch.stack(
-        [scale_to_unit_range(resize_maps(scale_to_unit_range(one.relu()), finest)) for one in maps]
+        [scale_to_unit_range(resize_maps(scale_to_unit_range(attribution.relu()), finest_grid)) for attribution in maps]
     ).prod(0)
 
 

@@ -1,12 +1,11 @@
-"""Wrappers: what goes with any method is an explainer round an explainer, and they nest.
+"""Wrappers: explainers around other explainers, which can be nested.
 
-Augmented(Denoised(GradCAM(model, "layer4")), flips=True, scales=(0.75, 1.25)).explain("cat.jpg", 281)
-Contrast(LayerCAM(model, "layer3"), "tabby", "lynx").explain("cat.jpg")
+    Augmented(Denoised(GradCAM(model, "layer4")), flips=True, scales=(0.75, 1.25)).explain("cat.jpg", 281)
+    Contrast(LayerCAM(model, "layer3"), "tabby", "lynx").explain("cat.jpg")
 
-Wrapper: what every explainer shares that is made of others.
-Contrast: why one class rather than another.
-Denoised: what most channels agree on.
-Augmented: the mean over flips and scales of the input.
+- `Contrast`: why one class rather than another.
+- `Denoised`: what most channels agree on.
+- `Augmented`: the mean over flips and scales of the input.
 """
 
 import copy
@@ -38,22 +37,27 @@ from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
-    """An explainer made of others, whose model, preprocessing, mode and precision it keeps. A wrapper writes `compute_maps`."""
+    """An explainer around other explainers, with their model, preprocessing, mode and precision.
 
-    paper: ClassVar[str] = ""  # that of what is inside
+    A subclass implements `compute_maps`.
+    """
+
+    paper: ClassVar[str] = ""  # see the inner explainers
     inner: tuple[Explainer, ...]
 
     def __init__(self, *inner: Explainer) -> None:
-        for one in inner:
-            if not isinstance(one, Explainer):
-                raise InputError(
-                    f"{type(self).__name__} goes round an explainer, as GradCAM(model); {one!r:.80} came instead"
-                )
+        for explainer in inner:
+            if not isinstance(explainer, Explainer):
+                raise InputError(f"{type(self).__name__} wraps an explainer, as GradCAM(model); got {explainer!r:.80}")
         check_compatible_explainers(inner)
         first, self.inner = inner[0], inner
-        for one in inner[1:]:
-            if (one.mode, one.precision, one.call_settings) != (first.mode, first.precision, first.call_settings):
-                raise InputError(f"{first!r} and {one!r} differ in mode, precision, input_key or frames_first")
+        for explainer in inner[1:]:
+            if (explainer.mode, explainer.precision, explainer.call_settings) != (
+                first.mode,
+                first.precision,
+                first.call_settings,
+            ):
+                raise InputError(f"{first!r} and {explainer!r} differ in mode, precision, input_key or frames_first")
         super().__init__(
             first.model,
             preprocess=first.preprocess,
@@ -66,75 +70,79 @@ class Wrapper(Explainer):
 
     @abstractmethod
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """(N,C,*S) -> a map of each score, made of the inner ones."""
+        """Return a map of each score of an input (N,C,*S), from those of the inner explainers."""
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """The same wrapper round inner ones that have chosen for this input."""
-        return self._rewrap([one.resolve(x, score) for one in self.inner])
+        """Return the same wrapper around resolved inner explainers."""
+        return self._rewrap([explainer.resolve(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*s): see `compute_maps`."""
+        """Return the map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """Those of the inner ones, too."""
-        return super().setting_names.union(*(one.setting_names for one in self.inner))
+        """Names of the settings, including those of the inner explainers."""
+        return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
-        """The same wrapper round inner ones with other settings, each with those that it has."""
+        """Return the same wrapper around inner explainers with other settings; each takes those that it has."""
         return self._rewrap(
             [
-                one.with_settings(**{name: value for name, value in settings.items() if name in one.setting_names})
-                for one in self.inner
+                explainer.with_settings(
+                    **{name: value for name, value in settings.items() if name in explainer.setting_names}
+                )
+                for explainer in self.inner
             ]
         )
 
     @property
     def full_name(self) -> str:
-        """`gradcam, denoised`."""
-        return f"{' + '.join(dict.fromkeys(one.full_name for one in self.inner))}, {self.name}"
+        """The names of the inner explainers and the wrapper: `gradcam, denoised`."""
+        return f"{' + '.join(dict.fromkeys(explainer.full_name for explainer in self.inner))}, {self.name}"
 
     @property
     def uses_gradients(self) -> bool:
-        """Whether an inner one does."""
-        return any(one.uses_gradients for one in self.inner)
+        """Whether an inner explainer needs gradients."""
+        return any(explainer.uses_gradients for explainer in self.inner)
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether all inner ones do."""
-        return all(one.accepts_integer_input for one in self.inner)
+        """Whether all inner explainers accept integers."""
+        return all(explainer.accepts_integer_input for explainer in self.inner)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """The question as the inner ones put it, which must be one."""
-        questions = [one.resolve_target(target) for one in self.inner]
-        for one, question in zip(self.inner, questions, strict=True):
-            same = isinstance(question, Difference) and question == questions[0]
-            if question is not questions[0] and not same:
-                raise InputError(f"{self.inner[0]!r} and {one!r} ask different questions: {self.name} needs one")
-        return questions[0]
+        """Return the target of the inner explainers; raise InputError if they differ."""
+        resolved = [explainer.resolve_target(target) for explainer in self.inner]
+        for explainer, own_target in zip(self.inner, resolved, strict=True):
+            same = isinstance(own_target, Difference) and own_target == resolved[0]
+            if own_target is not resolved[0] and not same:
+                raise InputError(
+                    f"{self.inner[0]!r} and {explainer!r} explain different targets: {self.name} needs one"
+                )
+        return resolved[0]
 
     def create_sibling(self, method: str | type[Explainer]) -> Explainer:
-        """The same wrapper round another method."""
-        return self._rewrap([one.create_sibling(method) for one in self.inner])
+        """Return the same wrapper around another method."""
+        return self._rewrap([explainer.create_sibling(method) for explainer in self.inner])
 
     def _rewrap(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner[0], **self._wrapper_settings)
 
     @property
     def _wrapper_settings(self) -> dict[str, Any]:
-        """The wrapper's own settings: all but the first argument, which is what is inside."""
+        """The settings of the wrapper itself: all arguments but the first, which is the inner explainer."""
         return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[1:]}
 
     def __repr__(self) -> str:
         inside = repr(self.inner[0]) if len(self.inner) == 1 else repr(list(self.inner))
-        usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
+        usual = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
         changed = [f"{name}={value!r}" for name, value in self._wrapper_settings.items() if value != usual[name]]
         return f"{type(self).__name__}({', '.join([inside, *changed])})"
 
 
 class Contrast(Wrapper):
-    """Why `a` rather than `b`: the map of the difference of their scores. It takes no other target."""
+    """Explains why class `a` rather than `b`: the map of the difference of their scores. It takes no other target."""
 
     name = "contrast"
 
@@ -144,25 +152,25 @@ class Contrast(Wrapper):
         self._target = Difference(a, b)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """The difference."""
+        """Return the difference of the two classes."""
         if target is not None:
             raise TargetError(
-                f"Contrast asks why {self.a!r} rather than {self.b!r} and takes no other target; {target!r:.80} came"
+                f"Contrast explains {self.a!r} rather than {self.b!r} and takes no other target; got {target!r:.80}"
             )
         return self.explainer.resolve_target(self._target)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The inner method's."""
+        """Return the maps of the inner explainer."""
         return self.explainer.compute_maps(x, scores)
 
 
 class Denoised(Wrapper):
-    """The part of Σ_k of the channels' contributions that lies along their first principal component.
+    """Keeps the part of a CAM that lies along the first principal component of its channels' contributions.
 
-    A map (N,cells) is summed of contributions (N,K,cells); of the sum only its projection on their first right singular
-    vector is kept, not centred, and the ReLU follows where the method has one. In score units; channels that all say the
-    same leave the sum as it is. Round another wrapper it goes round what that is round: Denoised(Augmented(x)) is
-    Augmented(Denoised(x)). A method that has one map only is its own first component: it is handed on, and a note says so.
+    A map (N,cells) is the sum of contributions (N,K,cells). Only its projection on their first right singular vector, not
+    centered, is kept; the ReLU follows if the method has one. The result is in units of the score; if all channels agree, the
+    sum is unchanged. Denoised(Augmented(x)) is the same as Augmented(Denoised(x)), and so for the other wrappers. A method
+    with a single map is returned unchanged, with a note.
     """
 
     name = "denoised"
@@ -173,46 +181,48 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods that share passes share them denoised."""
+        """Methods that share passes also share them when denoised."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps]]:
-        """[method][score]: the inner methods' passes, combined in another way."""
-        inner = [tool.explainer for tool in explainers if isinstance(tool, Denoised)]
-        if not all(isinstance(one, BaseWeightedChannels) for one in inner):
-            return [tool.compute_maps(x, scores) for tool in explainers]
+        """Return the denoised maps [method][score] from the shared passes of the inner methods."""
+        inner = [wrapper.explainer for wrapper in explainers if isinstance(wrapper, Denoised)]
+        if not all(isinstance(method, BaseWeightedChannels) for method in inner):
+            return [wrapper.compute_maps(x, scores) for wrapper in explainers]
         return compute_group_maps(
-            [_copy_with_denoised_combine(one) for one in inner if isinstance(one, BaseWeightedChannels)], x, scores
+            [_copy_with_denoised_combine(method) for method in inner if isinstance(method, BaseWeightedChannels)],
+            x,
+            scores,
         )
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Of a wrapper, those that it makes of its inner ones, denoised."""
+        """Return the denoised maps; around another wrapper, that wrapper's maps of denoised inner explainers."""
         inner = self.explainer
         if isinstance(inner, BaseWeightedChannels):
             return list(self.compute_shared_maps([self], x, scores)[0])
         if isinstance(inner, Wrapper):
-            round_it = inner if isinstance(inner, Denoised) else inner._rewrap([Denoised(one) for one in inner.inner])
+            round_it = inner if isinstance(inner, Denoised) else inner._rewrap([Denoised(maps) for maps in inner.inner])
             return round_it.compute_maps(x, scores)
-        said = f"{inner.full_name} makes one map, which is its own first component: nothing was denoised"
-        return [replace(one, notes=(*one.notes, said)) for one in inner.compute_maps(x, scores)]
+        note = f"{inner.full_name} computes a single map, so that nothing was denoised"
+        return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
 
 def _copy_with_denoised_combine(method: BaseWeightedChannels) -> BaseWeightedChannels:
-    """A copy that combines in another way; its passes are the method's."""
+    """Return a copy of the method that combines channels along the principal component; its passes are unchanged."""
     principal = copy.copy(method)
     vars(principal)["combine"] = partial(_combine_along_principal_component, method)
     return principal
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
-    """(N,*s): the sum's projection on the first component's direction, and the method's ReLU."""
+    """Return the projection (N,*s) of the sum on the direction of the first component, and apply the method's ReLU."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)
-    along = torch.where(size > 0, component / size, 0)  # at 1, where a square neither vanishes nor overflows
+    along = torch.where(size > 0, component / size, 0)  # near 1, where a square neither vanishes nor overflows
     length = along.square().sum(1, keepdim=True)
     share = torch.where(length > 0, (total * along).sum(1, keepdim=True) / length, 0)
     cells = share * along
@@ -220,16 +230,17 @@ def _combine_along_principal_component(method: BaseWeightedChannels, features: L
 
 
 class Augmented(Wrapper):
-    """The mean of the raw maps of the input, flipped and scaled, each carried back to where it belongs.
+    """The mean of the raw maps over flips and scales of the input, each mapped back to the original input.
 
-    `flips`: True, the last spatial axis; an axis or several (0 is the first spatial one), in every combination; False.
-    `scales`: factors of the input's size, linear, antialiased where it shrinks; the model must take such sizes. Each
-    flip comes at each scale. The plain input always counts, comes first and fixes the class; a Region or a Box is asked
-    for where the view shows it, a function of the output as it is. Maps of other scales are interpolated linearly onto
-    the plain input's grid. How large a map is may depend on how many cells it has, by the method: so each scale's maps
-    are multiplied by the one number that gives them, over all flips, the mean size of the input's own scale; of flips
-    alone it is the exact mean. A layer that is not named is chosen for the plain input, and serves all views. What else
-    the model is given stays as it is.
+    `flips`: True for the last spatial axis; an axis or several (0 is the first spatial axis), in every combination; or False.
+    `scales`: factors of the input's size, which the model must accept; resizing is linear, with antialiasing. Each flip is used
+    at each scale. The unchanged input is always included and fixes the class. A Region or a Box is moved with the view; a
+    function of the output is not.
+
+    Maps of other scales are interpolated linearly to the grid of the unchanged input. Since the size of a map's values may
+    depend on the number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude
+    of the input's own scale. With flips alone the result is the exact mean. A layer that is not named is chosen for the
+    unchanged input and used for all views. Extra inputs of the model stay the same.
     """
 
     name = "augmented"
@@ -246,51 +257,56 @@ class Augmented(Wrapper):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the inner one does, and no view is interpolated."""
+        """Whether the inner explainer accepts integers and no view is interpolated."""
         return super().accepts_integer_input and set(self.scales) == {1.0}
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The mean over all views."""
-        if len(scores) > 1 and any(callable(score.target) for score in scores):  # each has a layer of its own
+        """Return the mean of the maps over all views."""
+        if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
-        plain = self.explainer.compute_maps(x, scores)
-        flips, tool = self._list_flip_axes(x.ndim - 2), self.explainer.resolve(x, scores[0])
-        rounds = []
+        unchanged_maps = self.explainer.compute_maps(x, scores)
+        flips, explainer = self._list_flip_axes(x.ndim - 2), self.explainer.resolve(x, scores[0])
+        views_by_scale = []
         for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
-            views = [plain] if scale == 1 else []
+            views = [unchanged_maps] if scale == 1 else []
             for axes in flips[len(views) :]:
-                asked = [score.flipped(axes, size) for score in scores]
-                there = _compute_maps_at_scale(
-                    scale, tool, resize_input(x.flip([axis + 2 for axis in axes]), size), asked
+                flipped_scores = [score.flipped(axes, size) for score in scores]
+                view_maps = _compute_maps_at_scale(
+                    scale, explainer, resize_input(x.flip([axis + 2 for axis in axes]), size), flipped_scores
                 )
-                views.append([_undo_flip(one, axes, own) for one, own in zip(there, plain, strict=True)])
-            rounds.append(views)
-        return [_average_views([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
+                views.append(
+                    [
+                        _undo_flip(flipped_maps, axes, reference)
+                        for flipped_maps, reference in zip(view_maps, unchanged_maps, strict=True)
+                    ]
+                )
+            views_by_scale.append(views)
+        return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
     def _list_flip_axes(self, n_spatial_axes: int) -> list[tuple[int, ...]]:
-        """Flipped axes of every view, none first."""
+        """Return the flipped axes of every view, starting with none."""
         if isinstance(self.flips, bool):
             axes = {n_spatial_axes - 1} if self.flips else set()
         else:
-            given = [self.flips] if isinstance(self.flips, int) else list(self.flips)
-            if not all(-n_spatial_axes <= axis < n_spatial_axes for axis in given):
+            flip_axes = [self.flips] if isinstance(self.flips, int) else list(self.flips)
+            if not all(-n_spatial_axes <= axis < n_spatial_axes for axis in flip_axes):
                 raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{n_spatial_axes - 1}")
-            axes = {axis % n_spatial_axes for axis in given}
+            axes = {axis % n_spatial_axes for axis in flip_axes}
         return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
 
 
 def _is_sequence_of(values: object, number_type: type) -> bool:
-    """Whether it is a sequence of such numbers."""
+    """Whether a value is a sequence of numbers of this type."""
     return isinstance(values, Sequence) and all(
-        isinstance(one, number_type) and not isinstance(one, bool) for one in values
+        isinstance(value, number_type) and not isinstance(value, bool) for value in values
     )
 
 
 def _compute_maps_at_scale(
     scale: float, explainer: Explainer, x: Tensor, scores: Sequence[Score]
 ) -> list[AttributionMaps]:
-    """The maps of one view; an InputError that names its size where the model refuses what is not the input's own."""
+    """Return the maps of one view; raise an InputError with its size if the model does not accept it."""
     try:
         return explainer.compute_maps(x, scores)
     except Exception as error:
@@ -298,27 +314,27 @@ def _compute_maps_at_scale(
             raise
         size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(explainer.model)).__name__
         raise InputError(
-            f"{model} has no answer for an input of {size}, scale {scale:g}: {type(error).__name__}: {error}; pass "
-            f"scales=(1.0,), or scales of which it takes the sizes"
+            f"{model} does not accept an input of {size}, scale {scale:g}: {type(error).__name__}: {error}; pass "
+            f"scales=(1.0,), or scales whose sizes it accepts"
         ) from error
 
 
 def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
-    heat = maps.attribution.flip([axis + 1 for axis in axes])
-    return replace(maps, attribution=resize_maps(heat, reference.attribution.shape[1:]))
+    attribution = maps.attribution.flip([axis + 1 for axis in axes])
+    return replace(maps, attribution=resize_maps(attribution, reference.attribution.shape[1:]))
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
-    """Of all views; the first of `views_by_scale` are those of the input's own scale."""
-    sums = [torch.stack([one.attribution for one in views]).sum(0) for views in views_by_scale]
-    sizes = [torch.stack([_mean_magnitude(one.attribution) for one in views]).sum(0) for views in views_by_scale]
-    heat = sums[0]
+    """Return the mean over all views; the first of `views_by_scale` are those of the input's own scale."""
+    sums = [torch.stack([view.attribution for view in views]).sum(0) for views in views_by_scale]
+    sizes = [torch.stack([_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale]
+    total_map = sums[0]
     for total, size in zip(sums[1:], sizes[1:], strict=True):
-        heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
-    made = [one for views in views_by_scale for one in views]
-    return merge_maps(made, heat / len(made), f"the mean of {plural(len(made), 'view')}")
+        total_map = total_map + total * torch.where(size > 0, sizes[0] / size, 0)
+    all_views = [view for views in views_by_scale for view in views]
+    return merge_maps(all_views, total_map / len(all_views), f"the mean of {plural(len(all_views), 'view')}")
 
 
 def _mean_magnitude(attribution: Tensor) -> Tensor:
-    """(N,1,..): the mean absolute value of each map."""
+    """Return the mean absolute value (N,1,..) of each map."""
     return attribution.abs().mean(tuple(range(1, attribution.ndim)), keepdim=True)

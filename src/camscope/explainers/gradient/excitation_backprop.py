@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from camscope.errors import CamscopeError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
@@ -58,24 +59,24 @@ class ExcitationBackprop(LayerExplainer):
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap]]:
+    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
         """[method][score]: see `compute_maps`."""
-        return [[*tool.compute_maps(x, scores)] for tool in explainers]
+        return [[*explainer.compute_maps(x, scores)] for explainer in explainers]
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        tool = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
+        explainer = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(scores[0].model, to_pixels=self.to_pixels) as winners:
-            made = (
-                tool._compute_input_maps(x, scores)
+            maps = (
+                explainer._compute_input_maps(x, scores)
                 if self.to_pixels
-                else super(ExcitationBackprop, tool).compute_maps(x, scores)
+                else super(ExcitationBackprop, explainer).compute_maps(x, scores)
             )
-        notes = [] if tool is self else self.describe_chosen_layer(str(tool.layer), scores[0].model)
+        notes = [] if explainer is self else self.describe_chosen_layer(str(explainer.layer), scores[0].model)
         if winners.signed_activations:
             names = ", ".join(f"{name} x {count}" for name, count in winners.signed_activations.items())
             notes.append(f"activations that may be negative, where they are no response: {names}")
-        return [replace(one, notes=(*notes, *one.notes)) for one in made]
+        return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """(N,): the score; what is read off the model's output is differentiated as it is."""
@@ -96,14 +97,14 @@ class ExcitationBackprop(LayerExplainer):
             output = scores[0].forward(leaf)
             return [self.objective(score, output, len(x)) for score in scores]
 
-        found = zip(scores, compute_input_gradients(x, run)[1], strict=True)
+        pairs = zip(scores, compute_input_gradients(x, run)[1], strict=True)
         return [
             AttributionMaps(
                 p.sum(1),
                 zero_gradient=~p.flatten(1).any(1),
                 sample_notes=tuple((n,) * bool(n) for n in self._describe_lost_probability(score, p)),
             )
-            for score, p in found
+            for score, p in pairs
         ]
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:

@@ -65,9 +65,9 @@ class RuledFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor | None, ...]:
         """P of each input."""
-        kept = ctx.saved_tensors  # which a checkpoint makes again, under the mode that made this
+        saved = ctx.saved_tensors  # which a checkpoint makes again, under the mode that made this
         with torch._C.DisableTorchFunction():
-            return None, None, None, *ctx.share(full_precision(p), *kept)
+            return None, None, None, *ctx.share(full_precision(p), *saved)
 
 
 @dataclass
@@ -137,15 +137,15 @@ class LinearRule:
         x = full_precision(saved[0])
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)
-        found = self._propagate(p, response, 1)
-        return (found - self._propagate(p, response, -1) if self.contrastive else found,)
+        shares = self._propagate(p, response, 1)
+        return (shares - self._propagate(p, response, -1) if self.contrastive else shares,)
 
     def _propagate(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
         if self.norm_signs is None:
             return self._propagate_signed(p, response, sign)
         up, down = (torch.where(chosen, p, 0) for chosen in (self.norm_signs > 0, self.norm_signs < 0))
-        found = self._propagate_signed(up, response, sign)
-        return found + self._propagate_signed(down, response, -sign) if bool((self.norm_signs < 0).any()) else found
+        shares = self._propagate_signed(up, response, sign)
+        return shares + self._propagate_signed(down, response, -sign) if bool((self.norm_signs < 0).any()) else shares
 
     def _propagate_signed(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
         weight = (sign * full_precision(self.weight.detach())).clamp(min=0)
@@ -161,11 +161,11 @@ def share_probability(p: Tensor, response: Tensor, function: Callable[[Tensor], 
         a = torch.where(largest > 0, response / largest, 0).requires_grad_()
         total = function(a)
         each = torch.where(total > 0, p.view(total.shape) / total, 0).detach()
-        (found,) = torch.autograd.grad(total, a, each)
-    return a.detach() * found
+        (gradient,) = torch.autograd.grad(total, a, each)
+    return a.detach() * gradient
 
 
-LINEAR_FUNCTIONS = {"linear", *(f"conv{way}{rank}d" for way in ("", "_transpose") for rank in (1, 2, 3))}
+LINEAR_FUNCTIONS = {"linear", *(f"conv{direction}{rank}d" for direction in ("", "_transpose") for rank in (1, 2, 3))}
 ADDITION_FUNCTIONS = {"add", "iadd", "radd"}
 # steps whose outputs are copies of some of their inputs: a gradient goes through them as a probability does
 COPY_NODES = {
@@ -222,9 +222,9 @@ class ExcitationBackpropMode(BaseFunctionMode):
                 else nullcontext()
             ):
                 return func(*args, **kwargs)
-        rest = args[1:] if args else ()
+        more_args = args[1:] if args else ()
         kwargs.pop("input", None)
-        return self._call_with_rule(name, partial(func, **kwargs), first, rest, kwargs)
+        return self._call_with_rule(name, partial(func, **kwargs), first, more_args, kwargs)
 
     def _run_grad_with_rules(self, grad: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.set_inside_model(True)
@@ -280,9 +280,9 @@ class ExcitationBackpropMode(BaseFunctionMode):
             _, source, versions, share = self._last_linear_call
             if versions == (x._version, source._version):
                 inputs = (x.detach(), *args)
-                known = replace(share, norm_signs=signs)
-                found: Tensor = RuledFunction.apply(lambda: func(*inputs), known, (source.detach(),), source)
-                return found
+                rule = replace(share, norm_signs=signs)
+                output: Tensor = RuledFunction.apply(lambda: func(*inputs), rule, (source.detach(),), source)
+                return output
         return _apply_rule(func, ScalingRule(), (signs,), (x,), args)
 
 
@@ -322,7 +322,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
     """The linear layers that come last on each way."""
-    waiting, heads = [one.grad_fn for one in outputs], list[LinearRule]()
+    waiting, heads = [output.grad_fn for output in outputs], list[LinearRule]()
     while waiting:
         node = waiting.pop()
         if node is None:
@@ -341,8 +341,10 @@ def _carries_probability(value: object) -> TypeGuard[Tensor]:
 
 def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether parameters are all that a value is made of: it is a constant, then, as they are."""
-    found = [leaf for _, leaf in iter_leaves((args, kwargs))]
-    return any(isinstance(one, nn.Parameter) for one in found) and not any(_carries_probability(one) for one in found)
+    leaves = [leaf for _, leaf in iter_leaves((args, kwargs))]
+    return any(isinstance(leaf, nn.Parameter) for leaf in leaves) and not any(
+        _carries_probability(leaf) for leaf in leaves
+    )
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
@@ -362,8 +364,8 @@ def _apply_rule(
     inputs: tuple[Tensor, ...],
     args: Sequence[Any],
 ) -> Tensor:
-    found: Tensor = RuledFunction.apply(lambda: func(inputs[0], *args), rule, saved, *inputs)
-    return found
+    output: Tensor = RuledFunction.apply(lambda: func(inputs[0], *args), rule, saved, *inputs)
+    return output
 
 
 def _apply_pass_through(func: Callable[..., Any], x: Tensor, args: Sequence[Any]) -> Tensor:
@@ -376,5 +378,5 @@ def _apply_addition(func: Callable[..., Any], a: Tensor, b: Tensor, args: Sequen
     with torch.no_grad():
         first, second = a.clamp(min=0), b.clamp(min=0)
         total = first + second
-        parts = tuple(torch.where(total > 0, one / total, 0) for one in (first, second))
+        parts = tuple(torch.where(total > 0, summand / total, 0) for summand in (first, second))
     return _apply_rule(func, AdditionRule((a.shape, b.shape)), parts, (a, b), args)

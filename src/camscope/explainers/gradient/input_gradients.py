@@ -54,15 +54,15 @@ class RectifiedGradientExplainer(InputGradientExplainer):
         met: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: met.append(apply_relu_rule(values, self.rule)))
         notes = describe_relus(met[-1], self.full_name)  # of the pass whose graph reached the input
-        return [self.compute_maps_from_gradient(x, *one, *notes) for one in zip(scores, signals, strict=True)]
+        return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
     """What a result says of the ReLUs that were reached, and of what was not."""
     if not report.relus:
-        found = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
+        operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
         raise ModelError(
-            f"{title} changes the way back through ReLUs, and none can be reached in this model (what was found: {found}); "
+            f"{title} changes the way back through ReLUs, and none can be reached in this model (what was found: {operations}); "
             f"the map would be the plain gradient's: pass saliency, or a method that looks at a layer"
         )
     notes = [f"{report.relus.total()} ReLUs were reached: {_format_counts(report.relus)}"]
@@ -145,7 +145,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     def _multiply_cam_and_signal(
         self, x: Tensor, cam: AttributionMaps, signal: AttributionMaps, layer_notes: Sequence[str]
     ) -> AttributionMaps:
-        nothing = [one.zero_gradient for one in (cam, signal) if one.zero_gradient is not None]
+        nothing = [part.zero_gradient for part in (cam, signal) if part.zero_gradient is not None]
         return replace(
             cam,
             attribution=enlarge_to_input(cam.attribution, x)
@@ -182,10 +182,10 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         """See `reduce_channels`."""
         runs = PerturbedEvaluator(self, x, score)
         moments = [self._compute_moments(runs, sample) for sample in range(len(x))]
-        mean, variance = (torch.stack(one) for one in zip(*moments, strict=True))
-        found = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = (torch.stack(moment) for moment in zip(*moments, strict=True))
+        gradient = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
         reached = (mean != 0) | (variance != 0)
-        return AttributionMaps(self.reduce_channels(found), zero_gradient=~reached.flatten(1).any(1))
+        return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
     def _compute_moments(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
         """(C,*S) twice: mean and variance, by way of differences from the first, which cancel nothing."""
@@ -200,9 +200,9 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
             gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
             apart = gradients - (first or gradients)[0]  # the last that takes memory: from here on all of it is added
             first.extend(gradients[:1].clone() if not first else ())
-            for one in apart:
-                total.add_(one)
-                squares.addcmul_(one, one)
+            for gradient_row in apart:
+                total.add_(gradient_row)
+                squares.addcmul_(gradient_row, gradient_row)
 
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         shift = total / self.n_samples

@@ -67,25 +67,28 @@ class PathExplainer(PixelExplainer, MultiPassExplainer):
         """The map (N,*S), and how far it is from being complete."""
         runs = PerturbedEvaluator(self, x, score)
         starts = self.build_baselines(x)
-        found = [
+        attributions = [
             self.compute_sample_attribution(runs, sample, [start[sample] for start in starts])
             for sample in range(len(x))
         ]
-        values = torch.stack([one.values for one in found])
-        changes = torch.stack([one.score_change.double() for one in found])
+        values = torch.stack([attribution.values for attribution in attributions])
+        changes = torch.stack([attribution.score_change.double() for attribution in attributions])
         totals = values.double().flatten(1).sum(1)
-        moved = torch.tensor([one.has_nonzero_path for one in found], device=x.device)
+        moved = torch.tensor([attribution.has_nonzero_path for attribution in attributions], device=x.device)
         return AttributionMaps(
             self.reduce_to_pixels(runs, values),
             zero_gradient=moved & ~values.flatten(1).any(1),
             sample_notes=tuple(
-                (*one.notes, self.format_completeness(float(total), float(one.score_change), one.n_gradients))
-                for one, total in zip(found, totals, strict=True)
+                (
+                    *attribution.notes,
+                    self.format_completeness(float(total), float(attribution.score_change), attribution.n_gradients),
+                )
+                for attribution, total in zip(attributions, totals, strict=True)
             ),
             diagnostics={
                 "completeness_gap": totals - changes,
                 "score_change": changes,
-                "gradients": torch.tensor([one.n_gradients for one in found], device="cpu"),
+                "gradients": torch.tensor([attribution.n_gradients for attribution in attributions], device="cpu"),
             },
         )
 
@@ -128,8 +131,8 @@ class BaselinePathExplainer(BaselineMixin, PathExplainer):
         moved = any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors)
         still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
         values = torch.stack([part.values for part in parts]).mean(0)
-        said = dict.fromkeys((*still, *(words for part in parts for words in part.notes)))
-        return PathAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, tuple(said))
+        notes = dict.fromkeys((*still, *(words for part in parts for words in part.notes)))
+        return PathAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, tuple(notes))
 
 
 def interpolate_points(start: Tensor, end: Tensor, fractions: Tensor) -> Tensor:
@@ -158,11 +161,11 @@ def integrate_straight_line(
     `tolerance`: see IntegratedGradients. Three times as many steps have the old ones' middles among theirs, which are not
     run again.
     """
-    way = subtract_full_precision(baseline_tensor, evaluator.x[sample])
+    direction = subtract_full_precision(baseline_tensor, evaluator.x[sample])
     total = sum_gradients_on_line(evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps))
 
     def wanting() -> bool:
-        gap = (way.double() * total).sum() / n_steps - score_change
+        gap = (direction.double() * total).sum() / n_steps - score_change
         return tolerance is not None and not bool(gap.abs() <= tolerance * score_change.abs())
 
     while 3 * n_steps <= MAX_STEPS and wanting():
@@ -170,12 +173,12 @@ def integrate_straight_line(
         total += sum_gradients_on_line(
             evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps, only_new=True)
         )
-    said = (
+    notes = (
         (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
         if wanting()
         else ()
     )
-    return PathIntegral(way * (total / n_steps).to(way.dtype), n_steps, said)
+    return PathIntegral(direction * (total / n_steps).to(direction.dtype), n_steps, notes)
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:

@@ -57,11 +57,8 @@ class IntegratedGradients(BaselinePathExplainer):
         return integrate_straight_line(evaluator, sample, baseline_tensor, score_change, self.n_steps, self.tolerance)
 
 
-INTEGER_DTYPE_BY_ITEMSIZE = {
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # bytes of a number: whole ones with as many
+INTEGER_DTYPE_BY_ITEMSIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # an integer as wide as a float
+N_ROUNDING_BITS_BY_ITEMSIZE = {2: 0, 4: 6, 8: 14}  # last bits of a float that may be rounding
 
 
 @register
@@ -109,13 +106,14 @@ class GuidedIG(BaselinePathExplainer):
         """(C,*S): where a step leads to, from the gradient at its beginning."""
         if step == self.n_steps:
             return full_precision(end)
-        share, way = step / self.n_steps, subtract_full_precision(start, end)
+        share, direction = step / self.n_steps, subtract_full_precision(start, end)
         low, high = (
-            start + way * min(max(one, 0.0), 1.0) for one in (share - self.max_distance, share + self.max_distance)
+            start + direction * min(max(bound, 0.0), 1.0)
+            for bound in (share - self.max_distance, share + self.max_distance)
         )
         point = torch.where((point - start).abs() < (low - start).abs(), low, point)
         left = (end - point).abs().sum(dtype=torch.float64)
-        needed = left - (1 - share) * way.abs().sum(dtype=torch.float64)
+        needed = left - (1 - share) * direction.abs().sum(dtype=torch.float64)
         shares = allocate_distance((high - point).abs().flatten(), gradient.flatten(), needed, self.fraction)
         return point + (high - point) * shares.view_as(point)
 
@@ -124,11 +122,12 @@ def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fra
     """(P,) in 0..1: how much of its room each value takes, that all of them together take what is needed.
 
     Those of the smallest gradients come first, in groups that are a fraction of all values; of one group all take the same.
+    Gradients that differ by rounding are equal, and the first comes first: at a constant baseline most of them are.
     """
     sizes = torch.where(available > 0, gradient.abs(), torch.inf)
-    order = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]).argsort(
-        stable=True
-    )  # none is negative: the same order, sorted 10 x as fast
+    n_bits = N_ROUNDING_BITS_BY_ITEMSIZE[sizes.itemsize]
+    rounded = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]) + (1 << n_bits >> 1) >> n_bits
+    order = rounded.argsort(stable=True)  # no size is negative: the same order, sorted 10 times as fast
     size = max(1, int(fraction * len(available)))
     groups = torch.arange(len(available), device=available.device) // size
     rooms = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device=available.device)
@@ -202,7 +201,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         often = picks.bincount().to(evaluator.clean_scores) / self.n_samples
         change = evaluator.clean_scores[sample] - (often * self._score_baselines(evaluator, sample, baselines)).sum()
-        moved = not all(torch.equal(one, x) for one in baselines)
+        moved = not all(torch.equal(baseline, x) for baseline in baselines)
         return PathAttribution(
             (total / self.n_samples).to(full_precision(x).dtype), change, self.n_samples, moved, self.baseline_notes
         )
@@ -216,13 +215,13 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
 
     def _score_baselines(self, evaluator: PerturbedEvaluator, sample: int, baselines: Tensor) -> Tensor:
         """(M,): those of the baselines."""
-        found = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
+        scores = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=baselines.device)
 
         def work(part: slice) -> None:
-            found[part] = evaluator.score_variants(sample, baselines[part])
+            scores[part] = evaluator.score_variants(sample, baselines[part])
 
         evaluator.process_chunks(sample, len(baselines), work)
-        return found
+        return scores
 
 
 @register

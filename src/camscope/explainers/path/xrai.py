@@ -48,17 +48,17 @@ class OverlappingSegments:
         flat = values.flatten().double().cpu()
         sums = flat.new_zeros(self.n_segments).index_add_(0, self.segment_indices, flat[self.pixel_indices])
         sizes = self.segment_indices.bincount(minlength=self.n_segments)
-        found, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool, device="cpu")
+        averages, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool, device="cpu")
         members = self.pixel_indices[self.segment_indices.argsort(stable=True)].split(sizes.tolist())
         while bool((sizes >= min_new_pixels).any()):
             best = int(torch.where(sizes >= min_new_pixels, sums / sizes.clamp(min=1), -torch.inf).argmax())
             new = members[best][free[members[best]]]
-            found[new], free[new] = flat[new].mean(), False
+            averages[new], free[new] = flat[new].mean(), False
             entries = self._find_entries(new)
             sums.index_add_(0, self.segment_indices[entries], -flat[self.pixel_indices[entries]])
             sizes = sizes - self.segment_indices[entries].bincount(minlength=self.n_segments)
-        found[free] = flat[free].mean() if bool(free.any()) else 0.0
-        return found.view_as(values).to(values)
+        averages[free] = flat[free].mean() if bool(free.any()) else 0.0
+        return averages.view_as(values).to(values)
 
     def _find_entries(self, pixels: Tensor) -> Tensor:
         """The entries of these pixels."""
@@ -72,26 +72,26 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
     picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
-    seen = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
+    pixel_values = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
     cut = import_skimage("segmentation").felzenszwalb
-    owners, pixels, count = [], [], 0
+    segment_ids, pixels, count = [], [], 0
     for scale in scales:
-        labels = cut(seen, scale=scale, sigma=SMOOTHING_SIGMA_PIXELS, min_size=min_size)
+        labels = cut(pixel_values, scale=scale, sigma=SMOOTHING_SIGMA_PIXELS, min_size=min_size)
         for label in np.unique(labels):
             inside = find_pixels_near_mask(labels == label, margin)
             pixels.append(inside)
-            owners.append(torch.full_like(inside, count))
+            segment_ids.append(torch.full_like(inside, count))
             count += 1
-    every, whose = torch.cat(pixels), torch.cat(owners)
+    every, whose = torch.cat(pixels), torch.cat(segment_ids)
     order = every.argsort(stable=True)
-    first = F.pad(every.bincount(minlength=seen[..., 0].size).cumsum(0), (1, 0))
+    first = F.pad(every.bincount(minlength=pixel_values[..., 0].size).cumsum(0), (1, 0))
     return OverlappingSegments(every[order], whose[order], first, count)
 
 
 def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> Tensor:
     """(H,W) -> (P,): the numbers of the pixels not farther than so many pixels from the mask; looked for near it only."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
-    top, left = (max(0, int(one[0]) - margin) for one in (rows, columns))
+    top, left = (max(0, int(axis[0]) - margin) for axis in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
     down, right = import_skimage("morphology").isotropic_dilation(part, margin).nonzero()
     return torch.from_numpy((down + top) * mask.shape[1] + right + left)
@@ -156,8 +156,8 @@ class XRAI(BaselinePathExplainer):
         maps = self.reduce_channels(values)
         return torch.stack(
             [
-                self.compute_segments(x).average_over_segments(one, self.min_new_pixels)
-                for x, one in zip(evaluator.x, maps, strict=True)
+                self.compute_segments(x).average_over_segments(sample_map, self.min_new_pixels)
+                for x, sample_map in zip(evaluator.x, maps, strict=True)
             ]
         )
 

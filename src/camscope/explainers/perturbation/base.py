@@ -62,17 +62,17 @@ class MaskedInput:
 
     def score_all_masks(self, n_masks: int, build_masks: MaskChunkBuilder, *, as_probability: bool = False) -> Tensor:
         """(F,turns), float64: the scores, or probabilities, under so many masks, in passes that fit into memory."""
-        found = torch.empty(len(self.baseline_tensors), n_masks, dtype=torch.float64, device=self.x.device)
+        scores = torch.empty(len(self.baseline_tensors), n_masks, dtype=torch.float64, device=self.x.device)
 
         def work(part: slice) -> None:
-            found[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
+            scores[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
 
         self.evaluator.process_chunks(self.sample, n_masks, work)
-        return found
+        return scores
 
     def compute_mask_gradients(self, masks: Tensor, *, as_probability: bool = False) -> tuple[Tensor, Tensor]:
         """(R,*S) -> (R,), (R,*S): the score, or the probability, and its gradient at the masks; means over the fills."""
-        values, slopes = (torch.zeros_like(one, dtype=torch.float64) for one in (masks.flatten(1)[:, 0], masks))
+        values, slopes = (torch.zeros_like(like, dtype=torch.float64) for like in (masks.flatten(1)[:, 0], masks))
 
         def work(part: slice) -> None:
             each = [
@@ -106,10 +106,10 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
             self.compute_sample_attribution(MaskedInput(runs, i, [fill[i] for fill in fills])) for i in range(len(x))
         ]
         kind = torch.promote_types(x.dtype, torch.float32)
-        errors = [one.standard_error for one in each if one.standard_error is not None]
+        errors = [sample_maps.standard_error for sample_maps in each if sample_maps.standard_error is not None]
         return AttributionMaps(
-            torch.stack([one.attribution for one in each]).to(kind),
-            sample_notes=tuple(one.notes for one in each),
+            torch.stack([sample_maps.attribution for sample_maps in each]).to(kind),
+            sample_notes=tuple(sample_maps.notes for sample_maps in each),
             standard_error=torch.stack(errors).to(kind) if errors else None,
         )
 
@@ -135,4 +135,4 @@ def describe_convergence(relative_error: float, tolerance: float | None, stopped
 def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     """One number for every axis of a size: at most that axis's own."""
     each = [value] * len(size) if isinstance(value, int) else value
-    return tuple(min(int(own), length) for own, length in zip(each, size, strict=True))
+    return tuple(min(int(value), length) for value, length in zip(each, size, strict=True))

@@ -76,8 +76,10 @@ class GridSensitivityExplainer(PerturbationExplainer):
         drawn = 0
 
         def estimated() -> tuple[Tensor, Tensor]:
-            each = [estimate(one[:drawn]) for one in scores]
-            return torch.stack([one for one, _ in each]).mean(0), torch.stack([error for _, error in each]).mean(0)
+            each = [estimate(sample_scores[:drawn]) for sample_scores in scores]
+            return torch.stack([sample_scores for sample_scores, _ in each]).mean(0), torch.stack(
+                [error for _, error in each]
+            ).mean(0)
 
         def work(part: slice) -> bool:
             nonlocal drawn
@@ -124,8 +126,8 @@ class Sobol(GridSensitivityExplainer):
             design, changed = turns // (n_cells + 1), turns % (n_cells + 1)
             cells = first[design]
             rows = changed.nonzero()[:, 0]
-            own = changed[rows] - 1
-            cells[rows, own] = second[design[rows], own]
+            changed_cells = changed[rows] - 1
+            cells[rows, changed_cells] = second[design[rows], changed_cells]
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
         return (
@@ -170,13 +172,13 @@ class HSIC(GridSensitivityExplainer):
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
         """See `GridSensitivityExplainer`."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
-        shown = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
+        is_visible = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
         flat, precision = cell_labels.flatten(), masked_input.machine_epsilon
 
         def masks(part: slice) -> Tensor:
-            return shown[part][:, flat].view(-1, *cell_labels.shape)
+            return is_visible[part][:, flat].view(-1, *cell_labels.shape)
 
-        return 1, masks, lambda scores: compute_hsic_with_error(shown[: len(scores)], scores[:, 0], precision)
+        return 1, masks, lambda scores: compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], precision)
 
 
 def compute_total_sobol_indices(
@@ -216,7 +218,10 @@ def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: fl
     if groups < 2:
         return whole, whole
     number = torch.arange(len(scores), device=scores.device) % groups
-    parts = [compute_hsic(visible[number != one], scores[number != one], machine_epsilon) for one in range(groups)]
+    parts = [
+        compute_hsic(visible[number != left_out], scores[number != left_out], machine_epsilon)
+        for left_out in range(groups)
+    ]
     return whole, (torch.stack(parts).var(0, correction=0) * (groups - 1)).sqrt()
 
 

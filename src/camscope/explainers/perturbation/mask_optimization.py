@@ -60,8 +60,8 @@ class ExtremalPerturbation(PerturbationExplainer):
         super().__post_init__()
         check_positive_integer(n_steps=self.n_steps, grid_size=self.grid_size)
         check_positive_number(learning_rate=self.learning_rate)
-        given = self.areas if isinstance(self.areas, list | tuple) else ()
-        if not given or not all(isinstance(one, float | int) and 0 < one < 1 for one in given):
+        areas = self.areas if isinstance(self.areas, list | tuple) else ()
+        if not areas or not all(isinstance(area, float | int) and 0 < area < 1 for area in areas):
             raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
@@ -78,7 +78,7 @@ class ExtremalPerturbation(PerturbationExplainer):
                 coarse = (coarse + self.learning_rate * speed).clamp(0, 1)
                 advance(1)
         masks = self.build_masks(masked_input, coarse)
-        covered = ", ".join(f"{float(one):.1%}" for one in masks.flatten(1).mean(1))
+        covered = ", ".join(f"{float(share):.1%}" for share in masks.flatten(1).mean(1))
         return PerturbationAttribution(
             masks.double().mean(0), notes=(f"masks of areas {covered} after {plural(self.n_steps, 'step')}",)
         )
@@ -112,11 +112,11 @@ def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
     Over the border m' goes on as it is there. With zeros beyond, corners would have the largest values of an even m', as
     they have fewer neighbours to be mixed with, and the area's constraint would make them the mask.
     """
-    reach, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
-    values = F.pad(coarse_masks[:, None], (reach, reach) * rank, mode="replicate")[:, 0]
+    radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
+    values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
     for axis in range(rank):
-        values = values.unfold(axis + 1, 2 * reach + 1, 1)
-    steps = torch.arange(-reach, reach + 1, dtype=coarse_masks.dtype, device=coarse_masks.device)
+        values = values.unfold(axis + 1, 2 * radius + 1, 1)
+    steps = torch.arange(-radius, radius + 1, dtype=coarse_masks.dtype, device=coarse_masks.device)
     distance = torch.stack(torch.meshgrid(*[steps] * rank, indexing="ij")).square().sum(0).sqrt() / KERNEL_SIGMA_CELLS
     kernel = (-2 * (distance - 0.5).clamp(min=0).square()).exp()
     pulled = (values * kernel).flatten(rank + 1)
@@ -187,8 +187,8 @@ class MeaningfulPerturbation(PerturbationExplainer):
         values, slope = masked_input.compute_mask_gradients(mask.detach(), as_probability=True)
         with torch.enable_grad():
             rough = sum((leaf.diff(dim=axis).abs() ** SMOOTHNESS_EXPONENT).sum() for axis in range(1, leaf.ndim))
-            told = self.size_weight * (1 - leaf).sum() + self.smooth_weight * rough
-            (gradient,) = torch.autograd.grad((mask * slope).sum() + told, leaf)
+            penalty = self.size_weight * (1 - leaf).sum() + self.smooth_weight * rough
+            (gradient,) = torch.autograd.grad((mask * slope).sum() + penalty, leaf)
         return gradient, float(values)
 
 

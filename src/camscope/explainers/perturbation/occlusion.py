@@ -75,7 +75,9 @@ class Occlusion(PerturbationExplainer):
             windows = expand_per_axis(
                 [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size] if self.window is None else self.window, size
             )
-            strides = expand_per_axis([-(-own // 2) for own in windows] if self.stride is None else self.stride, size)
+            strides = expand_per_axis(
+                [-(-length // 2) for length in windows] if self.stride is None else self.stride, size
+            )
         except ValueError as error:
             raise InputError(
                 f"window={self.window!r}, stride={self.stride!r}: expected one number, or one for each of the input's "
@@ -104,8 +106,8 @@ def check_positive_integers(*allowed: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `allowed`."""
     for name, value in settings.items():
         if isinstance(value, list | tuple) and value:
-            for one in value:
-                check_positive_integer(**{name: one})
+            for item in value:
+                check_positive_integer(**{name: item})
         else:
             check_positive_integer(*allowed, **{name: value})
 
@@ -149,25 +151,27 @@ def score_windows(masked_input: MaskedInput, corners: Tensor, size: Sequence[int
     middle, count = len(corners) // 2, len(corners)
     order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
     places = corners[order]
-    found = torch.empty(len(masked_input.baseline_tensors), count, dtype=torch.float64, device=masked_input.x.device)
+    scores = torch.empty(len(masked_input.baseline_tensors), count, dtype=torch.float64, device=masked_input.x.device)
     with masked_input.evaluator.track_sample_steps(masked_input.sample, count) as advance:
 
         def first(part: slice) -> None:
-            found[:, part] = _score_full_passes(masked_input, places[part], size)
+            scores[:, part] = _score_full_passes(masked_input, places[part], size)
             advance(part.stop - part.start)
 
         with MultiplicationCounter() as counted:
             process_chunks(min(N_TRIAL_WINDOWS, count), masked_input.evaluator.choose_chunk_size(), first)
-        plan = _plan_from_trial(masked_input, places[:N_TRIAL_WINDOWS], size, found[:, :N_TRIAL_WINDOWS], counted.count)
+        plan = _plan_from_trial(
+            masked_input, places[:N_TRIAL_WINDOWS], size, scores[:, :N_TRIAL_WINDOWS], counted.count
+        )
 
         def work(part: slice) -> None:
-            own = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
+            columns = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
             # the last pass is a whole one: what a model keeps of it on itself is a plain tensor
-            found[:, own] = plan.score_chunk(masked_input, places[own], size, is_last=own.stop == count)
+            scores[:, columns] = plan.score_chunk(masked_input, places[columns], size, is_last=columns.stop == count)
             advance(part.stop - part.start)
 
         process_chunks(max(0, count - N_TRIAL_WINDOWS), plan.chunk_size, work)
-    return found[:, order.argsort()], plan.saved_share
+    return scores[:, order.argsort()], plan.saved_share
 
 
 @dataclass
@@ -220,29 +224,29 @@ def _plan_from_trial(
     masked_input: MaskedInput, corners: Tensor, size: Sequence[int], scores: Tensor, n_multiplications: int
 ) -> WindowPlan:
     """How to go on behind windows (R,axes) whose scores (F,R) are those of whole passes of so many multiplications."""
-    rows, tool = len(corners) * len(masked_input.baseline_tensors), masked_input.evaluator.explainer
+    rows, explainer = len(corners) * len(masked_input.baseline_tensors), masked_input.evaluator.explainer
     plan = WindowPlan(masked_input.evaluator.choose_chunk_size(), n_multiplications / rows, n_rows=rows)
     plain = not _has_any_global_hook() and all(map(_has_no_hooks, masked_input.evaluator.score.model.modules()))
-    alone = len(corners) < N_TRIAL_WINDOWS or (tool.batch_size or N_TRIAL_WINDOWS) < N_TRIAL_WINDOWS
+    alone = len(corners) < N_TRIAL_WINDOWS or (explainer.batch_size or N_TRIAL_WINDOWS) < N_TRIAL_WINDOWS
     if masked_input.x.device.type != "cpu" or not plain or alone or plan.multiplications_per_row < MIN_MULTIPLICATIONS:
         return plan
     account = CostTracker(
         min_saved_multiplications=MIN_SAVED_SHARE * n_multiplications / len(masked_input.baseline_tensors)
     )
     try:
-        found = _score_window_passes(masked_input, corners, size, account)
+        window_scores = _score_window_passes(masked_input, corners, size, account)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # not worthwhile, or whatever the model raises of tensors that are none
         return plan
     precision = masked_input.machine_epsilon
     rounding = (FULL_PRECISION_ROUNDING_STEPS if precision < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * precision
-    if bool(((found - scores).abs() <= rounding * (1 + scores.abs())).all()):
+    if bool(((window_scores - scores).abs() <= rounding * (1 + scores.abs())).all()):
         plan.saved_multiplications, plan.clean_multiplications = (
             account.saved_multiplications / rows,
             account.clean_multiplications / len(masked_input.baseline_tensors),
         )
-        if tool.batch_size is None:
+        if explainer.batch_size is None:
             plan.chunk_size = max(plan.chunk_size, count_copies_in_memory(account.max_row_bytes, masked_input.x.device))
     return plan
 

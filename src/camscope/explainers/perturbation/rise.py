@@ -41,13 +41,13 @@ class RunningMean:
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
         """(R,), (R,*S): R more maps, each a mask times its weight."""
-        rows, own = masks.flatten(1).double(), len(masks)
-        mean = (weights @ rows).view(masks.shape[1:]) / own
-        squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - own * mean.square()
-        away, together = mean - self.mean.to(mean), self.count + own
-        self.mean = self.mean.to(mean) + away * (own / together)
+        rows, n_maps = masks.flatten(1).double(), len(masks)
+        mean = (weights @ rows).view(masks.shape[1:]) / n_maps
+        squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
+        away, together = mean - self.mean.to(mean), self.count + n_maps
+        self.mean = self.mean.to(mean) + away * (n_maps / together)
         self.squared_deviations = (
-            self.squared_deviations.to(mean) + squares.clamp(min=0) + away.square() * (self.count * own / together)
+            self.squared_deviations.to(mean) + squares.clamp(min=0) + away.square() * (self.count * n_maps / together)
         )
         self.count = together
 
@@ -176,8 +176,8 @@ class RISE(SampledExplainer):
             self.n_samples, numbers + len(size), generator=self.generator(), dtype=torch.float32, device="cpu"
         ).to(device)
         kind = torch.promote_types(masked_input.x.dtype, torch.float32)
-        shown, shifts = (drawn[:, :numbers] < self.keep_probability).view(-1, *grid).to(kind), drawn[:, numbers:]
-        return lambda part: enlarge_shifted_grids(shown[part], shifts[part], size, counts)
+        is_visible, shifts = (drawn[:, :numbers] < self.keep_probability).view(-1, *grid).to(kind), drawn[:, numbers:]
+        return lambda part: enlarge_shifted_grids(is_visible[part], shifts[part], size, counts)
 
 
 @register
@@ -201,9 +201,13 @@ def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], ce
         first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
         places = (torch.arange(length, device=grids.device).to(grids) + first + 0.5) / pixels - 0.5
         numbers = torch.arange(count + 1, device=grids.device)
-        ways = (1 - (places.clamp(0, count)[..., None] - numbers).abs()).clamp(min=0).to(grids)  # (R,length,count + 1)
+        interpolation = (
+            (1 - (places.clamp(0, count)[..., None] - numbers).abs()).clamp(min=0).to(grids)
+        )  # (R,length,count + 1)
         lines = grids.movedim(axis + 1, 1)
         grids = (
-            (ways @ lines.reshape(*lines.shape[:2], -1)).view(len(grids), length, *lines.shape[2:]).movedim(1, axis + 1)
+            (interpolation @ lines.reshape(*lines.shape[:2], -1))
+            .view(len(grids), length, *lines.shape[2:])
+            .movedim(1, axis + 1)
         )
     return grids

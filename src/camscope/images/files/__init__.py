@@ -1,1 +1,1 @@
-"""Files and folders of images: which are read, and under which names they are reported."""
+"""Image files and folders: which files are read, and under which names errors report them."""

@@ -1,6 +1,7 @@
-"""Names and messages that hold nothing of a patient: a scan is called by a keyed hash, a decoder's own words are dropped.
+"""Keep patient data out of names and messages.
 
-Libraries that read images, kept from speaking to the console or to a log while they do.
+- Scans are named by a keyed hash, and the text of decoder errors is dropped.
+- Warnings and log lines of image libraries are suppressed while they read.
 """
 
 import functools
@@ -25,10 +26,10 @@ KEY_FILE = Path(".config", "camscope", "key")  # below the home folder
 
 
 def pseudonymize_source(source: Source | Sequence[Source]) -> str:
-    """`scan-` and 8 hex digits: HMAC-SHA256 of the absolute path under the local key; of bytes, and several, of them all.
+    """Return `scan-` and 8 hex digits: the HMAC-SHA256 of the absolute path, or of the bytes, under the local key.
 
-    The same on every call with the same key, so whoever has the files finds the one that a message means; whoever has
-    neither the key nor the files learns nothing from it.
+    Several sources are hashed together. The result is stable for one key: who has the files can find the one that a
+    message means. Without the key and the files the name reveals nothing.
     """
     parts = [source] if isinstance(source, str | Path | bytes) else list(source)
     digest = hmac.new(load_pseudonym_key(), digestmod=hashlib.sha256)
@@ -39,12 +40,15 @@ def pseudonymize_source(source: Source | Sequence[Source]) -> str:
 
 
 def load_pseudonym_key() -> bytes:
-    """CAMSCOPE_KEY where it is set, else ~/.config/camscope/key, made on first use; else one for this process alone."""
-    if given := os.environ.get("CAMSCOPE_KEY"):
-        return os.fsencode(given)
+    """Return CAMSCOPE_KEY if it is set, otherwise the key in ~/.config/camscope/key, which is created on first use.
+
+    Without a writable home folder the key is random and lasts as long as the process.
+    """
+    if key := os.environ.get("CAMSCOPE_KEY"):
+        return os.fsencode(key)
     try:
         return _load_or_create_key(Path.home() / KEY_FILE)
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
+    except (OSError, RuntimeError):  # no home folder, or a read-only one
         return _get_process_key()
 
 
@@ -56,12 +60,12 @@ def _load_or_create_key(path: Path) -> bytes:
     try:
         with os.fdopen(os.open(sibling, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_hex(32).encode())
-        if path.exists() and not _read_key(path):  # empty: nobody's key
+        if path.exists() and not _read_key(path):  # an empty file holds no key
             sibling.replace(path)
         else:
-            path.hardlink_to(sibling)  # of several processes that do this at once, one succeeds
+            path.hardlink_to(sibling)  # of several concurrent processes one succeeds
     except FileExistsError:
-        pass  # another process was first: its key is read below
+        pass  # another process created the key, which is read below
     finally:
         sibling.unlink(missing_ok=True)
     return _read_key(path) or _get_process_key()
@@ -78,10 +82,10 @@ def _get_process_key() -> bytes:
 
 @contextmanager
 def redact_errors(name: str) -> Iterator[None]:
-    """Whatever a reader raises, as one error that names the scan and the kind of failure.
+    """Convert any reader error to one ImageError that names the scan and the kind of failure.
 
-    Its own text may quote a patient's name or a path: it is dropped, and so is the error itself. A library speaks to no
-    console or log meanwhile.
+    The original text may quote a patient's name or a path, so it is dropped together with the original error. Library
+    output is suppressed meanwhile.
     """
     try:
         with suppress_library_output():
@@ -91,7 +95,7 @@ def redact_errors(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise ImageError(f"{name}: there is no such file") from None
     except OSError as error:
-        if not error.errno:  # a decoder's, not the system's
+        if not error.errno:  # raised by a decoder, not by the system
             raise _build_damage_error(name, error) from None
         raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
     except Exception as error:
@@ -101,7 +105,7 @@ def redact_errors(name: str) -> Iterator[None]:
 
 
 def redact_error_message(error: BaseException) -> str:
-    """What camscope says itself of an error, without the words of the foreign one that it quotes: they may be a patient's."""
+    """Return camscope's own text of an error, without quoted text of its causes, which may name a patient."""
     text, cause = str(error), error.__cause__
     while cause is not None:
         if str(cause):
@@ -114,20 +118,23 @@ def _build_damage_error(name: str, error: Exception) -> ImageError:
     return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")
 
 
-# a warning counts as that of the module it points to, which may be the one that called the library
-SILENCED_MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
+# a warning is attributed to the module it points to, which may be the caller of the library
+SILENCED_MODULES = (
+    r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg"
+    r"|camscope\.images|camscope\.medical)(\.|$)"
+)
 SILENCED_LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
-PILLOW_LOGGER = "PIL"  # tells each tag of a file, and only to whoever debugs
+PILLOW_LOGGER = "PIL"  # logs each tag of a file, at DEBUG level only
 
 
 class _ThreadLocalPatterns(threading.local):
-    """What this thread ignores: a pattern of a warning filter that matches nothing in any other thread."""
+    """Warning patterns of this thread, in the form of a compiled pattern that matches nothing in other threads."""
 
     def __init__(self) -> None:
         self.patterns: tuple[str, ...] = ()
 
     def match(self, text: str) -> bool:
-        """Whether the thread that warns ignores it: `warnings` asks."""
+        """Return whether this thread ignores the warning, called by `warnings`."""
         return any(re.match(pattern, text) for pattern in self.patterns)
 
 
@@ -144,14 +151,16 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """No warnings from modules, or with messages, that begin like a pattern, in this thread.
+    """Ignore warnings in this thread whose module or message starts with a pattern.
 
-    `warnings.catch_warnings` would make Python forget, at each use, which warnings it has shown, and would change what
-    other threads hear. The two filters here are put in place once, and say nothing outside of the `with`.
+    `warnings.catch_warnings` would reset at each use which warnings Python has shown, and would affect other threads.
+    The two filters here are installed once and match nothing outside the `with` block.
     """
     with _silence_lock:
-        for one in (one for one in _WARNING_FILTERS if one not in warnings.filters):
-            warnings.filters.insert(0, one)  # type: ignore[attr-defined]  # it is a list
+        for warning_filter in (
+            warning_filter for warning_filter in _WARNING_FILTERS if warning_filter not in warnings.filters
+        ):
+            warnings.filters.insert(0, warning_filter)  # type: ignore[attr-defined]  # it is a list
     before = _ignored_modules.patterns, _ignored_messages.patterns
     _ignored_modules.patterns += () if module_pattern is None else (module_pattern,)
     _ignored_messages.patterns += () if message_pattern is None else (message_pattern,)
@@ -163,13 +172,14 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
 
 @contextmanager
 def suppress_library_output() -> Iterator[None]:
-    """Their warnings and log lines off: what they warn of is an error here, a flag, or harmless. Logs: in all threads."""
+    """Suppress warnings (in this thread) and log lines (in all threads) of image libraries.
+
+    What they warn about is an error or a flag of camscope, or harmless.
+    """
     global _n_active_scopes
     with _silence_lock:
         _n_active_scopes += 1
-        for (
-            name
-        ) in SILENCED_LOGGERS:  # of libraries that are there: a level costs more to change than a photograph to open
+        for name in SILENCED_LOGGERS:  # of imported libraries only: changing a level costs more than opening a photo
             if name not in _loggers_to_restore and name.partition(".")[0] in sys.modules:
                 _silence_logger(name)
         if PILLOW_LOGGER not in _loggers_to_restore and logging.getLogger(PILLOW_LOGGER).isEnabledFor(logging.DEBUG):

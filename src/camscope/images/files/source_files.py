@@ -1,8 +1,8 @@
 """Access to image files: which files are meant, and their bytes, with limits.
 
-- Files as they are given: which part of one is meant, and bytes of it, bounded.
-- Files that may be packed by gzip, unpacked no further than they are read, and read no further than is said.
-- Which image files a folder, a pattern or a name means: names only, nothing is opened.
+- Selectors such as `scan.nii#3`, and bounded reading of a file's bytes.
+- Streams of gzip files that are decompressed only as far as they are read.
+- The image files that a folder, a pattern or a name means, without opening them.
 """
 
 import glob
@@ -31,26 +31,26 @@ def split_selector(source: bytes) -> tuple[bytes, None]: ...
 @overload
 def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
 def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
-    """`file#3` -> the file and 3, counted from 0; a file that is called so is meant as it is."""
+    """Split `file#3` into the file and 3, counted from 0. An existing file of that name is taken literally."""
     if isinstance(source, bytes):
         return source, None
     path = Path(source)
-    found = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
-    if found is None or os.path.lexists(path):
+    match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
+    if match is None or os.path.lexists(path):
         return path, None
-    return Path(found[1]), int(found[2])
+    return Path(match[1]), int(match[2])
 
 
 def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
-    """The one of `file#3` and `strip_tensors=3` that was given; two that differ are a mistake."""
+    """Return the index given as `file#3` or as an argument such as `frame=3`. Raises ImageError if both differ."""
     if selector is not None and argument is not None and selector != argument:
-        raise ImageError(f"{name}: #{selector} and {argument_name}={argument} are not the same; give one of them")
+        raise ImageError(f"{name}: #{selector} and {argument_name}={argument} differ; pass one of them")
     return argument if selector is None else selector
 
 
 @contextmanager
 def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
-    """A regular file of a sane size, or bytes."""
+    """Open a regular file of limited size, or bytes, for reading."""
     if isinstance(source, bytes):
         if not source:
             raise ImageError(f"{name}: it is empty")
@@ -68,21 +68,21 @@ def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES
 
 
 def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
-    """What `Scan.sources` keeps."""
+    """Return the paths that `Scan.sources` records: none for bytes."""
     return () if isinstance(source, bytes) else (source,)
 
 
 GZIP_MAGIC = b"\x1f\x8b"
-MAX_SKIPPED_BYTES = 2**33  # bytes before the volume that is wanted
-MAX_TRAILING_BYTES = 2**26  # bytes after it that are unpacked for the checksum
+MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
+MAX_TRAILING_BYTES = 2**26  # bytes after it that are decompressed for the checksum
 
 
 @contextmanager
 def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
-    """The file itself, or what is in it, unpacked no further than it is read."""
-    packed = file.read(2) == GZIP_MAGIC
+    """Yield the file itself, or its gzip content, decompressed only as far as it is read."""
+    is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
-    if not packed:
+    if not is_gzip:
         yield file
         return
     with gzip.GzipFile(fileobj=file) as stream:
@@ -90,33 +90,34 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
-    """On by so many bytes; a packed file cannot be entered in its middle."""
+    """Read and discard `n_bytes`: a gzip stream has no random access."""
     if n_bytes > MAX_SKIPPED_BYTES:
         raise ImageError(
-            f"{name}: its voxels begin {plural(n_bytes, 'byte')} into the file; the limit is {MAX_SKIPPED_BYTES}"
+            f"{name}: its voxels start {plural(n_bytes, 'byte')} into the file; the limit is {MAX_SKIPPED_BYTES}"
         )
     while n_bytes > 0:
-        if not (read := len(stream.read(min(n_bytes, 1 << 20)))):
-            raise ImageError(f"{name}: the file ends before its voxels")
-        n_bytes -= read
+        if not (n_read := len(stream.read(min(n_bytes, 1 << 20)))):
+            raise ImageError(f"{name}: the file is cut off before its voxels")
+        n_bytes -= n_read
 
 
 def read_trailing_bytes(stream: BinaryIO) -> None:
-    """Of a packed file, so that its checksum is compared; not of one in which much more follows."""
-    left = MAX_TRAILING_BYTES
-    while left > 0 and (read := len(stream.read(min(left, 1 << 20)))):
-        left -= read
+    """Read to the end of a gzip stream, so that its checksum is verified, but give up after `MAX_TRAILING_BYTES`."""
+    remaining = MAX_TRAILING_BYTES
+    while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
+        remaining -= n_read
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
-    """So many bytes, read piece by piece: room is made for what there is, not for what a header says."""
-    pieces, left = [], n_bytes
-    while left > 0 and (piece := stream.read(min(left, 1 << 24))):
+    """Read `n_bytes` in pieces: memory is allocated for what the file holds, not for what its header declares."""
+    pieces, remaining = [], n_bytes
+    while remaining > 0 and (piece := stream.read(min(remaining, 1 << 24))):
         pieces.append(piece)
-        left -= len(piece)
-    if left:
+        remaining -= len(piece)
+    if remaining:
         raise ImageError(
-            f"{name}: {plural(n_bytes - left, 'byte')} where the header says {n_bytes}: the file is cut off or its header lies"
+            f"{name}: {plural(n_bytes - remaining, 'byte')} where the header says {n_bytes}: "
+            "the file is cut off or its header is wrong"
         )
     return b"".join(pieces)
 
@@ -126,11 +127,11 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """A file as named, also one that is not there; the images of a folder, of all below it if `recursive`; those of a pattern.
+    """Yield the image files that a file name, a folder or a glob pattern means, in the order of the file system.
 
-    Folders and patterns leave out what is hidden and what has no image's suffix, and the overlays of runs among them: they
-    would be the next run's images. Links to folders are followed, and each folder is searched once, however many links lead
-    to it. In the order of the disk.
+    A file name is yielded even if it does not exist. `recursive` includes all subfolders. Folders and patterns skip hidden
+    files, files without an image suffix and the overlays of runs, which would become images of the next run. Links to
+    folders are followed, and each folder is searched once.
     """
     if os.path.isdir(path_or_pattern):  # noqa: PTH112 - of a million names none becomes a Path
         for folder in walk_folders(path_or_pattern) if recursive else [path_or_pattern]:
@@ -139,39 +140,37 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
     elif os.path.lexists(path_or_pattern) or not glob.has_magic(path_or_pattern):
         yield path_or_pattern
     else:
-        yield from (
-            path
-            for path in _expand_pattern(path_or_pattern)
-            if _is_image_name(os.path.basename(path)) and _is_input_file(path)
-        )
+        for path in _expand_pattern(path_or_pattern):
+            if _is_image_name(os.path.basename(path)) and _is_input_file(path):  # noqa: PTH119 - as above
+                yield path
 
 
 def walk_folders(folder: str) -> Iterator[str]:
-    """A folder and all below it but hidden ones and the overlays of runs, each once: by its own path before any link's."""
-    found, links = {_get_folder_id(folder)}, [folder]
+    """Yield a folder and its subfolders once each, by their own path before any link, without hidden and overlay folders."""
+    visited, links = {_get_folder_id(folder)}, [folder]
     while links:
         level, linked = links, []
         for start in level:
-            waiting = [start]
-            while waiting:
-                one = waiting.pop()
-                yield one
-                with os.scandir(one) as entries:
-                    inner = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-                linked += [entry.path for entry in inner if _is_link(entry)]
-                for path in (entry.path for entry in inner if not _is_link(entry)):
-                    if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
-                        found.add(real)
-                        waiting.append(path)
+            pending = [start]
+            while pending:
+                current = pending.pop()
+                yield current
+                with os.scandir(current) as entries:
+                    subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+                linked += [entry.path for entry in subfolders if _is_link(entry)]
+                for path in (entry.path for entry in subfolders if not _is_link(entry)):
+                    if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                        visited.add(folder_id)
+                        pending.append(path)
         links = []
         for path in sorted(linked):
-            if (real := _get_folder_id(path)) not in found and not _is_overlay_folder(path):
-                found.add(real)
+            if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                visited.add(folder_id)
                 links.append(path)
 
 
 def _get_folder_id(folder: str) -> tuple[int, int]:
-    """What a folder is told from others by, behind all links."""
+    """Return device and inode, which identify a folder behind all links."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino
 
@@ -181,26 +180,27 @@ def _is_link(entry: "os.DirEntry[str]") -> bool:
 
 
 def _expand_pattern(pattern: str) -> Iterator[str]:
-    """The paths of a pattern. Under `**` each folder is searched once, where glob follows a link to a folder above for ever."""
+    """Yield the paths of a pattern. Under `**` each folder is searched once, where glob would follow link loops forever."""
     before, wild, after = _split_at_double_star(pattern)
     if not wild:
         yield from glob.iglob(pattern)  # noqa: PTH207 - Path.glob takes no absolute pattern
         return
-    found: set[str] = set()
+    yielded: set[str] = set()
     for base in glob.iglob(before) if before else [""]:  # noqa: PTH207 - as above
         if not os.path.isdir(base or os.curdir):  # noqa: PTH112 - as above
             continue
         for folder in walk_folders(base or os.curdir):
-            here = os.path.relpath(folder, os.curdir) if not base else folder
-            rest = os.path.join(glob.escape("" if here == os.curdir else here), after or "*")  # noqa: PTH118 - as above
-            for path in _expand_pattern(rest):
-                if path not in found:
-                    found.add(path)
+            folder_pattern = os.path.relpath(folder, os.curdir) if not base else folder
+            escaped = glob.escape("" if folder_pattern == os.curdir else folder_pattern)
+            remaining_pattern = os.path.join(escaped, after or "*")  # noqa: PTH118 - as above
+            for path in _expand_pattern(remaining_pattern):
+                if path not in yielded:
+                    yielded.add(path)
                     yield path
 
 
 def _split_at_double_star(pattern: str) -> tuple[str, bool, str]:
-    """`a/**/b.png` -> `a/` and `b.png`: what stands before and behind the first `**`, if there is one."""
+    """Split `a/**/b.png` into `a/`, whether a `**` was found, and `b.png`."""
     match = re.search(r"(?:^|(?<=[/\\]))\*\*(?:[/\\]+|$)" if os.sep == "\\" else r"(?:^|(?<=/))\*\*(?:/+|$)", pattern)
     return (pattern, False, "") if match is None else (pattern[: match.start()], True, pattern[match.end() :])
 
@@ -214,12 +214,12 @@ def _is_input_file(path: str) -> bool:
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Whether the overlays of a run lie there: they are in folders that are numbers."""
+    """Return whether a folder holds the overlays of a run: `overlays/<number>` next to a run.json."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
 
 
 def is_scan_name(name: str) -> bool:
-    """Whether a name is that of a medical image, or of a part of one, as `scan.dcm#3`."""
+    """Return whether a name is that of a medical image, or of a part of one such as `scan.dcm#3`."""
     return re.sub(r"#\d+$", "", name).lower().endswith(SCAN_SUFFIXES)

@@ -1,1 +1,1 @@
-"""Medical scans: DICOM, NIfTI, ITK files and MONAI tensors."""
+"""Medical scans: readers for DICOM, NIfTI, ITK formats and raster files, and their preprocessing."""

@@ -1,4 +1,4 @@
-"""A DICOM file: stored numbers -> modality LUT or rescale -> MONOCHROME1 inversion -> float32 -> window, if one is asked for."""
+"""Read a DICOM file: stored numbers, modality LUT or rescale, MONOCHROME1 inversion, float32, and optionally a window."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,81 +24,87 @@ if TYPE_CHECKING:
 
 
 def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
-    """(H,W) of a file of one frame, (D,H,W) of several; `source.dcm#3` or `frame=3`: that one alone, counted from 0.
+    """Read a DICOM file: (H,W) of a single frame, (D,H,W) of several.
 
-    Amounts are those after the modality's LUT or rescale, such as HU. MONOCHROME1 is inverted. Nothing else is done
-    unless `window` asks: a `IntensityWindow`, (centre, width) or "40,400" takes the amounts to 0..1. Frames that say where they lie
-    are in the order of their places, others in that of the file.
+    `source.dcm#3` or `frame=3` selects one frame, counted from 0. Values are those after the modality LUT or rescale, such
+    as HU, and MONOCHROME1 is inverted. A `window` (a `Window`, (center, width) or "40,400") maps them to 0..1. Frames with
+    positions are sorted by position. Others keep the order of the file.
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
     require_pydicom()
     with redact_errors(name):
         frame = resolve_selector(selector, frame, "frame", name)
-        dataset, odd = load_dicom_dataset(path, name)
-        scan = build_scan(dataset, frame, name, list_source_paths(path), odd)
+        dataset, flags = load_dicom_dataset(path, name)
+        scan = build_scan(dataset, frame, name, list_source_paths(path), flags)
         return scan if window is None else scan.apply_window(window)
 
 
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """The image of a data set that was read before; see `read_dicom`. Call it inside `redact_errors`."""
+    """Build the scan of a data set that is already loaded, see `read_dicom`. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     if frame is not None and not 0 <= frame < layout.n_frames:
         raise ImageError(
             f"{name}: frame {frame} is out of range: the file has {layout.n_frames} (0..{layout.n_frames - 1})"
         )
-    wanted = list(range(layout.n_frames)) if frame is None else [frame]
-    stack, pixel, strange = _locate_frames(dataset, layout, wanted, name)
-    picture = decode_dicom_pixels(dataset, layout, wanted, name)
-    order = list(range(len(wanted))) if stack is None else stack.order
-    steps = picture.describe_steps("frame")
+    frame_indices = list(range(layout.n_frames)) if frame is None else [frame]
+    stack, pixel_spacing, plane_flags = _locate_frames(dataset, layout, frame_indices, name)
+    decoded = decode_dicom_pixels(dataset, layout, frame_indices, name)
+    order = list(range(len(frame_indices))) if stack is None else stack.order
+    steps = decoded.describe_steps("frame")
     if layout.n_frames > 1 and frame is not None:
         steps = (f"frame: {frame} of {layout.n_frames}, counted from 0", *steps)
-    if sorted_already := order == sorted(order):
-        values = picture.values[0] if len(wanted) == 1 else picture.values
+    if is_sorted := order == sorted(order):
+        values = decoded.values[0] if len(frame_indices) == 1 else decoded.values
     else:
-        values = picture.values[order]
-    burned = has_burned_in_text(dataset)
+        values = decoded.values[order]
+    burned_in = has_burned_in_text(dataset)
     return Scan(
         values,
         name,
         affine=None if stack is None else stack.affine,
-        is_color=picture.is_color,
-        unit=picture.unit,
+        is_color=decoded.is_color,
+        unit=decoded.unit,
         modality=read_code(dataset, "Modality", MODALITIES),
-        steps=steps if sorted_already else (*steps, "order: frames put in the order of their places"),
-        flags=(*flags, *strange, *(stack.flags if stack else ()), *picture.list_flags(), *BURNED_IN_FLAGS[burned]),
+        steps=steps if is_sorted else (*steps, "order: frames put in the order of their places"),
+        flags=(
+            *flags,
+            *plane_flags,
+            *(stack.flags if stack else ()),
+            *decoded.list_flags(),
+            *BURNED_IN_FLAGS[burned_in],
+        ),
         sources=sources,
-        frame_indices=tuple(wanted[at] for at in order),
-        has_burned_in_text=burned,
-        pixel_spacing=pixel if len(wanted) == 1 else None,
+        frame_indices=tuple(frame_indices[index] for index in order),
+        has_burned_in_text=burned_in,
+        pixel_spacing=pixel_spacing if len(frame_indices) == 1 else None,
     )
 
 
 def _locate_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str
 ) -> tuple[SliceStack | None, tuple[float, float] | None, tuple[str, ...]]:
-    """The stack of the wanted frames, or none with the reason; and the size of a pixel, for an image without a place."""
+    """Return the stack of the selected frames or None, the pixel spacing for an image without position, and flags."""
     groups = read_functional_groups(dataset, frame_indices)
-    found = [read_plane(group) for group in groups]
-    planes, odd = [plane for plane, _ in found if plane], found[0][1]
-    pixel = read_pixel_spacing(groups[0])
+    plane_results = [read_plane(group) for group in groups]
+    planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]
+    pixel_spacing = read_pixel_spacing(groups[0])
     if len(planes) < len(frame_indices):
-        return None, pixel, odd
+        return None, pixel_spacing, flags
     if layout.n_frames > 1 and "PerFrameFunctionalGroupsSequence" not in dataset:
-        spread = read_offset_planes(dataset, layout.n_frames, planes[0])
-        if spread is None:
-            return None, pixel, (*odd, "no place: the frames share one position")
-        planes = [spread[at] for at in frame_indices]
+        offset_planes = read_offset_planes(dataset, layout.n_frames, planes[0])
+        if offset_planes is None:
+            return None, pixel_spacing, (*flags, "no place: the frames share one position")
+        planes = [offset_planes[index] for index in frame_indices]
     if not all(plane.is_parallel(planes[0]) for plane in planes):
         raise ImageError(
             f"{name}: its frames have different orientations; choose one: file#0 .. file#{layout.n_frames - 1}"
         )
     stack = stack_planes(planes)
     if stack.coincident_pairs:
-        first, second = (frame_indices[at] for at in stack.coincident_pairs[0])
+        first, second = (frame_indices[index] for index in stack.coincident_pairs[0])
         reason = f"no place: frames {first} and {second} lie at the same one; all are in the file's order"
-        return None, pixel, (*odd, reason)
-    return stack, pixel, odd
+        return None, pixel_spacing, (*flags, reason)
+    return stack, pixel_spacing, flags

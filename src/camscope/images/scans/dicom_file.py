@@ -1,4 +1,4 @@
-"""A DICOM file's header and pixel bytes, as pydicom reads them, of files that may be anything."""
+"""Load the header and pixel bytes of a DICOM file with pydicom. The file is not trusted."""
 
 import io
 import zlib
@@ -13,27 +13,30 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
     from pydicom.tag import BaseTag
 
-MAX_HEADER_ELEMENT_BYTES = 4096  # bytes of an element that a header is read without
+MAX_HEADER_ELEMENT_BYTES = 4096  # longer elements are skipped when only the header is read
 MAX_INFLATED_BYTES = 2**31  # of a deflated file
 DEFLATED_SYNTAX_UID = "1.2.840.10008.1.2.1.99"
-# the first element's group, little or big endian, of a file that lacks the standard's 132 bytes
+# group of the first element, in little or big endian, of a file without the standard's 132-byte prefix
 BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 
 def require_pydicom() -> None:
-    """Imports it, before a library is silenced: its import sets its own log level."""
+    """Import pydicom before its output is suppressed: the import sets pydicom's own log level."""
     require("pydicom", extra="medical")
 
 
 def has_dicom_signature(head: bytes) -> bool:
-    """Whether the first 132 bytes are a DICOM file's."""
+    """Return whether the first 132 bytes are those of a DICOM file."""
     return head[128:132] == b"DICM"
 
 
 def load_dicom_dataset(
     source: Path | bytes, name: str, *, with_pixels: bool = True
 ) -> "tuple[Dataset, tuple[str, ...]]":
-    """The data set, and what is odd about it; without `with_pixels` long elements are left in the file. Call it inside `describe_chosen_layer`."""
+    """Load the data set and flags about it. Without `with_pixels`, long elements are left in the file.
+
+    Call it inside `redact_errors`.
+    """
     with open_source(source, name) as file:
         head = file.read(132)
         file.seek(0)
@@ -41,18 +44,18 @@ def load_dicom_dataset(
             return _parse_dataset(file, name, with_pixels), ()
         if head[:2] not in BARE_FILE_PREFIXES:
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
-        dataset, odd = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
+        dataset, flag = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
         if not len(dataset):
             raise ImageError(
                 f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and no element could be read"
             )
-        return dataset, (odd,)
+        return dataset, (flag,)
 
 
 def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
     from pydicom import dcmread
 
-    if with_pixels:  # from memory: asked for more bytes than there are, a file would make room for them first
+    if with_pixels:  # from memory: a file would allocate the declared bytes first
         file = io.BytesIO(file.read(MAX_FILE_BYTES))
     dataset = _read_deflated_dataset(file, name)
     if dataset is None:
@@ -63,7 +66,7 @@ def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
 
 
 def _read_deflated_dataset(file: BinaryIO, name: str) -> "Dataset | None":
-    """The data set of a deflated file; None for any other. pydicom itself would inflate without a limit."""
+    """Read the data set of a deflated file, or None for any other: pydicom itself would inflate without a limit."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset, read_preamble
 
@@ -85,7 +88,7 @@ def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
 
 
 def _set_missing_syntax(dataset: "Dataset") -> None:
-    """A file that does not say how it is encoded is encoded as it could be read."""
+    """Set the transfer syntax of a file that lacks one to the encoding with which it was read."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 

@@ -1,4 +1,4 @@
-"""Where DICOM slices lie: planes from headers and functional groups, and the stack that several of them make."""
+"""Positions of DICOM slices: planes from headers and functional groups, and the stack that several planes form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PIXEL_MEASURES_SEQUENCE = "PixelMeasuresSequence"
-LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts to the left and to the back
-DIRECTION_TOLERANCE = 1e-3  # of two directions: a thousandth, half a pixel over 500
-MAX_SPACING_DEVIATION = 0.02  # by how much of the usual distance two slices may lie elsewhere
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes lead to the left and to the back
+DIRECTION_TOLERANCE = 1e-3  # of direction cosines: half a pixel over 500 pixels
+MAX_SPACING_DEVIATION = 0.02  # share of the median distance
 
 
 @dataclass(frozen=True, eq=False)
 class SlicePlane:
-    """One slice: the centre of its first pixel, the directions of growing columns and rows, mm between rows and columns."""
+    """The plane of one slice: position of its first pixel, directions of rows and columns, and spacing in mm."""
 
     position: Floats
     row_cosines: Floats
@@ -32,16 +32,19 @@ class SlicePlane:
 
     @property
     def normal(self) -> Floats:
-        """The direction that it is looked at along."""
+        """The direction perpendicular to the slice."""
         return np.cross(self.row_cosines, self.column_cosines)
 
     @property
     def nearest_view(self) -> str:
-        """The nearest of the three usual ones."""
+        """The nearest of the three standard views: sagittal, coronal or axial."""
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """(4,4) of array indices (d,row,column); `slice_step`: what one more d adds, by itself the thickness, or 1 mm."""
+        """Return the affine (4,4) of array indices (d,row,column).
+
+        `slice_step` is the offset of one slice to the next in mm. Default: the thickness along the normal, or 1 mm.
+        """
         matrix = np.eye(4)
         matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
         matrix[:3, 1], matrix[:3, 2] = self.column_cosines * self.spacing[0], self.row_cosines * self.spacing[1]
@@ -49,16 +52,18 @@ class SlicePlane:
         return np.asarray(LPS_TO_RAS @ matrix)
 
     def is_parallel(self, other: "SlicePlane") -> bool:
-        """Whether rows and columns point the same way, at the same distances."""
-        mine, others = (np.concatenate([plane.row_cosines, plane.column_cosines]) for plane in (self, other))
+        """Return whether rows and columns of both planes have the same directions and spacing."""
+        own_cosines, other_cosines = (
+            np.concatenate([plane.row_cosines, plane.column_cosines]) for plane in (self, other)
+        )
         return bool(
-            np.allclose(mine, others, atol=DIRECTION_TOLERANCE)
+            np.allclose(own_cosines, other_cosines, atol=DIRECTION_TOLERANCE)
             and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE)
         )
 
 
 def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """The plane of one frame, and what is odd; None where the file does not say where it lies."""
+    """Read the plane of one frame and flags, or None where the file does not say where the frame lies."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
@@ -68,34 +73,37 @@ def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, t
     lengths = float(np.linalg.norm(across)), float(np.linalg.norm(down))
     if not np.allclose(lengths, 1, atol=10 * DIRECTION_TOLERANCE) or abs(across @ down) > 10 * DIRECTION_TOLERANCE:
         return None, ("no place: the orientation is not two perpendicular directions",)
-    between = [
+    distances = [
         read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, key, 1)
         for key in ("SpacingBetweenSlices", "SliceThickness")
     ]
-    thickness = next((abs(found[0]) for found in between if found and 0 < abs(found[0]) < 1e4), None)
+    thickness = next((abs(distance[0]) for distance in distances if distance and 0 < abs(distance[0]) < 1e4), None)
     return SlicePlane(
         np.array(position), across / lengths[0], down / lengths[1], (spacing[0], spacing[1]), thickness
     ), ()
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
-    """Mm between rows and columns, of an image without a place: at the patient, else at the detector."""
+    """Read mm between rows and columns for an image without position: at the patient, otherwise at the detector."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
-        if (found := read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)) and _is_plausible(
-            (), found
+        if (spacing := read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)) and _is_plausible(
+            (), spacing
         ):
-            return found[0], found[1]
+            return spacing[0], spacing[1]
     return None
 
 
 def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
-    """Millimetres of something on this planet."""
+    """Return whether position and spacing are plausible lengths in millimeters."""
     return all(abs(value) < 1e6 for value in position) and all(1e-6 < value < 1e4 for value in spacing)
 
 
 @dataclass(frozen=True, eq=False)
 class SliceStack:
-    """Slices in order: `order` of those given, `affine` (4,4), `flags`; `coincident_pairs`: pairs at one place, then there is no stack."""
+    """Slices in spatial order: `order` of the planes, `affine` (4,4) and `flags`.
+
+    `coincident_pairs` lists pairs of slices at one position. If there are any, the slices form no volume.
+    """
 
     order: list[int]
     affine: Floats
@@ -104,7 +112,7 @@ class SliceStack:
 
 
 def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
-    """Parallel planes, sorted by their position along the normal. Distances that differ are flagged, in mm."""
+    """Sort parallel planes by their position along the normal. Irregular distances are flagged, in mm."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
@@ -112,75 +120,75 @@ def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
     if len(planes) == 1:
         return SliceStack(order, first.build_affine(), (), [])
     positions, steps = positions[order], np.diff(along[order])
-    usual = float(np.median(steps))
-    tight = max(1e-3 * usual, 1e-4)
-    same = [(order[at], order[at + 1]) for at in np.flatnonzero(steps < tight).tolist()]
-    gaps = np.flatnonzero(abs(steps - usual) > max(MAX_SPACING_DEVIATION * usual, 0.01)).tolist()
+    usual_distance = float(np.median(steps))
+    min_distance = max(1e-3 * usual_distance, 1e-4)
+    coincident_pairs = [(order[index], order[index + 1]) for index in np.flatnonzero(steps < min_distance).tolist()]
+    gaps = np.flatnonzero(abs(steps - usual_distance) > max(MAX_SPACING_DEVIATION * usual_distance, 0.01)).tolist()
     start, end = _find_longest_run(gaps, len(planes))
-    step = (positions[end] - positions[start]) / (end - start) if end > start else first.normal * usual
+    step = (positions[end] - positions[start]) / (end - start) if end > start else first.normal * usual_distance
     origin = replace(planes[order[0]], position=positions[start] - start * step)
-    told = [
-        *_describe_gaps(gaps, steps, usual),
-        *_describe_irregularities(first, step, usual, positions[start : end + 1]),
+    flags = [
+        *_describe_gaps(gaps, steps, usual_distance),
+        *_describe_irregularities(first, step, usual_distance, positions[start : end + 1]),
     ]
     if gaps:
-        told.append(f"world coordinates hold for slices {start} to {end}")
-    return SliceStack(order, origin.build_affine(step), tuple(told), same)
+        flags.append(f"world coordinates hold for slices {start} to {end}")
+    return SliceStack(order, origin.build_affine(step), tuple(flags), coincident_pairs)
 
 
 def _find_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:
-    """The first and last of the most slices in a row without a gap."""
+    """Return the first and last slice of the longest run without a gap."""
     ends = [*gaps, n_slices - 1]
     starts = [0, *(gap + 1 for gap in gaps)]
     return max(zip(starts, ends, strict=True), key=lambda run: run[1] - run[0])
 
 
 def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) -> list[str]:
-    told = [
-        f"a gap of {distances[at]:.4g} mm after slice {at}; usual {usual_distance:.4g}"
-        if distances[at] > usual_distance
-        else f"slices {at} and {at + 1} only {distances[at]:.4g} mm apart; usual {usual_distance:.4g}"
-        for at in gaps[:3]
+    descriptions = [
+        f"a gap of {distances[index]:.4g} mm after slice {index}; usual {usual_distance:.4g}"
+        if distances[index] > usual_distance
+        else f"slices {index} and {index + 1} only {distances[index]:.4g} mm apart; usual {usual_distance:.4g}"
+        for index in gaps[:3]
     ]
     if len(gaps) > 3:
-        told.append(
+        descriptions.append(
             f"not the usual {usual_distance:.4g} mm either: {plural(len(gaps) - 3, 'more distance')} between slices"
         )
-    return told
+    return descriptions
 
 
 def _describe_irregularities(
     first_plane: SlicePlane, slice_step: Floats, usual_distance: float, positions: Floats
 ) -> list[str]:
-    told = []
+    descriptions = []
     shear = float(
         np.degrees(
             np.arccos(np.clip(slice_step @ first_plane.normal / max(float(np.linalg.norm(slice_step)), 1e-12), -1, 1))
         )
     )
     if shear > 0.5:
-        told.append(f"slices sheared by {shear:.1f} degrees (a tilted gantry); the world matrix has it")
-    sideways = positions - positions[0]
-    sideways = sideways - np.outer(
-        sideways @ first_plane.normal, slice_step / max(float(slice_step @ first_plane.normal), 1e-12)
+        descriptions.append(f"slices sheared by {shear:.1f} degrees (a tilted gantry); the world matrix has it")
+    offsets = positions - positions[0]
+    offsets = offsets - np.outer(
+        offsets @ first_plane.normal, slice_step / max(float(slice_step @ first_plane.normal), 1e-12)
     )
-    if (off := float(np.linalg.norm(sideways, axis=1).max())) > min(first_plane.spacing):
-        told.append(f"slices lie up to {off:.4g} mm beside their line")
+    if (max_offset := float(np.linalg.norm(offsets, axis=1).max())) > min(first_plane.spacing):
+        descriptions.append(f"slices lie up to {max_offset:.4g} mm off their line")
     if first_plane.thickness and usual_distance > 2 * first_plane.thickness:
-        told.append(f"slices are {usual_distance:.4g} mm apart; the header says {first_plane.thickness:.4g}")
-    return told
+        descriptions.append(f"slices are {usual_distance:.4g} mm apart; the header says {first_plane.thickness:.4g}")
+    return descriptions
 
 
 def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
-    """The planes of a dose grid's frames, from their offsets along the normal; None where there are none."""
+    """Return the planes of a dose grid's frames from their offsets along the normal, or None without offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:
         return None
-    # the first is 0, or the first frame's own coordinate: either way they count from it
-    moved: list[Any] = [first_plane.position + first_plane.normal * (offset - offsets[0]) for offset in offsets]
+    # offsets are relative to the first, which is 0 or the first frame's coordinate
+    positions: list[Any] = [first_plane.position + first_plane.normal * (offset - offsets[0]) for offset in offsets]
     return [
         SlicePlane(
-            place, first_plane.row_cosines, first_plane.column_cosines, first_plane.spacing, first_plane.thickness
+            position, first_plane.row_cosines, first_plane.column_cosines, first_plane.spacing, first_plane.thickness
         )
-        for place in moved
+        for position in positions
     ]

@@ -1,9 +1,9 @@
-"""DICOM pixels decoded: frames, codecs, color spaces and layouts.
+"""Decode DICOM pixels.
 
-- Frames of a DICOM image as they are stored, decoded one by one; one named error where a codec is missing.
-- Compressed DICOM pixels: which package has the codec, and what size a stream says it has, before it is decoded.
-- Colours of DICOM images: (H,W,3) uint8 RGB of whatever space and depth they are stored in.
-- How the pixels of a DICOM image are stored, by its header: checked before any of them is touched.
+- The pixel layout that the header declares, checked before any pixel is read.
+- Frames decoded one by one. A missing codec is one error that names the package.
+- The size that a compressed stream declares, compared with the header before decoding.
+- Colors as (H,W,3) uint8 RGB from any color space and depth.
 """
 
 import struct
@@ -50,12 +50,12 @@ class PixelLayout:
 
     @property
     def is_color(self) -> bool:
-        """Whether its values are colours, not amounts."""
+        """Whether the values are colors."""
         return not self.photometric_interpretation.startswith("MONOCHROME")
 
     @property
     def stored_range(self) -> tuple[int, int]:
-        """The least and the largest number that can be stored."""
+        """The smallest and largest number that can be stored."""
         half = 1 << (self.bits_stored - 1)
         return (-half, half - 1) if self.is_signed else (0, 2 * half - 1)
 
@@ -63,32 +63,32 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Of a data set with pixels; `n_requested_frames`: how many of its frames will be read."""
-    held = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
-    if not held:
+    """Read and check the pixel layout of a data set. `n_requested_frames` limits the memory check to those frames."""
+    pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
+    if not pixel_keywords:
         kind = get_uid_name(dataset.get("SOPClassUID", "")) or get_uid_name(
             dataset.file_meta.get("MediaStorageSOPClassUID", "")
         )
         raise ImageError(f"{name}: the file has no pixels{f' ({kind})' if kind else ''}")
-    found = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
-    if missing := [keyword for keyword, value in found.items() if value is None]:
+    header_values = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
+    if missing := [keyword for keyword, value in header_values.items() if value is None]:
         raise ImageError(f"{name}: the header has no {', '.join(missing)}")
     rows, columns, allocated, samples = (
-        found[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
+        header_values[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
     )
-    floating = held[0] != "PixelData"
+    floating = pixel_keywords[0] != "PixelData"
     frames = _read_frame_count(dataset)
     stored = allocated if floating else (read_integer(dataset, "BitsStored") or allocated)
     photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
     if not photometric:
         raise ImageError(
-            f"{name}: the PhotometricInterpretation is none of {', '.join(sorted(PHOTOMETRIC_INTERPRETATIONS))}"
+            f"{name}: the PhotometricInterpretation is unknown; expected one of {', '.join(sorted(PHOTOMETRIC_INTERPRETATIONS))}"
         )
     if frames is None:
         raise ImageError(f"{name}: the header's NumberOfFrames is not a whole number")
     if allocated not in (1, 8, 16, 32, 64) or not 1 <= stored <= allocated or samples not in (1, 3):
         raise ImageError(
-            f"{name}: {stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel: no such pixels are known"
+            f"{name}: {stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel: this layout is not supported"
         )
     layout = PixelLayout(
         rows,
@@ -123,46 +123,54 @@ MAX_FRAMES_BY_INDEX = 256
 def decode_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> "Iterator[tuple[NDArray[Any], str]]":
-    """(H,W) or (H,W,3) as stored, colours already RGB where YBR was; with the photometric interpretation it then has."""
+    """Yield each frame (H,W) or (H,W,3) as stored, with its photometric interpretation after decoding.
+
+    YBR colors are already converted to RGB.
+    """
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.TransferSyntaxUID
-    called = get_uid_name(syntax) or "an unknown transfer syntax"
+    syntax_name = get_uid_name(syntax) or "an unknown transfer syntax"
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ImageError(f"{name}: its pixels are {called}, which is not read; convert the file first") from None
+        raise ImageError(
+            f"{name}: its pixels are {syntax_name}, which camscope does not read; convert the file first"
+        ) from None
     if decoder.is_native:
         _check_pixel_bytes(dataset, layout, name)
     else:
         check_stream_sizes(dataset, layout, frame_indices, name)
         if not decoder.is_available or is_beyond_pillow_depth(str(syntax), layout, decoder.available_plugins):
-            raise build_missing_codec_error(str(syntax), called, name)
-    # Of many frames one after the other: each by its number would walk from the first again. Of few each by itself:
-    # there pydicom corrects the sign of wavelets that contradict the header, and the other way it fails to.
-    every = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
+            raise build_missing_codec_error(str(syntax), syntax_name, name)
+    # Many frames are decoded sequentially: access by index starts from the first frame each time. A few are decoded by
+    # index: only then does pydicom correct the sign of JPEG 2000 samples that contradict the header.
+    is_sequential = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
     try:
-        decoded = decoder.iter_array(dataset, indices=None if every else list(frame_indices))
-        for _, (array, facts) in zip(frame_indices, decoded, strict=False):  # more than the header says are left alone
-            yield array, str(facts.get("photometric_interpretation", layout.photometric_interpretation))
+        decoded = decoder.iter_array(dataset, indices=None if is_sequential else list(frame_indices))
+        for _, (array, properties) in zip(
+            frame_indices, decoded, strict=False
+        ):  # frames beyond the declared number are ignored
+            yield array, str(properties.get("photometric_interpretation", layout.photometric_interpretation))
     except Exception as error:
         if isinstance(error, MemoryError | ImageError):
             raise
-        raise ImageError(f"{name}: its pixels ({called}) cannot be decoded ({type(error).__name__})") from None
+        raise ImageError(f"{name}: its pixels ({syntax_name}) cannot be decoded ({type(error).__name__})") from None
 
 
 def _check_pixel_bytes(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
-    held = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
+    n_bytes = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
     bits = layout.rows * layout.columns * layout.n_frames * layout.samples_per_pixel * layout.bits_allocated
     if layout.photometric_interpretation == "YBR_FULL_422":
         bits = bits // 3 * 2
-    if held < (needed := (bits + 7) // 8):
+    if n_bytes < (n_expected := (bits + 7) // 8):
         raise ImageError(
-            f"{name}: {plural(held, 'byte')} of pixels; the header says {needed}: the file is cut off or its header lies"
+            f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: "
+            "the file is cut off or its header is wrong"
         )
 
 
-# of a transfer syntax: the packages that decode it and the extra that has them
+# packages that decode a transfer syntax, and the extra that installs them
 _JPEG_CODEC, _JPEG_LS_CODEC = ("pylibjpeg and pylibjpeg-libjpeg", "codecs-gpl"), ("pyjpegls", "medical")
 _JPEG_2000_CODEC = ("pylibjpeg and pylibjpeg-openjpeg", "medical")
 CODECS_BY_SYNTAX = {
@@ -171,11 +179,11 @@ CODECS_BY_SYNTAX = {
     **dict.fromkeys([f"1.2.840.10008.1.2.4.{last}" for last in (90, 91, 201, 202, 203)], _JPEG_2000_CODEC),
 }
 JPEG_EXTENDED_UID = "1.2.840.10008.1.2.4.51"
-JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # JPEG's and JPEG-LS's markers of a frame, which hold its size
+JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of JPEG and JPEG-LS, which hold the size
 
 
 def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str) -> None:
-    """Each frame's own size against the header's: a decoder would make room for what the stream says."""
+    """Compare each compressed frame's own size with the header: a decoder allocates what the stream declares."""
     from pydicom.encaps import generate_frames, get_frame
 
     count = layout.n_frames
@@ -183,9 +191,9 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
         streams = generate_frames(dataset.PixelData, number_of_frames=count)
     else:
         streams = (get_frame(dataset.PixelData, index, number_of_frames=count) for index in frame_indices)
-    wavelets = CODECS_BY_SYNTAX.get(str(dataset.file_meta.TransferSyntaxUID)) == _JPEG_2000_CODEC
+    is_jpeg_2000 = CODECS_BY_SYNTAX.get(str(dataset.file_meta.TransferSyntaxUID)) == _JPEG_2000_CODEC
     for index, stream in zip(frame_indices, streams, strict=False):
-        size = _read_jpeg_2000_size(stream) if wavelets else _read_jpeg_size(stream)
+        size = _read_jpeg_2000_size(stream) if is_jpeg_2000 else _read_jpeg_size(stream)
         if size is not None and size != (layout.rows, layout.columns):
             raise ImageError(
                 f"{name}: frame {index} is compressed as {size[0]} x {size[1]} pixels; "
@@ -194,7 +202,7 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
 
 
 def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
-    """(H,W) that a JPEG 2000 stream says it has, bare or wrapped in a file's boxes; (0,0) where it says none."""
+    """Return (H,W) that a JPEG 2000 codestream declares, bare or inside a file; (0,0) without a size."""
     start = stream[:4096].find(b"\xff\x4f\xff\x51")
     if start < 0 or len(stream) < start + 24:
         return 0, 0
@@ -203,31 +211,31 @@ def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
-    """(H,W) that a JPEG or JPEG-LS stream says it has; None of anything else."""
-    at = 2
-    while stream[:2] == b"\xff\xd8" and at + 9 <= len(stream) and stream[at] == 0xFF:
-        marker, length = stream[at + 1], int.from_bytes(stream[at + 2 : at + 4], "big")
+    """Return (H,W) that a JPEG or JPEG-LS stream declares, or None for anything else."""
+    position = 2
+    while stream[:2] == b"\xff\xd8" and position + 9 <= len(stream) and stream[position] == 0xFF:
+        marker, length = stream[position + 1], int.from_bytes(stream[position + 2 : position + 4], "big")
         if marker in JPEG_FRAME_MARKERS:
-            height, width = struct.unpack(">2H", stream[at + 5 : at + 9])
+            height, width = struct.unpack(">2H", stream[position + 5 : position + 9])
             return height, width
-        at += 1 if marker == 0xFF else 2 + length
+        position += 1 if marker == 0xFF else 2 + length
     return None
 
 
 def is_beyond_pillow_depth(syntax_uid: str, layout: PixelLayout, plugins: Sequence[str]) -> bool:
-    """Pillow takes JPEG Extended, but not of more than 8 bits."""
+    """Return whether only Pillow could decode a JPEG Extended stream of more than 8 bits, which it does not support."""
     return syntax_uid == JPEG_EXTENDED_UID and layout.bits_stored > 8 and not set(plugins) - {"pillow"}
 
 
 def build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
-    """The error that names the transfer syntax, the codec and the extra that has it."""
+    """Build the error that names the transfer syntax, its codec and the extra that installs it."""
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
     packages, extra = CODECS_BY_SYNTAX[syntax_uid]
-    licence = " (its licence is the GPL)" if extra == "codecs-gpl" else ""
+    license_note = " (licensed under the GPL)" if extra == "codecs-gpl" else ""
     return ImageError(
         f"{name}: its pixels are {syntax_name}; the codec for it is not installed ({packages}); "
-        f'run: pip install "camscope[{extra}]"{licence}'
+        f'run: pip install "camscope[{extra}]"{license_note}'
     )
 
 
@@ -238,44 +246,44 @@ COLOR_CHANNELS = ("Red", "Green", "Blue")
 def get_color_converter(
     dataset: "Dataset", layout: PixelLayout, name: str
 ) -> tuple[Callable[[Array, str], Array], tuple[str, ...]]:
-    """What makes (H,W,3) uint8 of a decoded frame and its colour space, and the steps that it takes."""
+    """Return a function from a decoded frame and its color space to (H,W,3) uint8, and the steps it performs."""
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric_interpretation == "PALETTE COLOR":
         table, first, bits = _read_palette(dataset, name)
-        step = f"palette: {plural(len(table), 'colour')} of {plural(bits, 'bit')} to 8"
+        step = f"palette: {plural(len(table), 'color')} of {plural(bits, 'bit')} to 8"
 
-        def looked_up(stored: Array, space: str) -> Array:
+        def look_up_palette(stored: Array, space: str) -> Array:
             return table[np.clip(stored.astype(np.int64) - first, 0, len(table) - 1)]
 
-        return looked_up, (step, *icc)
+        return look_up_palette, (step, *icc)
     changed = layout.photometric_interpretation != "RGB"
-    steps: tuple[str, ...] = (f"colours: {layout.photometric_interpretation} to RGB",) if changed else ()
+    steps: tuple[str, ...] = (f"colors: {layout.photometric_interpretation} to RGB",) if changed else ()
     if layout.bits_stored > 8:
-        steps += (f"colours: {plural(layout.bits_stored, 'bit')} to 8",)
+        steps += (f"colors: {plural(layout.bits_stored, 'bit')} to 8",)
 
-    def as_rgb(decoded: Array, space: str) -> Array:
+    def convert_to_rgb(decoded: Array, space: str) -> Array:
         if space != "RGB" and not space.startswith("YBR_RCT") and not space.startswith("YBR_ICT"):
-            raise ImageError(f"{name}: colours of {layout.photometric_interpretation} did not become RGB")
+            raise ImageError(f"{name}: colors of {layout.photometric_interpretation} did not become RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else rescale_to_8_bits(decoded, layout.bits_stored)
 
-    return as_rgb, steps + icc
+    return convert_to_rgb, steps + icc
 
 
 def rescale_to_8_bits(values: Array, bits: int) -> Array:
-    """From 0..2^bits - 1 to 0..255, rounded."""
+    """Scale values from 0..2^bits - 1 to 0..255, rounded."""
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
 
 def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
-    """(M,3) uint8, the stored number of its first entry, and the bits that its entries had."""
+    """Return the palette (M,3) uint8, the stored number of its first entry, and the bits of its entries."""
     if "RedPaletteColorLookupTableData" not in dataset:
-        raise ImageError(f"{name}: its palette is segmented, or not there; only plain palettes are read")
+        raise ImageError(f"{name}: its palette is segmented or missing; only unsegmented palettes are read")
     columns = []
-    for colour in COLOR_CHANNELS:
-        descriptor = read_numbers(dataset, f"{colour}PaletteColorLookupTableDescriptor", 3)
-        data = dataset.get(f"{colour}PaletteColorLookupTableData")
+    for color in COLOR_CHANNELS:
+        descriptor = read_numbers(dataset, f"{color}PaletteColorLookupTableDescriptor", 3)
+        data = dataset.get(f"{color}PaletteColorLookupTableData")
         if descriptor is None or not isinstance(data, bytes):
-            raise ImageError(f"{name}: its palette has no {colour.lower()}")
+            raise ImageError(f"{name}: its palette has no {color.lower()}")
         entries, first, bits = int(descriptor[0]) or 1 << 16, int(descriptor[1]), int(descriptor[2])
         columns.append((_read_palette_column(dataset, data, entries, bits, name), first, bits))
     first, bits = columns[0][1:]
@@ -289,7 +297,7 @@ def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: 
         raise ImageError(
             f"{name}: a palette of {plural(len(data), 'byte')} for {plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
         )
-    wide = len(data) >= 2 * n_entries
-    table = (decode_uint16_table(dataset, data) if wide else np.frombuffer(data, np.uint8))[:n_entries]
-    # 8 bits in 16: the high byte may be a copy, and is left alone
-    return (table & 0xFF).astype(np.uint8) if bits == 8 else rescale_to_8_bits(table, 16 if wide else 8)
+    is_16_bit = len(data) >= 2 * n_entries
+    table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
+    # 8 bits in 16: the high byte may be a copy and is ignored
+    return (table & 0xFF).astype(np.uint8) if bits == 8 else rescale_to_8_bits(table, 16 if is_16_bit else 8)

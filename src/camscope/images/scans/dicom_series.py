@@ -1,6 +1,6 @@
-"""A folder of DICOM slices as one volume, put in order by where they lie, never by their names or numbers.
+"""Read a folder of DICOM slices as one volume.
 
-Which files of a folder are slices of one volume, by their headers; names are not looked at.
+Headers decide which files belong together. Slices are sorted by position, never by file name or instance number.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ TOO_MANY_FILES_TEXT = f"more than {MAX_SERIES_FILES} files; pass a list of those
 
 @dataclass(frozen=True, eq=False)
 class SliceHeader:
-    """One file's header: what it belongs to, and where it lies."""
+    """The header of one file: its series, layout and plane."""
 
     path: Path
     series_uid: str
@@ -44,7 +44,7 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """What the files of one volume have in common, beside their orientation."""
+        """The properties that the files of one volume share, apart from their orientation."""
         return (
             self.layout.rows,
             self.layout.columns,
@@ -56,7 +56,7 @@ class SliceHeader:
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
-        """An order that owes nothing to names of files and numbers of instances."""
+        """A sort order that does not depend on file names or instance numbers."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
         return self.group_key, len(place), place, self.instance_uid
 
@@ -71,35 +71,35 @@ class SliceHeader:
 
 
 def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """The files of a folder, not of folders in it; a list as it is."""
+    """List the files of a folder, without subfolders. A list is returned unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
         raise ImageError(f"{name}: {'it is a file, not a folder' if source.exists() else 'there is no such folder'}")
     with os.scandir(source) as entries:
-        found = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-    if len(found) > MAX_SERIES_FILES:
+        files = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+    if len(files) > MAX_SERIES_FILES:
         raise ImageError(f"{name}: {TOO_MANY_FILES_TEXT}")
-    return found
+    return files
 
 
 def read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """The images among the files, and flags that count the rest."""
-    slices, others, damaged = [], 0, 0
+    """Read the headers of the DICOM images among the files, and flags that count the other files."""
+    slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
         try:
             with redact_errors(name):
                 slices.append(_read_slice_header(path, name))
         except CamscopeError as error:
-            if is_transient(error):  # a volume without this slice would be another volume
+            if is_transient(error):  # skipping the slice would return a different volume
                 raise
             if _is_dicom_file(path):
-                damaged += 1
+                n_damaged += 1
             else:
-                others += 1
+                n_not_dicom += 1
     if not slices:
         raise ImageError(f"{name}: no file of {len(files)} is a DICOM image; folders in it are not searched")
-    counts = ((others, "files that are not DICOM"), (damaged, "DICOM files that are damaged or no images"))
+    counts = ((n_not_dicom, "files that are not DICOM"), (n_damaged, "DICOM files that are damaged or not images"))
     return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
 
 
@@ -122,16 +122,16 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
 
 
 def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
-    """Slices of one series, shape and orientation; the largest group first."""
-    kinds: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
-    for one in sorted(slices, key=lambda one: one.sort_key):
-        groups = kinds.setdefault(one.group_key, [])
-        group = next((group for group in groups if _has_same_orientation(group[0].plane, one.plane)), None)
+    """Group slices by series, shape and orientation. The largest group comes first."""
+    groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
+    for header in sorted(slices, key=lambda header: header.sort_key):
+        groups = groups_by_key.setdefault(header.group_key, [])
+        group = next((group for group in groups if _has_same_orientation(group[0].plane, header.plane)), None)
         if group is None:
-            groups.append([one])
+            groups.append([header])
         else:
-            group.append(one)
-    return sorted((group for groups in kinds.values() for group in groups), key=lambda group: -len(group))
+            group.append(header)
+    return sorted((group for groups in groups_by_key.values() for group in groups), key=lambda group: -len(group))
 
 
 def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -> bool:
@@ -139,26 +139,30 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
 
 
 def select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """The group that is meant; without a choice there has to be one."""
-    listed = "; ".join(f"{at}: {plural(len(group), 'slice')} {group[0]}" for at, group in enumerate(groups[:20]))
-    listed += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
+    """Return the selected group. Without a selection there must be exactly one."""
+    listing = "; ".join(f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20]))
+    listing += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if series is not None:
         if not 0 <= series < len(groups):
-            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} ({listed})")
+            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} ({listing})")
         return groups[series]
     if len(groups) > 1:
-        turned = len({group[0].group_key for group in groups}) == 1
-        what = f"one series of {plural(len(groups), 'orientation')}" if turned else plural(len(groups), "series")
-        raise ImageError(f"{name}: {what} ({listed}); choose one: folder#0 or series=0, or pass a list of its files")
+        is_one_key = len({group[0].group_key for group in groups}) == 1
+        ambiguity = (
+            f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
+        )
+        raise ImageError(
+            f"{name}: {ambiguity} ({listing}); choose one: folder#0 or series=0, or pass a list of its files"
+        )
     return groups[0]
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
-    """(D,H,W) of a folder's DICOM files, or of a list of files, of one series; `affine` has their places. One file: as it is.
+    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`. A single file is read alone.
 
-    A folder of several is refused with a list of them; `folder#1` or `series=1` takes one, counted from 0 in that list.
-    Slices of other orientations and different slices at one place are refused; gaps are flagged, in mm. Files that are no
-    DICOM images are left out, and counted in a flag.
+    `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
+    `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one
+    position are rejected. Gaps are flagged in mm. Files that are not DICOM images are left out and counted in a flag.
     """
     path, selector = split_selector(source) if isinstance(source, str | Path) else (sorted(map(Path, source)), None)
     name = pseudonymize_source(path)
@@ -172,9 +176,9 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:
-    group, copies = _drop_duplicates(group)
+    group, copy_flags = _drop_duplicates(group)
     first = group[0]
-    planes = [one.plane for one in group if one.plane]
+    planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
         raise ImageError(
             f"{name}: {plural(len(group), 'file that does', 'files that do')} not say where they lie; read each by itself"
@@ -185,41 +189,44 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
         )
     stack = stack_planes(planes)
     if stack.coincident_pairs:
-        count = len({at for pair in stack.coincident_pairs for at in pair})
-        reason = "several times, echoes or phases? Pass a list of the files of one"
-        raise ImageError(f"{name}: slices that lie where another does: {count} of {len(group)} ({reason})")
-    group = [group[at] for at in stack.order]
-    picture = _read_slice_pixels(group, name)
-    # None, not said, is worse than False, and True worse than both
-    burned = max((one.has_burned_in_text for one in group), key=lambda said: (said is True, said is None))
+        count = len({index for pair in stack.coincident_pairs for index in pair})
+        reason = "several time points, echoes or phases? Pass a list of the files of one"
+        raise ImageError(f"{name}: {count} of {len(group)} slices share a position with another one ({reason})")
+    group = [group[index] for index in stack.order]
+    decoded = _read_slice_pixels(group, name)
+    # None (unknown) outranks False, and True outranks both
+    burned_in = max(
+        (header.has_burned_in_text for header in group),
+        key=lambda burned_in_value: (burned_in_value is True, burned_in_value is None),
+    )
     return Scan(
-        picture.values,
+        decoded.values,
         name,
         affine=stack.affine,
-        is_color=picture.is_color,
-        unit=picture.unit,
+        is_color=decoded.is_color,
+        unit=decoded.unit,
         modality=first.modality,
         steps=(
-            *picture.describe_steps("slice"),
+            *decoded.describe_steps("slice"),
             f"order: {plural(len(group), 'slice')} by their places along the normal",
         ),
-        flags=(*stack.flags, *copies, *picture.list_flags(), *BURNED_IN_FLAGS[burned]),
-        sources=tuple(one.path for one in group),
+        flags=(*stack.flags, *copy_flags, *decoded.list_flags(), *BURNED_IN_FLAGS[burned_in]),
+        sources=tuple(header.path for header in group),
         frame_indices=(0,) * len(group),
-        has_burned_in_text=burned,
+        has_burned_in_text=burned_in,
     )
 
 
 def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Files of the same bytes count once."""
-    instances = Counter(one.instance_uid for one in group)
-    kept: dict[str, SliceHeader] = {}
-    for at, one in enumerate(group):
-        twice = one.instance_uid and instances[one.instance_uid] > 1
-        key = hashlib.sha256(one.path.read_bytes()).hexdigest() if twice else f"{at}"
-        kept.setdefault(key, one)
-    copies = len(group) - len(kept)
-    return list(kept.values()), (f"left out: {plural(copies, 'copy')} of slices",) * bool(copies)
+    """Keep files with identical bytes once."""
+    instances = Counter(header.instance_uid for header in group)
+    unique: dict[str, SliceHeader] = {}
+    for index, header in enumerate(group):
+        is_repeated = header.instance_uid and instances[header.instance_uid] > 1
+        key = hashlib.sha256(header.path.read_bytes()).hexdigest() if is_repeated else f"{index}"
+        unique.setdefault(key, header)
+    n_copies = len(group) - len(unique)
+    return list(unique.values()), (f"left out: {plural(n_copies, 'copy')} of slices",) * bool(n_copies)
 
 
 def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames:
@@ -227,12 +234,12 @@ def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames
     shape = (len(group), layout.rows, layout.columns, *([3] if layout.is_color else []))
     check_voxel_count(shape, name)
     values = np.empty(shape, np.uint8 if layout.is_color else np.float32)
-    pictures = []
-    for at, one in enumerate(group):
-        dataset, _ = load_dicom_dataset(one.path, name)
-        picture = decode_dicom_pixels(dataset, read_pixel_layout(dataset, name), [0], name)
-        if picture.values.shape[1:] != shape[1:]:
-            raise ImageError(f"{name}: slice {at} has changed while it was read")
-        values[at] = picture.values[0]
-        pictures.append(replace(picture, values=picture.values[:0]))
-    return join_decoded_frames(pictures, values)
+    parts = []
+    for index, header in enumerate(group):
+        dataset, _ = load_dicom_dataset(header.path, name)
+        decoded = decode_dicom_pixels(dataset, read_pixel_layout(dataset, name), [0], name)
+        if decoded.values.shape[1:] != shape[1:]:
+            raise ImageError(f"{name}: slice {index} changed while it was read")
+        values[index] = decoded.values[0]
+        parts.append(replace(decoded, values=decoded.values[:0]))
+    return join_decoded_frames(parts, values)

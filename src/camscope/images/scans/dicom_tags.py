@@ -1,4 +1,4 @@
-"""What is read of a DICOM header: numbers, and words from lists of known ones. Free text is never taken."""
+"""Read numbers and known code words from DICOM headers. Free text is never read."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,49 +74,49 @@ PHOTOMETRIC_INTERPRETATIONS = {
     "YBR_RCT",
     "YBR_ICT",
 }
-# kinds of images that often have a name written into their pixels
+# modalities whose images often contain burned-in text
 BURNED_IN_MODALITIES = {"US", "SC", "XC", "ES", "IVUS", "GM"}
 SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """The finite numbers of an element; None where it is not there, is empty, or has another count of them."""
+    """Read the finite numbers of an element, or None if it is missing, empty, not numeric, or not `count` numbers."""
     try:
         value = dataset.get(keyword)
-    except Exception:  # what stands there is no number: whoever asks says what was wanted
+    except Exception:  # not numeric: the caller reports what it expected
         return None
     if value is None or value == "" or isinstance(value, bytes):
         return None
     values = [value] if isinstance(value, str | int | float) or not isinstance(value, Iterable) else list(value)
     try:
-        found = tuple(float(one) for one in values)
+        numbers = tuple(float(item) for item in values)
     except (TypeError, ValueError):
         return None
-    if not found or not all(map(math.isfinite, found)) or (count is not None and len(found) != count):
+    if not numbers or not all(map(math.isfinite, numbers)) or (count is not None and len(numbers) != count):
         return None
-    return found
+    return numbers
 
 
 def read_number(dataset: "Dataset", keyword: str) -> float | None:
-    """The one finite number of an element, the first of several."""
-    found = read_numbers(dataset, keyword)
-    return found[0] if found else None
+    """Read the first finite number of an element."""
+    numbers = read_numbers(dataset, keyword)
+    return numbers[0] if numbers else None
 
 
 def read_integer(dataset: "Dataset", keyword: str) -> int | None:
-    """The one whole number of an element."""
-    found = read_number(dataset, keyword)
-    return int(found) if found is not None and found == int(found) else None
+    """Read the first number of an element if it is a whole number."""
+    number = read_number(dataset, keyword)
+    return int(number) if number is not None and number == int(number) else None
 
 
 def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
-    """The element's word where it is one of those known, else ''."""
+    """Read the code word of an element if it is an allowed one, otherwise ''."""
     value = str(dataset.get(keyword, "")).strip().upper()
     return value if value in allowed else ""
 
 
 def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
-    """The items of a sequence; none where it is not there, or is none."""
+    """Return the items of a sequence. An empty list if it is missing or not a sequence."""
     import pydicom
 
     value = dataset.get(keyword)
@@ -124,14 +124,14 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """Where facts of each frame stand: its own group, the one that all frames share, the header itself."""
-    own = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
+    """Return for each frame where its attributes can be: its own group, the shared group, the header itself."""
+    per_frame = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
     shared = [*read_sequence_items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
-    return [[*own[frame : frame + 1], *shared] for frame in frame_indices]
+    return [[*per_frame[frame : frame + 1], *shared] for frame in frame_indices]
 
 
 def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
-    """The items that may hold a fact: those of its macro, then the headers themselves."""
+    """Yield the items that may hold an attribute: those of its macro, then the group or header itself."""
     for group in functional_groups:
         yield from read_sequence_items(group, sequence_keyword)[:1]
         yield group
@@ -140,31 +140,35 @@ def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) 
 def read_first_numbers(
     functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
 ) -> tuple[float, ...] | None:
-    """Numbers of a macro, from the first place that has them."""
-    found = (read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword))
-    return next((values for values in found if values), None)
+    """Read the numbers of a macro from the first place that has them."""
+    candidates = (
+        read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword)
+    )
+    return next((values for values in candidates if values), None)
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Bytes of a table as 16-bit numbers, in the byte order of the file."""
+    """Decode the bytes of a table as 16-bit numbers in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Whether text is part of the pixels; None where the file does not say and such images often have it."""
-    if said := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
-        return said == "YES"
-    kind = str(dataset.get("SOPClassUID", ""))
-    screen = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
+    """Return whether text is part of the pixels, or None if the file does not say and such images often contain it."""
+    if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+        return declared == "YES"
+    sop_class_uid = str(dataset.get("SOPClassUID", ""))
+    is_screen_save = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
     suspicious = (
-        read_code(dataset, "Modality", BURNED_IN_MODALITIES) or kind.startswith(SECONDARY_CAPTURE_UID) or screen
+        read_code(dataset, "Modality", BURNED_IN_MODALITIES)
+        or sop_class_uid.startswith(SECONDARY_CAPTURE_UID)
+        or is_screen_save
     )
     return None if suspicious else False
 
 
 def get_uid_name(value: Any) -> str:
-    """The standard's name of a UID; '' for one that it does not know, which may name a patient's files."""
+    """Return the standard's name of a UID; '' for a private UID, which may identify a patient's files."""
     from pydicom.uid import UID
 
     uid = UID(str(value))

@@ -1,6 +1,6 @@
-"""From stored numbers to amounts: modality LUT or rescale, and the inversion of MONOCHROME1, each said in a step.
+"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1.
 
-Pixels of DICOM frames as amounts or colours, with the steps on the way and what is odd about them.
+Each operation is recorded as a step, and what is odd about the values as a flag.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,29 +38,28 @@ VALUE_TRANSFORMATION_SEQUENCE, REAL_WORLD_SEQUENCE = "PixelValueTransformationSe
 
 @dataclass(frozen=True)
 class ModalityLUT:
-    """What stored numbers mean: v = slope * stored + intercept, or a table's entry; then, of MONOCHROME1, inverted.
+    """The meaning of stored numbers: slope * stored + intercept, or a table entry, inverted for MONOCHROME1.
 
-    Inverted means mirrored within the range that can be stored: stored -> least + largest - stored, before the rescale.
-    That is the same as mirroring the values in the range that they can have, but exact, since it is done with whole
-    numbers: the twin of a picture, with mirrored numbers and the other photometric interpretation, has its very bits.
-    After a table, the mirror is the range of the table's bits.
+    Inversion mirrors the stored number within the storable range, smallest + largest - stored, before the rescale. It is
+    exact because it is done with whole numbers: an image with mirrored numbers and the other photometric interpretation
+    gives bit-exact equal values. After a table, the values are mirrored within the range of the table's bits.
     """
 
     slope: float = 1.0
     intercept: float = 0.0
     unit: str = ""
-    is_declared: bool = False  # whether the file says the slope and intercept
+    is_declared: bool = False  # whether the file declares slope and intercept
     table: Array | None = None
-    first_stored_value: int = 0  # the stored number of the table's first entry
+    first_stored_value: int = 0  # stored number of the table's first entry
     table_bits: int = 16  # bits of the table's entries
     is_inverted: bool = False
 
     def __call__(self, stored: Array, layout: PixelLayout) -> Array:
-        """(H,W) stored numbers -> (H,W) float32."""
+        """Convert stored numbers (H,W) to values (H,W) float32."""
         least, largest = layout.stored_range
         if self.table is not None:
-            at = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
-            values = self.table[at].astype(np.float64)
+            index = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
+            values = self.table[index].astype(np.float64)
             return ((1 << self.table_bits) - 1 - values if self.is_inverted else values).astype(np.float32)
         values = stored.astype(np.float64)
         if self.is_inverted:
@@ -68,33 +67,33 @@ class ModalityLUT:
         return self.rescale(values).astype(np.float32)
 
     def rescale(self, values: Array) -> Array:
-        """Slope * values + intercept."""
+        """Return slope * values + intercept."""
         return values * self.slope + self.intercept
 
     def describe_steps(self) -> tuple[str, ...]:
-        """In words, in order."""
+        """Describe the operations in order."""
         unit = f" ({self.unit})" if self.unit else ""
-        told = (
+        steps = (
             [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
             if self.table is not None
             else []
         )
         if self.is_declared:
-            told.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
+            steps.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
         if not self.is_inverted:
-            return tuple(told)
+            return tuple(steps)
         where = "values within the LUT's range" if self.table is not None else "stored values within their range"
         step = f"MONOCHROME1: inverted ({where})"
-        return (*told, step) if self.table is not None else (step, *told)
+        return (*steps, step) if self.table is not None else (step, *steps)
 
 
 def read_modality_lut(
     dataset: "Dataset", functional_groups: "list[Dataset]", layout: PixelLayout, name: str
 ) -> ModalityLUT:
-    """Of one frame, from its functional groups or the header."""
+    """Read the modality LUT of one frame from its functional groups or the header."""
     inverted = layout.photometric_interpretation == "MONOCHROME1"
     if inverted and layout.is_floating:
-        raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to be inverted in")
+        raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to invert within")
     modality = read_code(dataset, "Modality", {"CT", "RTDOSE", "PT"})
     unit = next(
         (
@@ -120,9 +119,11 @@ def read_modality_lut(
         return ModalityLUT(unit="" if layout.is_floating else unit, is_inverted=inverted)
     if slope is not None and slope[0] == 0:
         raise ImageError(f"{name}: a rescale slope of 0 makes every pixel the same")
-    # a CT says its unit only where it is not HU
-    said = any(place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE))
-    unit = unit or ("HU" if modality == "CT" and not said else "")
+    # a CT declares its unit only if it is not HU
+    is_unit_declared = any(
+        place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE)
+    )
+    unit = unit or ("HU" if modality == "CT" and not is_unit_declared else "")
     return ModalityLUT((slope or (1.0,))[0], (intercept or (0.0,))[0], unit, is_declared=True, is_inverted=inverted)
 
 
@@ -147,25 +148,25 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 
 
 def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Real-world value maps are recorded, not applied: the modality's values are what models were trained on."""
+    """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
     maps = next(
-        (found for group in functional_groups if (found := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
+        (items for group in functional_groups if (items := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
     )
-    told = []
-    for one in maps[:3]:
-        slope, intercept = read_number(one, "RealWorldValueSlope"), read_number(one, "RealWorldValueIntercept")
-        what = "a table" if slope is None else f"slope {slope:.10g}, intercept {intercept or 0:.10g}"
-        told.append(f"real-world value map: {what}, not applied")
-    return tuple(told)
+    steps = []
+    for item in maps[:3]:
+        slope, intercept = read_number(item, "RealWorldValueSlope"), read_number(item, "RealWorldValueIntercept")
+        mapping = "a table" if slope is None else f"slope {slope:.10g}, intercept {intercept or 0:.10g}"
+        steps.append(f"real-world value map: {mapping}, not applied")
+    return tuple(steps)
 
 
 def read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
-    """The least and largest stored number that stands for 'no measurement'."""
+    """Return the smallest and largest stored number that mean "no measurement", or None."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
-    # a negative number is written unsigned by some, and the other way round
-    ends = [_wrap_to_stored_sign(one, layout) for one in (value, value if limit is None else limit)]
+    # some files store a negative number unsigned, or the other way round
+    ends = [_wrap_to_stored_sign(number, layout) for number in (value, value if limit is None else limit)]
     return min(ends), max(ends)
 
 
@@ -178,9 +179,9 @@ def _wrap_to_stored_sign(value: int, layout: PixelLayout) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DecodedFrames:
-    """Frames (M,H,W) float32, or (M,H,W,3) uint8 in colour.
+    """Frames (M,H,W) float32, or (M,H,W,3) uint8 in color.
 
-    `steps_before` and `steps_after`: steps before and after those that the frames' `modality_luts` say; `n_padded_pixels` pixels are `padding_value`.
+    `steps_before` and `steps_after` surround the steps of the `modality_luts`. `n_padded_pixels` pixels are `padding_value`.
     """
 
     values: Array
@@ -192,74 +193,80 @@ class DecodedFrames:
 
     @property
     def is_color(self) -> bool:
-        """Whether its values are colours."""
+        """Whether the values are colors."""
         return not self.modality_luts
 
     @property
     def unit(self) -> str:
-        """That of all frames; '' where they differ, and of what was inverted."""
-        units = {"" if amount.is_inverted else amount.unit for amount in self.modality_luts}
+        """The unit that all frames share; '' if they differ or were inverted."""
+        units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """In order; `item_name`: a frame or a slice, where each has its own."""
+        """Describe the operations in order. `item_name` is "frame" or "slice", where each has its own rescale."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
-        """What is odd about the values."""
-        units = {amount.unit for amount in self.modality_luts}
-        inverted = [amount.unit for amount in self.modality_luts if amount.is_inverted and amount.unit]
-        odd = [f"MONOCHROME1 in {inverted[0]}: inverted, and so no longer {inverted[0]}"] if inverted else []
+        """List what is odd about the values."""
+        units = {lut.unit for lut in self.modality_luts}
+        inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
+        flags = (
+            [f"MONOCHROME1 in {inverted_units[0]}: inverted, and so no longer {inverted_units[0]}"]
+            if inverted_units
+            else []
+        )
         if len(units) > 1:
-            odd.append("the unit is not the same for all")
-        if len({amount.is_inverted for amount in self.modality_luts}) > 1:
-            odd.append("MONOCHROME1 and MONOCHROME2 side by side")
+            flags.append("the unit is not the same for all")
+        if len({lut.is_inverted for lut in self.modality_luts}) > 1:
+            flags.append("a mixture of MONOCHROME1 and MONOCHROME2")
         if self.n_padded_pixels:
-            odd.append(
+            flags.append(
                 f"padding: {plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g} are outside what was measured"
             )
-        return (*odd, *flag_non_finite(self.values))
+        return (*flags, *flag_non_finite(self.values))
 
 
 def decode_dicom_pixels(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> DecodedFrames:
-    """The pixel pipeline of some frames of a file."""
+    """Decode the selected frames of a file and convert them to values or colors."""
     shape = (len(frame_indices), layout.rows, layout.columns)
     decoded = decode_frames(dataset, layout, frame_indices, name)
     if layout.is_color:
         convert, steps = get_color_converter(dataset, layout, name)
-        colours = np.empty((*shape, 3), np.uint8)
-        _fill_frames(colours, (convert(array, space) for array, space in decoded), name)
-        return DecodedFrames(colours, (*_describe_storage(dataset, layout), *steps))
-    amounts = _read_modality_luts(dataset, layout, frame_indices, name)
+        colors = np.empty((*shape, 3), np.uint8)
+        _fill_frames(colors, (convert(array, space) for array, space in decoded), name)
+        return DecodedFrames(colors, (*_describe_storage(dataset, layout), *steps))
+    modality_luts = _read_modality_luts(dataset, layout, frame_indices, name)
     padding, counts = read_padding_range(dataset, layout), []
 
-    def converted() -> Iterator[Array]:
-        for (array, _), amount in zip(decoded, amounts, strict=False):
+    def iter_converted() -> Iterator[Array]:
+        for (array, _), lut in zip(decoded, modality_luts, strict=False):
             if padding is not None:
                 counts.append(int(np.count_nonzero((array >= padding[0]) & (array <= padding[1]))))
-            yield amount(array, layout)
+            yield lut(array, layout)
 
     values = np.empty(shape, np.float32)
-    _fill_frames(values, converted(), name)
-    said = float(amounts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
-    maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
-    return DecodedFrames(values, _describe_storage(dataset, layout), tuple(amounts), maps, sum(counts), said)
+    _fill_frames(values, iter_converted(), name)
+    padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
+    real_world_maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
+    return DecodedFrames(
+        values, _describe_storage(dataset, layout), tuple(modality_luts), real_world_maps, sum(counts), padding_value
+    )
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Pictures of one frame each, as one of many, whose values are `values`."""
+    """Join the metadata of several decoded parts for `values`, which holds all frames."""
     first = parts[0]
-    amounts = tuple(amount for picture in parts for amount in picture.modality_luts)
-    before, after = ([getattr(picture, when) for picture in parts] for when in ("steps_before", "steps_after"))
-    padding = next((picture.padding_value for picture in parts if picture.n_padded_pixels), 0.0)
-    padded = sum(picture.n_padded_pixels for picture in parts)
+    modality_luts = tuple(lut for part in parts for lut in part.modality_luts)
+    before, after = ([getattr(part, when) for part in parts] for when in ("steps_before", "steps_after"))
+    padding = next((part.padding_value for part in parts if part.n_padded_pixels), 0.0)
+    padded = sum(part.n_padded_pixels for part in parts)
     return replace(
         first,
         values=values,
         steps_before=_merge_steps(before),
-        modality_luts=amounts,
+        modality_luts=modality_luts,
         steps_after=_merge_steps(after),
         n_padded_pixels=padded,
         padding_value=padding,
@@ -267,15 +274,16 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Steps that all have as they are; of those that differ, that they do."""
-    kinds: dict[str, set[str]] = {}
+    """Merge the steps of several frames. Steps that differ are replaced by a note."""
+    variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
-            kinds.setdefault(step.split(":")[0], set()).add(step)
+            variants_by_kind.setdefault(step.split(":")[0], set()).add(step)
     if len(set(steps_by_frame)) == 1:
         return steps_by_frame[0]
     return tuple(
-        min(said) if len(said) == 1 else f"{kind}: not the same for all slices" for kind, said in kinds.items()
+        min(variants) if len(variants) == 1 else f"{kind}: not the same for all slices"
+        for kind, variants in variants_by_kind.items()
     )
 
 
@@ -301,14 +309,14 @@ def _read_modality_luts(
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
-    """Their steps where all have the same, else the range of what differs."""
-    every = {amount.describe_steps(): None for amount in modality_luts}
-    if len(every) < 2:
-        return next(iter(every), ())
-    slopes, intercepts = ({getattr(amount, key) for amount in modality_luts} for key in ("slope", "intercept"))
-    others = {step: None for steps in every for step in steps if not step.startswith("rescale")}
-    rescale = f"rescale: each {item_name} its own, slope {_format_range(slopes)}, intercept {_format_range(intercepts)}"
-    return (*others, rescale)
+    """Describe the steps that all LUTs share, and the ranges of slopes and intercepts that differ."""
+    distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
+    if len(distinct_steps) < 2:
+        return next(iter(distinct_steps), ())
+    slopes, intercepts = ({getattr(lut, key) for lut in modality_luts} for key in ("slope", "intercept"))
+    other_steps = {step: None for steps in distinct_steps for step in steps if not step.startswith("rescale")}
+    rescale = f"rescale: differs by {item_name}, slope {_format_range(slopes)}, intercept {_format_range(intercepts)}"
+    return (*other_steps, rescale)
 
 
 def _format_range(values: set[float]) -> str:

@@ -1,4 +1,4 @@
-"""NRRD, MetaImage and what else SimpleITK reads, where it is installed."""
+"""Read NRRD, MetaImage and other formats of SimpleITK, where it is installed."""
 
 import re
 import zlib
@@ -15,17 +15,17 @@ from camscope.optional import require
 from camscope.plurals import plural
 
 ITK_SUFFIXES = (".nrrd", ".mha", ".mhd")
-GEOMETRY_HEAD_BYTES = 4096  # bytes in which a header says where it lies
+GEOMETRY_HEAD_BYTES = 4096  # of the header in which the geometry is searched
 ORIENTATION_KEYWORDS = (b"space:", b"space directions:", b"transformmatrix", b"orientation", b"rotation")
 SPACING_KEYWORDS = (b"spacings:", b"elementspacing", b"elementsize")
-REFERENCE_HEAD_BYTES = 1 << 16  # bytes in which a header that refers to another file does so
+REFERENCE_HEAD_BYTES = 1 << 16  # of the header in which a reference to another file is searched
 
 
 def read_itk(source: str | Path, *, volume: int | None = None, window: Any = None) -> Scan:
-    """(D,H,W) float32 of .nrrd, .mha or .mhd, in numpy's order of axes; `affine` in RAS+, where ITK has LPS.
+    """Read a .nrrd, .mha or .mhd file as (D,H,W) float32 in NumPy's axis order, with an `affine` in RAS+ (ITK uses LPS).
 
-    `source.nrrd#2` or `volume=2`: that one of a 4-D file, counted from 0. Voxels in another file are read only of an .mhd,
-    from one beside it.
+    `source.nrrd#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Voxels in a separate file are read only
+    for an .mhd file, and only from the same folder.
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
@@ -37,7 +37,7 @@ def read_itk(source: str | Path, *, volume: int | None = None, window: Any = Non
 
 
 def _check_header(path: Path, name: str) -> None:
-    """Nothing is read from where a file's own text points, but the voxels beside an .mhd."""
+    """Reject headers that refer to other files, apart from the voxel file in an .mhd's own folder."""
     with open_source(path, name) as file:
         head = file.read(REFERENCE_HEAD_BYTES)
     kind = path.suffix.lower()
@@ -47,73 +47,82 @@ def _check_header(path: Path, name: str) -> None:
         if re.search(rb"(?im)^data ?file\s*:", head.split(b"\n\n")[0].split(b"\r\n\r\n")[0]):
             raise ImageError(f"{name}: a NRRD header whose voxels are in another file; save both as one .nrrd")
         return
-    found = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)\r?\n?", head)
-    if found is None:
-        raise ImageError(f"{name}: this is not a MetaImage file: it does not say where its voxels are")
-    beside = found[1].strip().decode("latin-1")
-    local = beside.upper() == "LOCAL"
-    if not local and (
-        kind == ".mha" or not re.fullmatch(r"[\w.+-]+", beside) or beside.upper() == "LIST" or ".." in beside
+    match = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)\r?\n?", head)
+    if match is None:
+        raise ImageError(f"{name}: this is not a MetaImage file: ElementDataFile is missing")
+    data_file = match[1].strip().decode("latin-1")
+    is_local = data_file.upper() == "LOCAL"
+    if not is_local and (
+        kind == ".mha" or not re.fullmatch(r"[\w.+-]+", data_file) or data_file.upper() == "LIST" or ".." in data_file
     ):
-        raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
-    voxels = path if local else path.with_name(beside)
-    with open_source(voxels, name):  # which is no pipe: ITK would wait for it
+        raise ImageError(
+            f"{name}: its voxels are in another file that is not in the same folder; save both as one .mha"
+        )
+    voxels = path if is_local else path.with_name(data_file)
+    with open_source(voxels, name):  # rejects a pipe, on which ITK would block
         pass
-    if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: found.start()]):
-        _check_compressed_voxels(voxels, found.end() if local else 0, name)
+    if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: match.start()]):
+        _check_compressed_voxels(voxels, match.end() if is_local else 0, name)
 
 
 def _check_compressed_voxels(path: Path, start: int, name: str) -> None:
-    """The checksum of packed voxels: ITK unpacks as far as it gets, and takes the rest for zeros."""
-    inflater, left = zlib.decompressobj(), 8 * MAX_VOXELS
+    """Verify the checksum of compressed voxels: ITK stops at damage and fills the remainder with zeros."""
+    inflater, remaining = zlib.decompressobj(), 8 * MAX_VOXELS
     with open_source(path, name) as file:
         file.seek(start)
-        while not inflater.eof and left > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
-            left -= len(inflater.decompress(data, 1 << 22))
+        while not inflater.eof and remaining > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
+            remaining -= len(inflater.decompress(data, 1 << 22))
     if not inflater.eof:
-        raise ImageError(f"{name}: its packed voxels are cut off, or more than the limit")
+        raise ImageError(f"{name}: its compressed voxels are cut off or exceed the limit")
 
 
 def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -> Scan:
-    warned = sitk.ProcessObject.GetGlobalWarningDisplay()
+    warned_before = sitk.ProcessObject.GetGlobalWarningDisplay()
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         reader = sitk.ImageFileReader()
         reader.SetFileName(str(path))
         reader.ReadImageInformation()
-        size, parts = reader.GetSize(), reader.GetNumberOfComponents()
-        _check_dimensions(size, parts, name)
+        size, n_components = reader.GetSize(), reader.GetNumberOfComponents()
+        _check_dimensions(size, n_components, name)
         image = reader.Execute()
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading it") from None
         raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
     finally:
-        sitk.ProcessObject.SetGlobalWarningDisplay(warned)
-    taken: tuple[str, ...] = ()
+        sitk.ProcessObject.SetGlobalWarningDisplay(warned_before)
+    volume_steps: tuple[str, ...] = ()
     if image.GetDimension() == 4:
-        image, taken = _select_volume(image, volume_index, name)
+        image, volume_steps = _select_volume(image, volume_index, name)
     elif volume_index not in (None, 0):
         raise ImageError(f"{name}: volume {volume_index} is out of range: the file has 1")
     stored = sitk.GetArrayFromImage(image)
-    colour = parts == 3 and stored.dtype == np.uint8
-    if (parts > 1 and not colour) or stored.dtype.kind not in "iuf":
+    is_color = n_components == 3 and stored.dtype == np.uint8
+    if (n_components > 1 and not is_color) or stored.dtype.kind not in "iuf":
         raise ImageError(
-            f"{name}: {plural(parts, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
+            f"{name}: {plural(n_components, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
         )
-    values = stored if colour else stored.astype(np.float32)
-    flags = () if colour else flag_non_finite(values)
-    steps = (*taken, f"stored: {stored.dtype.name}")
-    placed, measured = _find_declared_geometry(path)
-    world = _build_affine(image) if placed else None
-    pixel = tuple(image.GetSpacing()[::-1]) if measured and not placed else None
+    values = stored if is_color else stored.astype(np.float32)
+    flags = () if is_color else flag_non_finite(values)
+    steps = (*volume_steps, f"stored: {stored.dtype.name}")
+    has_orientation, has_spacing = _find_declared_geometry(path)
+    affine = _build_affine(image) if has_orientation else None
+    pixel_spacing = tuple(image.GetSpacing()[::-1]) if has_spacing and not has_orientation else None
     return Scan(
-        values, name, affine=world, is_color=colour, steps=steps, flags=flags, sources=(path,), pixel_spacing=pixel
+        values,
+        name,
+        affine=affine,
+        is_color=is_color,
+        steps=steps,
+        flags=flags,
+        sources=(path,),
+        pixel_spacing=pixel_spacing,
     )
 
 
 def _find_declared_geometry(path: Path) -> tuple[bool, bool]:
-    """Whether the header says how the axes lie, and how large voxels are: what it leaves out ITK takes for upright and 1 mm."""
+    """Return whether the header declares orientation and spacing: ITK replaces missing values by defaults."""
     with path.open("rb") as file:
         head = file.read(GEOMETRY_HEAD_BYTES).lower()
     return any(word in head for word in ORIENTATION_KEYWORDS), any(word in head for word in SPACING_KEYWORDS)
@@ -137,12 +146,12 @@ def _select_volume(image: Any, volume_index: int | None, name: str) -> tuple[Any
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(4,4) of numpy's indices (d,row,column) in RAS+; a flat image lies at 0 of the third axis."""
+    """Return the affine (4,4) of NumPy indices (d,row,column) in RAS+. A 2-D image lies at 0 of the third axis."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
-    world = np.eye(4)
-    world[:axes, 3] = image.GetOrigin()
-    world[:axes, 3 - axes : 3] = columns[:, ::-1]
+    affine = np.eye(4)
+    affine[:axes, 3] = image.GetOrigin()
+    affine[:axes, 3 - axes : 3] = columns[:, ::-1]
     if axes == 2:
-        world[:3, 0] = (0.0, 0.0, 1.0)
-    return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ world)
+        affine[:3, 0] = (0.0, 0.0, 1.0)
+    return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)

@@ -1,6 +1,6 @@
-"""MONAI's tensors and transforms, where MONAI is installed: the way into a model, and from their affine matrices the way back.
+"""Adapt MONAI's transforms and tensors: the preprocessing, and the placement from their affine matrices.
 
-MONAI itself is never imported: whoever passes its objects has done so.
+MONAI itself is never imported: a caller who passes its objects has imported it.
 """
 
 from collections.abc import Iterator
@@ -25,80 +25,80 @@ NON_AFFINE_TRANSFORMS = (
     "Patch",
     "Split",
     "Warp",
-)  # transforms that the affine matrix does not tell of; nor does it of code that is not MONAI's
+)  # changes that the affine matrix does not record; nor does it record transforms from outside MONAI
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def is_monai_object(value: object) -> bool:
-    """Whether it is an object of MONAI's: a transform, or a tensor with meta data."""
+    """Return whether a value is an object of MONAI: a transform, or a tensor with metadata."""
     return type(value).__module__.partition(".")[0] == "monai"
 
 
 @dataclass(frozen=True)
 class MonaiPreprocess:
-    """A transform, or a `Compose`, that takes a path, or a dictionary with one; the last tensor has meta data."""
+    """A transform or `Compose` that takes a path, or a dictionary with one, and returns a tensor with metadata."""
 
     transform: Any
 
     def __call__(self, path: str | Path) -> tuple[Tensor, Placement | None, Affine | None]:
-        """(C,*S), where it lies on the image that was loaded, and where that lies in the world."""
+        """Return the tensor (C,*S), its placement on the loaded image, and that image's affine."""
         steps = list(_flatten_transforms(self.transform))
         key = next((step.keys[0] for step in steps if getattr(step, "keys", None)), None)
         name = pseudonymize_source(path)
         try:
-            made = self.transform(str(path) if key is None else {key: str(path)})
-        except Exception as error:  # whatever a transform raises; its words may name the patient
+            result = self.transform(str(path) if key is None else {key: str(path)})
+        except Exception as error:  # a transform can raise anything, and its text may name the patient
             raise ImageError(f"{name}: MONAI's transforms raised {type(error).__name__}") from None
-        made = made[key] if isinstance(made, dict) and key is not None else made
-        if not isinstance(made, Tensor) or made.ndim not in (3, 4):
-            came = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
+        result = result[key] if isinstance(result, dict) and key is not None else result
+        if not isinstance(result, Tensor) or result.ndim not in (3, 4):
+            received = f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
             raise ImageError(
-                f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
+                f"{name}: MONAI's transforms returned {received}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )
-        known = all(
+        is_affine_known = all(
             is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
             for step in steps
         )
-        placement, world = read_tensor_placement(made) if known else (None, None)
-        return strip_metadata(made), placement, world
+        placement, affine = read_tensor_placement(result) if is_affine_known else (None, None)
+        return strip_metadata(result), placement, affine
 
     def __repr__(self) -> str:
-        return f"MonaiTransforms({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
+        return f"MonaiPreprocess({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
 
 
 def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
-    """Of a tensor (C,*S) with meta data: where it lies on the image that it was made from, and where that lies in the world.
+    """Return the placement of a tensor (C,*S) with metadata on its original image, and that image's affine.
 
-    From the affine matrices before and after; None where one of them is unknown.
+    Returns (None, None) where an affine matrix before or after the transforms is unknown.
     """
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
         return None, None
-    before, after = (np.asarray(one, np.float64) for one in (meta["original_affine"], tensor.affine))
+    before, after = (np.asarray(matrix_like, np.float64) for matrix_like in (meta["original_affine"], tensor.affine))
     axes = tensor.ndim - 1
     shape = tuple(int(side) for side in np.asarray(meta["spatial_shape"]).ravel()[:axes])
     if before.shape != (4, 4) or after.shape != (4, 4) or len(shape) != axes:
         return None, None
-    way = np.linalg.inv(before) @ after
-    linear, offset = way[:axes, :axes], way[:axes, 3]
-    matrix = np.column_stack([linear, offset + 0.5 - linear @ np.full(axes, 0.5)])  # from centres to edges
-    world = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS_TO_RAS @ before
-    if axes == 2:  # a picture's axes are the last two of an index
-        world = world[:, [2, 0, 1, 3]]
-    return Placement(np.round(matrix, 9), tuple(tensor.shape[1:]), shape), world
+    output_to_original = np.linalg.inv(before) @ after
+    linear, offset = output_to_original[:axes, :axes], output_to_original[:axes, 3]
+    matrix = np.column_stack([linear, offset + 0.5 - linear @ np.full(axes, 0.5)])  # from centers to edges
+    affine = before if "LPS" not in str(meta.get("space", "RAS")).upper() else LPS_TO_RAS @ before
+    if axes == 2:  # the axes of a 2-D image are the last two of an index
+        affine = affine[:, [2, 0, 1, 3]]
+    return Placement(np.round(matrix, 9), tuple(tensor.shape[1:]), shape), affine
 
 
 def strip_metadata(tensor: Tensor) -> Tensor:
-    """Without its meta data, as the floats that a model takes."""
+    """Return the tensor without metadata, as floats."""
     bare: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     return bare if bare.is_floating_point() else bare.to(torch.float32)
 
 
 def _flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Each of them, of those that hold others the ones that they hold."""
+    """Yield all transforms, those of nested containers included."""
     inner = getattr(transform, "transforms", None)
     if inner is None:
         yield transform
         return
-    for one in inner:
-        yield from _flatten_transforms(one)
+    for step in inner:
+        yield from _flatten_transforms(step)

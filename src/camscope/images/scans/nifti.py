@@ -1,4 +1,8 @@
-"""NIfTI 1 and 2: voxels in the file's own axes i, j, k, scaled, with the affine that nibabel would give."""
+"""Read NIfTI 1 and 2: scaled voxels in the file's own axes i, j, k, and the affine that nibabel would return.
+
+Voxels are read here instead of by nibabel's array proxy, which allocates what a header declares. A file of 1 kB whose
+header declares 1 GiB costs 1 GiB (2 GiB if compressed) with the proxy, and 16 MiB here.
+"""
 
 import math
 import zlib
@@ -27,7 +31,7 @@ from camscope.plurals import plural
 
 Array = NDArray[Any]
 MAX_VOXEL_OFFSET = 2**26  # bytes of header extensions before the voxels
-# the header's length and magic, and which they mean
+# length and magic of the header by NIfTI version
 HEADER_SIZES = {1: 348, 2: 540}
 SINGLE_FILE_MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
 PAIRED_FILE_MAGICS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
@@ -35,10 +39,10 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
-    """(I,J,K) float32, scaled by scl_slope and scl_inter, as nibabel and MONAI have it: no axis is turned.
+    """Read a NIfTI file as (I,J,K) float32, scaled by scl_slope and scl_inter, without reordering axes.
 
-    `file.nii.gz#2` or `volume=2`: that one of a 4-D file, counted from 0; without it a 4-D file is refused. `affine` is
-    the sform where its code is set, else the qform, else none: what is left has only a spacing. RGB24 is colour.
+    `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Without a selection a 4-D file is
+    rejected. `affine` is the sform if its code is set, otherwise the qform, otherwise None. RGB24 is read as color.
     """
     path, selector = split_selector(source)
     name = pseudonymize_source(path)
@@ -52,7 +56,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
 
 
 def is_nifti(head: bytes) -> bool:
-    """Whether a file that begins so is a NIfTI, packed or not, of either byte order."""
+    """Return whether the first bytes are those of a NIfTI file, compressed or not, of either byte order."""
     if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)
@@ -70,9 +74,9 @@ def _detect_version(head: bytes) -> int | None:
 
 def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     header, length = _read_header(stream, name)
-    dtype, colour = _parse_dtype(header, name)
+    dtype, is_color = _parse_dtype(header, name)
     shape, volumes = _parse_shape(header, volume_index, name)
-    check_voxel_count((*shape, 3) if colour else shape, name)
+    check_voxel_count((*shape, 3) if is_color else shape, name)
     count = math.prod(shape)
     offset = max(int(header["vox_offset"]), length)
     if offset > MAX_VOXEL_OFFSET:
@@ -82,32 +86,32 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     data = read_exactly(stream, count * dtype.itemsize, name)
     read_trailing_bytes(stream)
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
-    scaled, step = (stored, ()) if colour else _apply_scaling(header, stored)
-    values = _stack_color_channels(scaled) if colour else np.ascontiguousarray(scaled, np.float32)
-    world, pixel, placed, odd = _parse_geometry(header, len(shape))
-    taken = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
+    scaled, scaling_steps = (stored, ()) if is_color else _apply_scaling(header, stored)
+    values = _stack_color_channels(scaled) if is_color else np.ascontiguousarray(scaled, np.float32)
+    affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))
+    volume_steps = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
     return Scan(
         values,
         name,
-        affine=world,
-        is_color=colour,
-        steps=(*taken, f"stored: {dtype.name if not colour else 'RGB24'}", *step, placed),
-        flags=(*odd, *(() if colour else flag_non_finite(values))),
+        affine=affine,
+        is_color=is_color,
+        steps=(*volume_steps, f"stored: {dtype.name if not is_color else 'RGB24'}", *scaling_steps, geometry_step),
+        flags=(*geometry_flags, *(() if is_color else flag_non_finite(values))),
         sources=sources,
-        pixel_spacing=pixel,
+        pixel_spacing=pixel_spacing,
         format_codes={key: int(header[key]) for key in ("sform_code", "qform_code", "xyzt_units", "datatype")},
     )
 
 
 def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
-    """Nibabel's header of the first bytes, and how many they were."""
+    """Parse nibabel's header from the start of the stream and return it and its length in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
     head = read_exactly(stream, 348, name)
     version = _detect_version(head)
     if version is None:
-        raise ImageError(f"{name}: this is not a NIfTI file: its magic is not there")
+        raise ImageError(f"{name}: this is not a NIfTI file: its magic bytes are missing")
     if head[SINGLE_FILE_MAGICS[version][0] :].startswith(PAIRED_FILE_MAGICS[version]):
         raise ImageError(f"{name}: a NIfTI header whose voxels are in another file; save both as one .nii")
     if version == 2:
@@ -121,7 +125,7 @@ def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
     try:
         dtype = np.dtype(header.get_data_dtype())
     except Exception:
-        raise ImageError(f"{name}: voxels of NIfTI's type {code}, which is not known") from None
+        raise ImageError(f"{name}: voxels of NIfTI's type {code}, which is unknown") from None
     if dtype.fields is not None and code == 128:
         return RGB_DTYPE, True
     if dtype.fields is not None or dtype.kind not in "iuf" or dtype.itemsize > 8:
@@ -130,7 +134,7 @@ def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
 
 
 def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tuple[int, ...], int]:
-    """(I,J,K), or (I,J) of a flat file, and how many volumes there are."""
+    """Return (I,J,K), or (I,J) of a 2-D file, and the number of volumes."""
     rank = int(header["dim"][0])
     sides = [int(side) for side in header["dim"][1 : rank + 1]] if 1 <= rank <= 7 else []
     if not sides or min(sides) < 1:
@@ -139,7 +143,7 @@ def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tupl
         sides.pop()
     shape, further = tuple(sides[:3]), sides[3:]
     if len(shape) < 2:
-        raise ImageError(f"{name}: one axis of {plural(shape[0], 'value')} is no image")
+        raise ImageError(f"{name}: an image needs at least 2 axes; it has one of {plural(shape[0], 'value')}")
     if len(further) > 1:
         raise ImageError(f"{name}: {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read")
     volumes = further[0] if further else 1
@@ -153,7 +157,7 @@ def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tupl
 
 
 def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Slope * stored + intercept; a slope of 0, or one that is no number, means none, as NIfTI has it."""
+    """Return slope * stored + intercept. As NIfTI defines, a slope of 0 or NaN means no scaling."""
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if not math.isfinite(slope) or slope == 0:
         return stored, ()
@@ -168,15 +172,15 @@ def _stack_color_channels(stored: Array) -> Array:
 
 
 def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
-    """World, spacing where there is none, the step that says which was taken, and what is odd."""
+    """Return the affine, the spacing for scans without one, the step that names the source, and flags."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
-    said = f"sform code {codes['sform']}, qform code {codes['qform']}"
-    unit, called = {1: (1000.0, "; metres taken to mm"), 3: (1e-3, "; micrometres taken to mm")}.get(
+    declared_codes = f"sform code {codes['sform']}, qform code {codes['qform']}"
+    unit, unit_note = {1: (1000.0, "; meters converted to mm"), 3: (1e-3, "; micrometers converted to mm")}.get(
         int(header["xyzt_units"]) & 7, (1.0, "")
     )
-    said += called
+    declared_codes += unit_note
     spacing = tuple(abs(float(side)) * unit for side in header["pixdim"][1 : n_axes + 1])
-    pixel = spacing if all(0 < side < 1e6 for side in spacing) else None
+    pixel_spacing = spacing if all(0 < side < 1e6 for side in spacing) else None
     for kind, code in codes.items():
         if code <= 0:
             continue
@@ -186,15 +190,20 @@ def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float
             affine = np.full((4, 4), np.nan)
         affine[:3] *= unit
         if np.isfinite(affine).all() and abs(affine).max() < 1e9 and abs(np.linalg.det(affine[:3, :3])) > 1e-12:
-            # of a flat file the first index is always 0, and the second and third are its i and j
-            world = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
-            return world, pixel, f"place: the {kind} ({said})", ()
-        return None, pixel, f"place: none ({said})", (f"no place: the {kind} is no invertible matrix",)
-    return None, pixel, f"place: none ({said})", ("no place: neither sform nor qform is set",)
+            # in a 2-D file the first index is always 0; the second and third are i and j
+            world_affine = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
+            return world_affine, pixel_spacing, f"place: the {kind} ({declared_codes})", ()
+        return (
+            None,
+            pixel_spacing,
+            f"place: none ({declared_codes})",
+            (f"no place: the {kind} is not an invertible matrix",),
+        )
+    return None, pixel_spacing, f"place: none ({declared_codes})", ("no place: neither sform nor qform is set",)
 
 
 def read_nifti_header(source: Path | bytes) -> Any:
-    """Nibabel's header of a NIfTI file, as it is there."""
+    """Return nibabel's unmodified header of a NIfTI file."""
     name = pseudonymize_source(source)
     with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
         return _read_header(stream, name)[0]

@@ -1,4 +1,4 @@
-"""PNG and TIFF as scans: the numbers as they are stored, 16 bits and floats too, and nothing scaled."""
+"""Read PNG and TIFF as scans: numbers as stored, including 16 bits and floats, without scaling."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,9 +22,9 @@ GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
 def read_raster(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
-    """(H,W) float32 of a grey PNG or TIFF, as stored; (D,H,W) of a TIFF of several pages; RGB in colour, uint8.
+    """Read a gray PNG or TIFF as (H,W) float32, a TIFF of several pages as (D,H,W), and color as RGB uint8.
 
-    `file.tif#2` or `frame=2`: that page alone, counted from 0.
+    `file.tif#2` or `frame=2` selects one page, counted from 0.
     """
     from PIL import Image
 
@@ -43,40 +43,40 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
 
 
 def _compute_pixel_limit(file: BinaryIO) -> int:
-    """Pixels that a file of this size can hold: no codec packs a grey or colour pixel to less than a thousandth."""
+    """Return the largest plausible pixel count for the file's size: no codec compresses below a thousandth."""
     return min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
 
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
-    pages = int(getattr(image, "n_frames", 1))
-    if frame is not None and not 0 <= frame < pages:
-        raise ImageError(f"{name}: frame {frame} is out of range: the file has {pages} (0..{pages - 1})")
-    wanted = list(range(pages)) if frame is None else [frame]
-    check_voxel_count((len(wanted), image.height, image.width), name)
-    arrays = [_read_page(image, page, max_pixels, name) for page in wanted]
+    n_pages = int(getattr(image, "n_frames", 1))
+    if frame is not None and not 0 <= frame < n_pages:
+        raise ImageError(f"{name}: frame {frame} is out of range: the file has {n_pages} (0..{n_pages - 1})")
+    page_indices = list(range(n_pages)) if frame is None else [frame]
+    check_voxel_count((len(page_indices), image.height, image.width), name)
+    arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
         raise ImageError(
-            f"{name}: not all of its {plural(pages, 'page')} are alike; choose one: file#0 .. file#{pages - 1}"
+            f"{name}: its {plural(n_pages, 'page')} differ in size or type; choose one: file#0 .. file#{n_pages - 1}"
         )
-    colour = arrays[0].ndim == 3
+    is_color = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)
-    values = values if colour else values.astype(np.float32)
-    taken = (f"frame: {frame} of {pages}, counted from 0",) if frame is not None and pages > 1 else ()
-    flags = () if colour else flag_non_finite(values)
-    return Scan(values, name, is_color=colour, steps=(*taken, *stored), flags=flags, sources=sources)
+    values = values if is_color else values.astype(np.float32)
+    page_steps = (f"frame: {frame} of {n_pages}, counted from 0",) if frame is not None and n_pages > 1 else ()
+    flags = () if is_color else flag_non_finite(values)
+    return Scan(values, name, is_color=is_color, steps=(*page_steps, *stored), flags=flags, sources=sources)
 
 
 def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> Array:
     if page_index or image.tell():
         image.seek(page_index)
-    # a fax page of single bits may be nearly nothing
+    # a fax page of 1-bit pixels can compress to almost nothing
     check_voxel_count((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else max_pixels)
     if image.format == "TIFF":
         check_tiff_strips(image, name)
     if image.mode == "RGB":
         return np.array(image)
     if image.mode not in GRAY_MODES:
-        raise ImageError(f"{name}: pixels of mode {image.mode}; expected grey or RGB")
+        raise ImageError(f"{name}: pixels of mode {image.mode}; expected gray or RGB")
     array = np.array(image)
     return array.astype(np.uint8) if array.dtype == bool else array

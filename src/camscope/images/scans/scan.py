@@ -1,8 +1,7 @@
-"""Scan: a medical image as numbers, with its place; windows, and a scan as pixels.
+"""Scan: a medical image as numbers with its position, display windows, and conversion to display pixels.
 
-- A medical image as numbers, with its place in the world and what was done to it on the way.
-- Windows: the range of values that a display, or a model, is shown (DICOM PS3.3 C.11.2.1).
-- A scan as pixels, for models of pictures and for those who look.
+Windows follow DICOM PS3.3 C.11.2.1. They are computed here instead of by `pydicom.pixels`, as they also apply to
+NIfTI, ITK and raster scans, which need no DICOM data set and no pydicom. A test compares both.
 """
 
 from collections.abc import Mapping
@@ -28,18 +27,26 @@ MAX_VOXELS = 2**28  # of one scan: 1 GiB of float32, a thousand slices of 512 x 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scan:
-    """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`; in colour (H,W,3) or (D,H,W,3) uint8.
+    """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`, or in color (H,W,3) or (D,H,W,3) uint8.
 
-    `affine`: (4,4), array index (d,row,column), whole numbers at the centres of voxels, -> millimetres to the right, to the
-        front and up (RAS+, as NIfTI has it). Of a 2-D image d is 0. None where the file says nothing of it.
-    `unit`: "HU", "OD" …, "" where none is known. `modality`: "CT", "MR" …, or "".
-    `steps`: what was done to the stored numbers, in order. `flags`: what is odd.
-    `name`: what may be shown: never a file's name. `sources`: the files, and `frame_indices` which of a file's frames, counted
-        from 0, the slices are: for what refers to them; neither is shown.
-    `has_burned_in_text`: whether text is part of the picture: True, False, or None where the file does not say and such often have it.
-    `pixel_spacing`: mm of a pixel along each axis, of an image without a place.
-    `display_range`: the values that are black and white, where that is known: 0 and 1 behind a window.
-    `format_codes`: facts of a format that its writer needs again, such as NIfTI's codes; numbers only.
+    Args:
+        values: The values after modality LUT or rescale.
+        name: A name that may be displayed, never a file name.
+        affine: (4,4) from array index (d,row,column), integers at voxel centers, to millimeters in RAS+ as in NIfTI. For
+            a 2-D image d is 0. None where the file has no position.
+        is_color: Whether the values are colors.
+        unit: "HU", "OD" and so on, or "" where none is known.
+        modality: "CT", "MR" and so on, or "".
+        steps: What was done to the stored numbers, in order.
+        flags: What is odd about the file.
+        sources: The files, never displayed.
+        frame_indices: Which frame of its file each slice is, counted from 0, never displayed.
+        has_burned_in_text: Whether text is part of the image, or None where the file does not say and such images often
+            contain text.
+        pixel_spacing: Millimeters per pixel along each axis, for an image without a position.
+        format_codes: Numeric codes that a writer of the same format needs, such as NIfTI's sform code.
+        display_range: The values shown as black and white, if known: 0 and 1 after a window.
+
     """
 
     values: Array
@@ -61,47 +68,48 @@ class Scan:
         axes = len(self.shape)
         kind = np.uint8 if self.is_color else np.float32
         if axes not in (2, 3) or not self.values.size or self.values.dtype != kind:
-            raise ImageError(f"{self.name}: an array of {self.values.dtype} with shape {self.values.shape} is no scan")
+            raise ImageError(
+                f"{self.name}: an array of {self.values.dtype} with shape {self.values.shape} is not a scan; "
+                "expected float32 (H,W) or (D,H,W), or uint8 with 3 colors"
+            )
         if self.affine is not None:
-            world = np.array(self.affine, np.float64)
-            world.setflags(write=False)
-            object.__setattr__(self, "affine", world)
+            affine = np.array(self.affine, np.float64)
+            affine.setflags(write=False)
+            object.__setattr__(self, "affine", affine)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(H,W) or (D,H,W), without colours."""
+        """(H,W) or (D,H,W), without the color axis."""
         return self.values.shape[:-1] if self.is_color else self.values.shape
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """Millimetres from one voxel to the next along each axis of (H,W) or (D,H,W); None where unknown."""
+        """Millimeters between voxels along each axis of (H,W) or (D,H,W), or None if unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
 
     @property
     def is_safe_to_display(self) -> bool:
-        """Whether the picture may lie under an overlay without asking: nothing is known to be written into it."""
+        """Whether the image may be shown under an overlay: no burned-in text is known or likely."""
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
-        """From 0 to 1 within a window: `Window`, (centre, width) or "40,400"."""
+        """Map the values within a window to 0..1. `window` is a `Window`, (center, width) or "40,400"."""
         window = Window.parse(window)
         if self.is_color:
-            raise PreprocessError(f"{self.name}: a window is for grey values, and this scan is in colour")
+            raise PreprocessError(f"{self.name}: a window needs gray values, and this scan is in color")
         if self.display_range is not None:
-            raise PreprocessError(
-                f"{self.name}: it is behind a window already; {window} would be of its values from 0 to 1"
-            )
+            raise PreprocessError(f"{self.name}: a window is already applied; {window} would act on values from 0 to 1")
         values = window(self.values).astype(np.float32, copy=False)
         return replace(self, values=values, unit="", display_range=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
-        words = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
+        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
         if self.spacing:
-            words.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
-        return f"<Scan {', '.join(words)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
+            parts.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
+        return f"<Scan {', '.join(parts)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
 
     def _describe_range(self) -> str:
         if self.is_color:
@@ -112,31 +120,33 @@ class Scan:
 
 
 def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_VOXELS) -> None:
-    """Refused before anything is made of it: what a header says may be a lie."""
+    """Raise ImageError before allocating memory if the shape that a header declares is invalid or too large."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
         raise ImageError(f"{name}: an image of {size} voxels")
     count = 1
-    for side in shape:  # Python's numbers: numpy's would overflow
+    for side in shape:  # Python integers: NumPy's would overflow
         count *= int(side)
     if count > max_voxels:
         raise ImageError(f"{name}: {size} values are more than the limit of {max_voxels} for such a file")
 
 
 def flag_non_finite(values: Array) -> tuple[str, ...]:
-    """A flag where there are NaN or infinite values."""
+    """Return a flag if there are NaN or infinite values."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
     return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()
 
 
 Values = NDArray[np.floating[Any]]
 WINDOW_KINDS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-EXPECTED_WINDOW = 'a Window, a pair (centre, width), (centre, width, kind) or "40,400"'
+EXPECTED_WINDOW = 'a Window, a pair (center, width), (center, width, kind) or "40,400"'
 
 
 @dataclass(frozen=True)
 class Window:
-    """`center` and `width` in the unit of the values; `kind`: LINEAR as DICOM's default has it, LINEAR_EXACT or SIGMOID.
+    """A display window of DICOM: `center` and `width` in the unit of the values.
+
+    `kind` is LINEAR (the default), LINEAR_EXACT or SIGMOID.
 
     >>> Window(40, 400)(np.array([-160.0, 39.5, 240.0])).tolist()
     [0.0, 0.5, 1.0]
@@ -149,39 +159,39 @@ class Window:
     def __post_init__(self) -> None:
         if self.kind not in WINDOW_KINDS:
             raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(WINDOW_KINDS)}")
-        least = 1 if self.kind == "LINEAR" else 0
-        # a LINEAR width of 1 is a step, and allowed; a width of 0 is nothing
-        if not np.isfinite([self.center, self.width]).all() or self.width < least or self.width == 0:
-            at_least = "of at least 1" if least else "above 0"
+        min_width = 1 if self.kind == "LINEAR" else 0
+        # a LINEAR width of 1 is a step; a width of 0 is undefined
+        if not np.isfinite([self.center, self.width]).all() or self.width < min_width or self.width == 0:
+            at_least = "of at least 1" if min_width else "above 0"
             raise PreprocessError(
-                f"a window of centre {self.center} and width {self.width}; the width has to be {at_least}"
+                f"a window of center {self.center} and width {self.width}; the width must be {at_least}"
             )
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """What was given as a window: one, (centre, width), (centre, width, kind), or the same in words with commas."""
+        """Parse a Window, (center, width), (center, width, kind), or the same as text with commas."""
         if isinstance(value, cls):
             return value
         parts = value.split(",") if isinstance(value, str) else value
         try:
-            centre, width, *kind = parts
-            centre, width = float(centre), float(width)
+            center, width, *kind = parts
+            center, width = float(center), float(width)
         except (TypeError, ValueError):
             raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}") from None
         if len(kind) > 1:
             raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
-        return cls(centre, width, *(str(word).strip().upper() for word in kind))
+        return cls(center, width, *(str(word).strip().upper() for word in kind))
 
     def __call__(self, values: Values, low: float = 0.0, high: float = 1.0) -> Values:
-        """Values of any shape -> from `low` to `high`, in their own precision, at least float32."""
+        """Map values of any shape to `low`..`high`, in their own precision, at least float32."""
         return WINDOW_FUNCTIONS[self.kind](values, self.center, self.width, low, high)
 
     def __str__(self) -> str:
-        return f"{self.kind}, centre {self.center:g}, width {self.width:g}"
+        return f"{self.kind}, center {self.center:g}, width {self.width:g}"
 
 
 def apply_linear_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
-    """((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, cut off at both; w = 1 is a step just above c - 1/2."""
+    """Return ((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, clipped. w = 1 is a step above c - 1/2."""
     if width == 1:
         return np.where(values > center - 0.5, high, low).astype(_choose_float_dtype(values))
     return apply_linear_exact_window(values, center - 0.5, width - 1, low, high)
@@ -190,15 +200,15 @@ def apply_linear_window(values: Values, center: float, width: float, low: float 
 def apply_linear_exact_window(
     values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0
 ) -> Values:
-    """((v - c) / w + 1/2) (high - low) + low, cut off at both."""
+    """Return ((v - c) / w + 1/2) (high - low) + low, clipped."""
     share = (values.astype(_choose_float_dtype(values)) - center) / width + 0.5
     return np.asarray(np.clip(share, 0, 1) * (high - low) + low)
 
 
 def apply_sigmoid_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
-    """(high - low) / (1 + exp(-4 (v - c) / w)) + low."""
+    """Return (high - low) / (1 + exp(-4 (v - c) / w)) + low."""
     steep = 2 * (values.astype(_choose_float_dtype(values)) - center) / width
-    return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # the same, and it cannot overflow
+    return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # equal to the formula, without overflow
 
 
 WINDOW_FUNCTIONS = {
@@ -216,44 +226,44 @@ Pixels = NDArray[np.uint8]
 
 
 def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
-    """A scan of two axes as pixels (H,W,3) uint8 for a model of pictures, and the scan with that step told.
+    """Convert a 2-D scan to pixels (H,W,3) uint8 for an image model, and return the scan with that step recorded.
 
-    Grey values go through the window, or without one from the least to the largest value that is there.
+    Gray values are mapped by the window, or without one from their minimum to their maximum.
     """
     if len(scan.shape) != 2:
         raise ImageError(
-            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of images",
-            fix="use explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a model of volumes",
+            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is for 2-D images",
+            fix="use explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a 3-D model",
             remedy=Remedy.EXPLAIN_SLICES,
         )
     if scan.is_color:
         return np.ascontiguousarray(scan.values), scan
-    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
-    grey = np.rint(shown.values * 255).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2), shown
+    displayed = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
+    gray = np.rint(displayed.values * 255).astype(np.uint8)
+    return np.repeat(gray[..., None], 3, axis=2), displayed
 
 
 def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
-    """(H,W,3) or (D,H,W) uint8: a scan as it is looked at, through a window or from its least to its largest value.
+    """Convert a scan to display pixels: (H,W,3) of a 2-D scan, (D,H,W) of a volume, (D,H,W,3) of a color volume, uint8.
 
-    A volume in colour is (D,H,W,3).
+    Gray values are mapped by the window, or without one from their minimum to their maximum.
     """
     if len(scan.shape) == 2:
         return convert_scan_to_rgb(scan, window)[0]
     if scan.is_color:
         return np.asarray(scan.values, np.uint8)
-    shown = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
-    return np.asarray(np.rint(np.nan_to_num(shown.values, nan=0.0) * 255), np.uint8)
+    displayed = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)
+    return np.asarray(np.rint(np.nan_to_num(displayed.values, nan=0.0) * 255), np.uint8)
 
 
 def rescale_to_display_range(scan: Scan) -> Scan:
-    """From 0 to 1 between black and white, or where they are unknown the least and the largest value; NaN is black."""
+    """Map the display range, or where unknown the minimum and maximum, to 0..1. NaN becomes black."""
     if scan.display_range is not None:
         low, high, steps = *scan.display_range, scan.steps
     else:
-        known = scan.values[np.isfinite(scan.values)]
-        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        finite = scan.values[np.isfinite(scan.values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         unit = f" {scan.unit}" if scan.unit else ""
-        steps = (*scan.steps, f"no window was given: the whole range, {low:g} to {high:g}{unit}")
+        steps = (*scan.steps, f"no window: the whole range, {low:g} to {high:g}{unit}")
     values = (np.nan_to_num(scan.values, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)
     return replace(scan, values=values.astype(np.float32), unit="", display_range=(0.0, 1.0), steps=steps)

@@ -1,6 +1,6 @@
-"""The way from a scan into a model, which knows where each voxel of the input lies in the scan.
+"""Preprocess scans into a model's input, and record where each input voxel lies in the scan.
 
-Orientation: to which side of the body each axis of a volume leads, and the way to another order of sides.
+Includes anatomical orientation codes such as "RAS", and reorienting a volume to them.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,24 @@ INTERPOLATION_MODES = ("linear", "nearest", "area")
 
 @dataclass(frozen=True, kw_only=True)
 class ScanPreprocess:
-    """Scan -> (tensor (C,*S) float32, Placement on the scan's own voxels), in this order:
+    """Convert a scan to a tensor (C,*S) float32 and its placement on the scan's voxels. The steps run in this order.
 
-    `orientation`: three letters, such as "RAS": the axes of a volume are reordered and flipped so that they lead there.
-    `spacing`: millimetres of a voxel along each axis, or one number for all; values are linear between voxels.
-    `window`: `Window`, (centre, width) or "40,400": what lies outside is cut off, what lies inside becomes 0..1.
-    `resize`: the size of each axis, or one number for all. `crop`: the size that is cut out of the middle, along axes that
-        are longer, or put into the middle of `fill` (of the values as they are then), along those that are shorter.
-    `normalize`: "range" to 0..1, "zscore" to mean 0 and deviation 1, both of this scan; or (mean, std), a number or one
-        for each channel.
-    `channels`: 1, or as many copies as the model takes; of a colour scan, whose values are divided by 255, 3, or 1 for grey.
-    `non_finite_fill`: what takes the place of NaN and infinity; None: they are refused.
-    `interpolation`: "linear", "nearest", or "area", which is the mean of what a larger voxel covers.
+    Args:
+        orientation: Three letters such as "RAS". Axes of a volume are reordered and flipped to lead there.
+        spacing: Millimeters per voxel along each axis, or one number for all. Values are interpolated linearly.
+        window: `Window`, (center, width) or "40,400". Values are clipped to it and mapped to 0..1.
+        resize: Size along each axis, or one number for all.
+        crop: Size of the center crop. Axes that are shorter are padded with `fill`.
+        fill: Padding value, in the values at that step.
+        normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std), each
+            a number or one per channel.
+        channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
+            or 1 for gray.
+        non_finite_fill: Replacement of NaN and infinity. None rejects them.
+        interpolation: "linear", "nearest", or "area", the mean over the area of a larger voxel.
 
-    The tensor's axes are the scan's, (H,W) or (D,H,W), unless `orientation` says otherwise.
+    The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
+
     """
 
     orientation: str | None = None
@@ -67,65 +71,66 @@ class ScanPreprocess:
         _check_positive("spacing", self.spacing, float)
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
-        """The model's input and where it lies on the scan."""
+        """Return the model's input (C,*S) and its placement on the scan."""
         if self.window is not None and scan.display_range is not None:
             raise PreprocessError(
-                f"{scan.name}: it is behind a window already, and the preprocessing has one of its own; leave out one of them"
+                f"{scan.name}: a window is already applied, and the preprocessing has another one; remove one of them"
             )
-        place = Placement.identity(scan.shape)
+        placement = Placement.identity(scan.shape)
         if self.orientation is not None:
-            scan, place = reorient_scan(scan, self.orientation)
+            scan, placement = reorient_scan(scan, self.orientation)
         x = torch.from_numpy(np.ascontiguousarray(self._convert_to_channels(scan), np.float32))  # (C,*S)
-        steps = scan.spacing
+        spacing = scan.spacing
         if self.spacing is not None:
-            if steps is None:
-                raise ImageError(f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are")
-            wanted = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
-            size = [max(1, round(n * have / want)) for n, have, want in zip(x.shape[1:], steps, wanted, strict=True)]
-            x, place = self._resize(x, size), place.resized(size)
+            if spacing is None:
+                raise ImageError(f"{scan.name}: spacing= needs a scan with a known voxel size")
+            target_spacing = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
+            size = [
+                max(1, round(n * length / target))
+                for n, length, target in zip(x.shape[1:], spacing, target_spacing, strict=True)
+            ]
+            x, placement = self._resize(x, size), placement.resized(size)
         if self.window is not None:
             window = Window.parse(self.window)
             x = torch.from_numpy(window(x.numpy()).astype(np.float32))
         if self.resize is not None:
             size = [int(n) for n in _expand_per_axis(self.resize, x.ndim - 1, "resize")]
-            x, place = self._resize(x, size), place.resized(size)
+            x, placement = self._resize(x, size), placement.resized(size)
         if self.crop is not None:
-            x, place = self._crop(x, place)
+            x, placement = self._crop(x, placement)
         x = self._normalize(x)
-        return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), place
+        return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), placement
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What is done, in order, in words."""
-        size = "" if self.interpolation == "linear" else f" ({self.interpolation})"
-        said = {
-            "orientation": f"turned to {self.orientation}",
-            "spacing": f"resampled to {_format_sizes(self.spacing)} mm{size}",
+        """Descriptions of the operations, in order."""
+        mode_note = "" if self.interpolation == "linear" else f" ({self.interpolation})"
+        descriptions = {
+            "orientation": f"reoriented to {self.orientation}",
+            "spacing": f"resampled to {_format_sizes(self.spacing)} mm{mode_note}",
             "window": f"window: {self.window}",
-            "resize": f"resized to {_format_sizes(self.resize)}{size}",
-            "crop": f"the middle {_format_sizes(self.crop)}, filled with {self.fill:g}",
+            "resize": f"resized to {_format_sizes(self.resize)}{mode_note}",
+            "crop": f"center crop {_format_sizes(self.crop)}, padded with {self.fill:g}",
             "normalize": f"normalized: {self.normalize}",
             "non_finite_fill": f"NaN and infinity replaced by {self.non_finite_fill}",
         }
-        return tuple(words for name, words in said.items() if getattr(self, name) is not None)
+        return tuple(description for name, description in descriptions.items() if getattr(self, name) is not None)
 
     def _convert_to_channels(self, scan: Scan) -> Any:
-        """(C,*S)"""
+        """Return the values as (C,*S)."""
         if scan.is_color:
             if self.window is not None:
-                raise ImageError(f"{scan.name}: a window is for grey values, and this scan is in colour")
+                raise ImageError(f"{scan.name}: a window needs gray values, and this scan is in color")
             if self.channels not in (1, 3):
-                raise ImageError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
+                raise ImageError(f"{scan.name} is in color: channels={self.channels}; expected 3, or 1 for gray")
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
-            grey = np.tensordot(LUMINANCE_WEIGHTS, values, 1)[None]
-            return grey if self.channels == 1 else values
+            gray = np.tensordot(LUMINANCE_WEIGHTS, values, 1)[None]
+            return gray if self.channels == 1 else values
         values = scan.values[None]
         if np.isfinite(values).all():
             return values
         if self.non_finite_fill is None:
-            raise ImageError(
-                f"{scan.name} holds NaN or infinity: set non_finite_fill to the number that replaces them, such as non_finite_fill=0"
-            )
+            raise ImageError(f"{scan.name} holds NaN or infinity: set their replacement, such as non_finite_fill=0")
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
     def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
@@ -139,12 +144,14 @@ class ScanPreprocess:
 
     def _crop(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
         size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
-        start = [(have - want) // 2 for have, want in zip(x.shape[1:], size, strict=True)]
-        made = x.new_full((len(x), *size), self.fill)
-        inside = [slice(max(0, -s), max(0, -s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
-        taken = [slice(max(0, s), max(0, s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
-        made[(slice(None), *inside)] = x[(slice(None), *taken)]
-        return made, placement.cropped(start, size)
+        start = [(length - crop_length) // 2 for length, crop_length in zip(x.shape[1:], size, strict=True)]
+        cropped = x.new_full((len(x), *size), self.fill)
+        destination = [
+            slice(max(0, -s), max(0, -s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)
+        ]
+        source = [slice(max(0, s), max(0, s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
+        cropped[(slice(None), *destination)] = x[(slice(None), *source)]
+        return cropped, placement.cropped(start, size)
 
     def _normalize(self, x: Tensor) -> Tensor:
         if self.normalize is None:
@@ -160,30 +167,31 @@ class ScanPreprocess:
             for value in self.normalize
         )
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
-            came = f"normalize={self.normalize}"
+            received = f"normalize={self.normalize}"
             raise PreprocessError(
-                f"{came}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
+                f"{received}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
             )
-        wide = x.expand(self.channels, *x.shape[1:]) if max(len(mean), len(std)) > 1 else x
-        return (wide - mean) / std
+        expanded = x.expand(self.channels, *x.shape[1:]) if max(len(mean), len(std)) > 1 else x
+        return (expanded - mean) / std
 
 
 def _check_positive(name: str, value: Any, number_type: type) -> None:
     numbers = value if isinstance(value, tuple | list) else (value,)
-    good = (
-        isinstance(one, int | (float if number_type is float else int)) and not isinstance(one, bool) for one in numbers
+    type_checks = (
+        isinstance(number, int | (float if number_type is float else int)) and not isinstance(number, bool)
+        for number in numbers
     )
-    if value is not None and not all(ok and one > 0 for ok, one in zip(good, numbers, strict=True)):
+    if value is not None and not all(ok and number > 0 for ok, number in zip(type_checks, numbers, strict=True)):
         raise PreprocessError(f"{name}={value!r}; expected a positive number, one for each axis, or None")
 
 
 def _format_sizes(value: Any) -> str:
-    """`64`, `64 x 64 x 32`"""
-    return " x ".join(f"{one:g}" for one in (value if isinstance(value, tuple | list) else (value or 0,)))
+    """Format sizes as `64` or `64 x 64 x 32`."""
+    return " x ".join(f"{number:g}" for number in (value if isinstance(value, tuple | list) else (value or 0,)))
 
 
 def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
-    """One for each axis."""
+    """Return one number per axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
     if len(numbers) != n_axes:
         raise ImageError(
@@ -192,43 +200,46 @@ def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
     return numbers
 
 
-AXIS_SIDES = ("LR", "PA", "IS")  # of millimetres that grow to the right, to the front and up: less, more
+AXIS_SIDES = ("LR", "PA", "IS")  # low and high end of each RAS+ axis
 
 
 def get_axis_codes(affine: Affine) -> str:
-    """(4,4) -> such as "LPS": the side that each array axis leads to, of an oblique volume the nearest.
+    """Return the axis codes of an affine (4,4), such as "LPS": the side that each array axis leads to.
 
-    Each side is taken once: the axis that follows one most closely has it.
+    For an oblique volume it is the nearest side. Each side is used once, by the axis that follows it most closely.
     """
-    steps = np.asarray(affine[:3, :3], np.float64)
-    share = steps / np.linalg.norm(steps, axis=0)
-    found, rest = [""] * 3, np.abs(share)
+    columns = np.asarray(affine[:3, :3], np.float64)
+    cosines = columns / np.linalg.norm(columns, axis=0)
+    codes, available = [""] * 3, np.abs(cosines)
     for _ in range(3):
-        side, axis = np.unravel_index(int(rest.argmax()), rest.shape)
-        found[axis] = AXIS_SIDES[side][int(share[side, axis] > 0)]
-        rest[side, :] = rest[:, axis] = -1
-    return "".join(found)
+        side, axis = np.unravel_index(int(available.argmax()), available.shape)
+        codes[axis] = AXIS_SIDES[side][int(cosines[side, axis] > 0)]
+        available[side, :] = available[:, axis] = -1
+    return "".join(codes)
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """A volume with its axes reordered and flipped so that they lead to the `axis_codes` sides, and where it lies on the scan."""
+    """Reorder and flip a volume's axes to lead to the `axis_codes` sides and return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         raise ImageError(
-            f"{scan.name}: orientation={axis_codes!r} is for volumes that say where they lie; this is "
-            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without a place in the world'}"
+            f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is "
+            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without an affine'}"
         )
-    have, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
+    scan_codes, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
     if len(axis_codes) != 3 or {sides.get(letter) for letter in axis_codes.upper()} != set(AXIS_SIDES):
         raise PreprocessError(
             f"orientation={axis_codes!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
         )
-    axes = [next(i for i, own in enumerate(have) if own in sides[letter]) for letter in axis_codes.upper()]
+    axes = [next(i for i, code in enumerate(scan_codes) if code in sides[letter]) for letter in axis_codes.upper()]
     values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
-    place = Placement.identity(scan.shape).transposed(axes)
+    placement = Placement.identity(scan.shape).transposed(axes)
     for new, letter in enumerate(axis_codes.upper()):
-        if have[axes[new]] != letter:
-            values, place = np.flip(values, new), place.flipped(new)
-    there = np.eye(4)
-    there[:3, :3], there[:3, 3] = place.matrix[:, :3], place.to_image(np.full((1, 3), 0.5))[0] - 0.5
-    turned = replace(scan, values=np.ascontiguousarray(values), affine=scan.affine @ there)
-    return (turned if turned.pixel_spacing is None else replace(turned, pixel_spacing=None)), place
+        if scan_codes[axes[new]] != letter:
+            values, placement = np.flip(values, new), placement.flipped(new)
+    index_affine = np.eye(4)
+    index_affine[:3, :3], index_affine[:3, 3] = (
+        placement.matrix[:, :3],
+        placement.to_image(np.full((1, 3), 0.5))[0] - 0.5,
+    )
+    reoriented = replace(scan, values=np.ascontiguousarray(values), affine=scan.affine @ index_affine)
+    return (reoriented if reoriented.pixel_spacing is None else replace(reoriented, pixel_spacing=None)), placement

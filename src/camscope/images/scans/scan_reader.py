@@ -1,4 +1,4 @@
-"""The one door to medical images: which sources are scans, and the reader of each."""
+"""Recognize medical images and read each with its format's reader."""
 
 import os
 from collections.abc import Iterable
@@ -13,22 +13,21 @@ from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_series import read_series
 from camscope.images.scans.dicom_tags import has_burned_in_text
-from camscope.images.scans.itk import ITK_SUFFIXES as ITK
-from camscope.images.scans.itk import read_itk
+from camscope.images.scans.itk import ITK_SUFFIXES, read_itk
 from camscope.images.scans.nifti import is_nifti, read_nifti
 from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Scan
 from camscope.safe_files import open_regular_file
 
 DICOM_SUFFIXES, NIFTI_SUFFIXES, RASTER_SUFFIXES = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
-MAX_PROBED_FILES = 64  # files of a folder that are looked into
-HEAD_BYTES = 4096  # bytes
+MAX_PROBED_FILES = 64  # files of a folder whose first bytes are read
+HEAD_BYTES = 4096
 
 
 def is_scan(source: object) -> bool:
-    """Whether a source is a medical image: by its suffix, by its first bytes, or a folder that has DICOM files.
+    """Return whether a source is a medical image: by suffix, by its first bytes, or a folder with DICOM files.
 
-    PNG and TIFF are photographs, unless a preprocessing takes scans: then `read_scan` reads them too.
+    PNG and TIFF count as photos. `read_scan` also reads them, where a preprocessing takes scans.
     """
     if isinstance(source, bytes):
         return has_dicom_signature(source[:132]) or is_nifti(source[:HEAD_BYTES])
@@ -41,16 +40,22 @@ def is_scan(source: object) -> bool:
         if path.is_dir():
             return _contains_dicom(path)
         return path.name.lower().endswith(SCAN_SUFFIXES) or (path.is_file() and _has_scan_signature(path))
-    except (OSError, ValueError):  # no name that a file could have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
 def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> Scan:
-    """A medical image of any kind: DICOM files and folders, NIfTI, NRRD, MetaImage, and PNG or TIFF as stored.
+    """Read a medical image of any supported kind: DICOM files and folders, NIfTI, NRRD, MetaImage, and PNG or TIFF as stored.
 
-    `source`: a path, a folder of one series, a list of its files, or the bytes of a DICOM, NIfTI, PNG or TIFF file.
-    `file#2` or `frame=2`: that frame, volume, page or, of a folder, series, counted from 0.
-    `window`: takes the values to 0..1; a `IntensityWindow`, (centre, width) or "40,400".
+    Args:
+        source: A path, a folder of one series, a list of its files, the bytes of a DICOM, NIfTI, PNG or TIFF file, or a
+            Scan.
+        frame: The frame, volume, page or (of a folder) series to select, counted from 0. `file#2` does the same.
+        window: Maps the values to 0..1: a `Window`, (center, width) or "40,400".
+
+    Raises:
+        ImageError: If the source cannot be read, or more than one series or volume is there and none is selected.
+
     """
     if isinstance(source, Scan):
         return source if window is None else source.apply_window(window)
@@ -58,9 +63,9 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
         return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
         files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
-        if not files or not all(isinstance(one, str | Path) for one in files):
+        if not files or not all(isinstance(item, str | Path) for item in files):
             raise ImageError(
-                f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
+                f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or a "
                 f"camscope.images.scans.scan.Scan(values, name)"
             )
         return read_series(files, series=frame, window=window)
@@ -68,7 +73,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     if path.is_dir():
         return read_series(source, series=frame, window=window)
     name = path.name.lower()
-    if name.endswith(ITK):
+    if name.endswith(ITK_SUFFIXES):
         return read_itk(source, volume=frame, window=window)
     if name.endswith(NIFTI_SUFFIXES) or (
         not name.endswith((*DICOM_SUFFIXES, *RASTER_SUFFIXES)) and is_nifti(_read_head(path))
@@ -80,13 +85,13 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
 
 def is_safe_to_display(source: Path) -> bool:
-    """Whether no text is known to be in the picture of what another reader takes: of DICOM by its headers, all else is."""
-    if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK)):
+    """Return whether no text is known or likely in the image. Only DICOM headers can tell, other formats count as safe."""
+    if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK_SUFFIXES)):
         return True
     path, _ = split_selector(source)
     try:
         files = (
-            list(islice((one for one in path.iterdir() if one.is_file()), MAX_PROBED_FILES))
+            list(islice((entry for entry in path.iterdir() if entry.is_file()), MAX_PROBED_FILES))
             if path.is_dir()
             else [path]
         )
@@ -103,7 +108,7 @@ def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
         require_pydicom()
         with redact_errors(name):
             return has_burned_in_text(load_dicom_dataset(file, name, with_pixels=False)[0]) is False
-    except CamscopeError:  # nobody knows
+    except CamscopeError:  # unknown: not safe, unless it is a NIfTI file
         return is_nifti(_read_head(file))
 
 
@@ -114,11 +119,11 @@ def _read_scan_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
         return read_nifti(data, volume=frame, window=window)
     if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
         return read_raster(data, frame=frame, window=window)
-    raise ImageError(f"{pseudonymize_source(data)}: these bytes are no DICOM, NIfTI, PNG or TIFF file")
+    raise ImageError(f"{pseudonymize_source(data)}: these bytes are not a DICOM, NIfTI, PNG or TIFF file")
 
 
 def _read_head(path: Path) -> bytes:
-    """The first bytes of a regular file; none of anything else."""
+    """Return the first bytes of a regular file, none of anything else."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)

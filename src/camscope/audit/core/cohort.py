@@ -1,0 +1,266 @@
+"""The cohort of an audit: the audited rows of the manifest, their patients, subgroups, labels and masks."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from camscope.audit.core.config import Config, MaskSource
+from camscope.audit.core.subgroup_levels import (
+    MIN_PATIENTS_FOR_VERDICT,
+    format_age_band,
+    has_ages_in_years,
+    is_missing,
+    normalize_label,
+)
+from camscope.batch import Manifest, build_manifest
+from camscope.batch.image_loading import read_row_source
+from camscope.batch.manifest import RESULT_COLUMNS, import_arrow
+from camscope.batch.pseudonymize import pseudonymize_manifest
+from camscope.errors import InputError
+from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
+from camscope.evaluation.map_generation import sample_manifest
+from camscope.plurals import plural
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A class of the model that the audit examines."""
+
+    class_index: int
+    name: str
+
+
+@dataclass(eq=False)
+class Cohort:
+    """The audited rows of a manifest, with what the manifest says about each of them."""
+
+    config: Config
+
+    @cached_property
+    def full_manifest(self) -> Manifest:
+        """The manifest with all its rows and columns; InputError where the config names a column that it lacks."""
+        config, data = self.config, self.config.data
+        manifest = build_manifest(data.manifest, data.root, strict=False)
+        mask_sources = [*config.regions.columns.values(), config.regions.organ]
+        names = [
+            *(data.label, *data.labels.values(), data.patient, data.split, *data.subgroups),
+            *(source.column if isinstance(source, MaskSource) else source for source in mask_sources),
+            *config.report.columns,
+        ]
+        columns = manifest.table.column_names
+        if missing := [name for name in names if name is not None and name not in columns]:
+            raise InputError(f"the manifest has no column {missing[0]!r}; it has {', '.join(columns)}")
+        return manifest
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The audited rows: those of the split that have a path, at most `max_images` of them."""
+        data, compute = self.config.data, import_arrow("compute")
+        table = self.full_manifest.table
+        if data.split is not None:
+            split_values = compute.cast(table[data.split], import_arrow().string())
+            table = table.filter(compute.equal(split_values, data.split_value))
+        table = table.filter(compute.not_equal(table["path"], ""))
+        if not table.num_rows:
+            raise InputError(f"no row of the manifest has a path and belongs to the split {data.split_value!r}")
+        ids = table["id"].to_pylist()
+        if n_duplicates := len(ids) - len(set(ids)):
+            raise InputError(
+                f"{plural(n_duplicates, 'row has', 'rows have')} the id of another row; give each row its own id"
+            )
+        return sample_manifest(replace(self.full_manifest, table=table), data.max_images, self.config.seed)
+
+    @cached_property
+    def output_manifest(self) -> Manifest:
+        """The audited rows as the outputs name them; the profile "research" replaces file names by pseudonyms."""
+        table, report_columns = self.manifest.table, list(self.config.report.columns)
+        if not self.hides_file_names:
+            names = [name for name in table.column_names if name.lower() not in RESULT_COLUMNS or name == "row"]
+            return replace(self.manifest, table=table.select([name for name in names if name != "target"]))
+        table = table.select(_reject_reserved_columns(["row", "id", "path", *report_columns]))
+        return pseudonymize_manifest(replace(self.manifest, table=table), report_columns)
+
+    @property
+    def hides_file_names(self) -> bool:
+        """Whether no output may name a file."""
+        return self.config.report.profile == "research"
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The row numbers of the audited images."""
+        rows: list[int] = self.manifest.table["row"].to_pylist()
+        return rows
+
+    @cached_property
+    def ids(self) -> dict[int, str]:
+        """Row -> the name of its image in the outputs."""
+        return dict(zip(self.rows, self.output_manifest.table["id"].to_pylist(), strict=True))
+
+    @cached_property
+    def manifest_positions(self) -> dict[int, int]:
+        """Row -> its position in the manifest."""
+        return {row: position for position, row in enumerate(self.rows)}
+
+    def get_column(self, name: str) -> dict[int, Any]:
+        """Row -> its value in a column of the manifest."""
+        return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
+
+    def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
+        """Row -> its level in a subgroup column, None where the cell is empty; ages in years become age bands."""
+        values = {row: None if is_missing(value) else value for row, value in self.get_column(column).items()}
+        if has_ages_in_years(column, values.values()):
+            return {row: None if age is None else format_age_band(age) for row, age in values.items()}
+        return {row: normalize_label(value) for row, value in values.items()}
+
+    @cached_property
+    def patients(self) -> dict[int, Any]:
+        """Row -> its patient. Without a patient column, and where the cell is empty, each image is its own patient."""
+        if self.config.data.patient is None:
+            return {row: row for row in self.rows}
+        patients = self.get_column(self.config.data.patient)
+        return {row: f"row {row}" if is_missing(patient) else patient for row, patient in patients.items()}
+
+    @cached_property
+    def patient_numbers(self) -> dict[int, int]:
+        """Row -> the number of its patient, which does not reveal who it is."""
+        patients = dict.fromkeys(self.patients[row] for row in self.rows)
+        numbers = {patient: number for number, patient in enumerate(patients)}
+        return {row: numbers[self.patients[row]] for row in self.rows}
+
+    def get_truth(self, finding: Finding) -> dict[int, bool | None]:
+        """Row -> whether it has the finding; None where the label is missing."""
+        data = self.config.data
+        if data.label is not None:
+            self._check_label_column(data.label, finding)
+            labels = self.get_labels(data.label)
+            names = (finding.name, str(finding.class_index))
+            return {row: None if label is None else label in names for row, label in labels.items()}
+        column = data.labels.get(finding.name) or data.labels.get(str(finding.class_index))
+        if column is None:
+            raise InputError(f"labels names no column for {finding.name!r}")
+        labels = self.get_labels(column)
+        return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
+
+    def get_labels(self, column: str) -> dict[int, str | None]:
+        """Row -> its label as text, in the form in which labels are compared."""
+        return {row: normalize_label(value) for row, value in self.get_column(column).items()}
+
+    def _check_label_column(self, column: str, finding: Finding) -> None:
+        if self.config.model.outputs == "sigmoid":
+            raise InputError(
+                'outputs = "sigmoid" scores each finding independently; replace label by one column of 0 and 1 for each '
+                f'finding: labels = {{ {finding.name} = "{column}" }}'
+            )
+
+    def check_labels(self, class_names: Sequence[str]) -> None:
+        """Raise an InputError for a label that is no class of the model.
+
+        Images with such a label would otherwise count as images without the finding.
+        """
+        column = self.config.data.label
+        if column is None or not class_names:
+            return
+        labels = {label for label in self.get_labels(column).values() if label is not None}
+        if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}):
+            name = "a label" if self.hides_file_names else repr(unknown[0])
+            raise InputError(f"{name} in column {column!r} is no class of the model; expected {', '.join(class_names)}")
+
+    def get_image_source(self, row: int) -> Any:
+        """Return the stored image of a row: a file's bytes, its location, or an image of a dataset."""
+        if self.manifest.images is not None:
+            return self.manifest.images[row]
+        position = self.manifest_positions[row]
+        return read_row_source(self.manifest, self.manifest.rows(position, position + 1)[0]["path"])
+
+    def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
+        """Open the masks, boxes or points that a column, a folder or a file holds."""
+        table, data = self.manifest.table, self.config.data
+        columns, resolver = table.column_names, replace(self.manifest.path_resolver, root=self.masks_base_folder)
+        source: str | Path
+        categories: Any = ()
+        if isinstance(mask_source, str):
+            source = mask_source if mask_source in columns else str(self.resolve_mask_path(mask_source))
+        elif mask_source.column is not None and mask_source.column not in columns:
+            raise InputError(f"the manifest has no column {mask_source.column!r}; it has {', '.join(columns)}")
+        else:
+            source = mask_source.column or self.resolve_mask_path(mask_source.file or "")
+            categories = mask_source.category
+        ground_truth = load_ground_truth(source, columns, resolver, categories, allow_outside_root=data.root == "")
+        if isinstance(ground_truth, AnnotationColumn):
+            ground_truth.check_inside_root(table[ground_truth.name].to_pylist())
+        return ground_truth
+
+    def resolve_mask_path(self, name: str) -> Path:
+        """Return the path of a folder or file of masks, relative to `masks_root` where it exists there."""
+        path = Path(self.config.data.masks_root or "", name)
+        return path if path.exists() else Path(name)
+
+    @property
+    def masks_base_folder(self) -> Path:
+        """The folder that paths of masks are relative to: the manifest's, or the root of a dataset that has none."""
+        return self.manifest.root or Path(self.config.data.root or "")
+
+    def sample_rows(
+        self,
+        candidate_rows: Iterable[int],
+        n_rows: int,
+        salt: int,
+        finding: Finding,
+        *,
+        only_positives: bool = False,
+    ) -> list[int]:
+        """Draw up to `n_rows` of the candidates, as many with the finding as without, or only those with it.
+
+        The draw depends on the seed of the config and on `salt`. No patient gives a second image before every patient has
+        given one, because a verdict counts patients.
+        """
+        truths, candidates = self.get_truth(finding), list(candidate_rows)
+        rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
+        classes = [
+            [row for row in candidates if truths[row] is truth]
+            for truth in ((True,) if only_positives else (True, False))
+        ]
+        drawn: list[int] = []
+        for n_done, rows in enumerate(sorted(classes, key=len)):
+            n_wanted = (n_rows - len(drawn)) // (len(classes) - n_done)
+            drawn += alternate_patients([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
+        return sorted(drawn)
+
+    def sample_rows_of_all_findings(
+        self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]
+    ) -> list[int]:
+        """Draw rows for every finding; each finding gets its share of `n_rows`, and enough rows for a verdict."""
+        candidates = list(candidate_rows)
+        n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
+        return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
+
+
+def alternate_patients(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
+    """Return the first row of each patient, then the second row of each, and so on."""
+    n_seen, rank = Counter[Any](), dict[int, int]()
+    for row in rows:
+        rank[row] = n_seen[patients[row]]
+        n_seen[patients[row]] += 1
+    return sorted(rows, key=rank.__getitem__)
+
+
+def _reject_reserved_columns(names: Sequence[str]) -> list[str]:
+    """Return each name once; InputError for a name that the outputs use for a column of their own."""
+    if reserved := [name for name in names if name in RESULT_COLUMNS and name not in ("row", "id", "path")]:
+        raise InputError(
+            f"the outputs already have a column {reserved[0]!r}; rename this column of the manifest to report it"
+        )
+    return list(dict.fromkeys(names))
+
+
+def _parse_truth(value: Any, column: str) -> bool:
+    if str(value).lower() in ("1", "1.0", "true", "yes"):
+        return True
+    if str(value).lower() in ("0", "0.0", "false", "no"):
+        return False
+    raise InputError(f"column {column!r} holds a value that is neither 0 nor 1")

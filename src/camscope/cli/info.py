@@ -1,0 +1,84 @@
+"""`camscope info`: versions, extras and devices, for a report of a bug."""
+
+import json
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, metadata, version
+from typing import Annotated, Any
+
+import typer
+
+from camscope.cli import base
+
+EXAMPLE = "camscope info --json"
+PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
+DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
+
+
+def run(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> None:
+    """Show versions, installed extras and devices, for a report of a bug."""
+    facts = collect_facts()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    table = base.new_table("", "")
+    for title in ("versions", "devices"):
+        table.add_row(base.styled_text((title, "bold")), "")
+        for name, value in facts[title].items():
+            table.add_row(name, str(value))
+    table.add_row(base.styled_text(("extras", "bold")), "")
+    for name, missing in facts["extras"].items():
+        fix = f'missing: {", ".join(missing)}; pip install "camscope[{name}]"'
+        table.add_row(name, fix if missing else "installed")
+    base.stdout_console().print(table)
+
+
+def collect_facts() -> dict[str, Any]:
+    """Versions of packages, devices that torch sees, and for each extra the packages that it lacks."""
+    import torch
+
+    devices = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    devices |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    if torch.backends.mps.is_available():
+        devices["mps"] = "available"
+    from camscope.version import __version__
+
+    return {
+        "versions": {
+            "camscope": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **{name: _find_version(name) or "not installed" for name in PACKAGES},
+            "cuda": torch.version.cuda or "none",
+        },
+        "devices": devices,
+        "extras": _find_missing_packages(),
+    }
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _find_missing_packages() -> dict[str, list[str]]:
+    """Extra -> its packages that are not installed, read from the metadata of the installed camscope."""
+    try:
+        facts = metadata("camscope")
+    except PackageNotFoundError:
+        return {}
+    missing: dict[str, list[str]] = {}
+    for name in facts.get_all("Provides-Extra") or []:
+        if name in DEVELOPMENT_EXTRAS:
+            continue
+        required = [
+            re.split(r"[\s;<>=!~\[]", line, maxsplit=1)[0]
+            for line in facts.get_all("Requires-Dist") or []
+            if re.search(rf"extra == ['\"]{re.escape(name)}['\"]", line)
+        ]
+        missing[name] = [package for package in required if package != "camscope" and _find_version(package) is None]
+    return missing

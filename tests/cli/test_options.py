@@ -1,0 +1,104 @@
+"""Options of the command line: panels, singular and plural names, JSON, method pages, completion, remedies."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from camscope.cli import app, base, completion, help_panels
+from camscope.errors import PreprocessError, Remedy
+from camscope.explainers import METHODS
+
+RUNNER = CliRunner()
+
+
+def commands():
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        yield from command.commands.items() if hasattr(command, "commands") else [(name, command)]
+
+
+def options(command):
+    return [parameter for parameter in command.params if parameter.opts[0].startswith("--")]
+
+
+def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_used():
+    names = set()
+    for name, command in commands():
+        assert isinstance(command, base.Command), name
+        for option in options(command):
+            names.add(option.opts[0])
+            assert option.help, f"{name} {option.opts[0]}"
+            assert option.rich_help_panel == help_panels.find_panel(option.opts[0])
+    listed = [option for options in help_panels.PANELS.values() for option in options]
+    assert len(listed) == len(set(listed))
+    assert set(listed) <= names, set(listed) - names
+
+
+def test_every_command_ends_its_help_with_an_example():
+    for name, command in commands():
+        assert (command.epilog or "").startswith("Example: camscope "), name
+
+
+@pytest.mark.parametrize("spelled", ["--method", "--methods"])
+def test_an_option_is_known_in_both_numbers(spelled, tmp_path):
+    result = RUNNER.invoke(app, ["explain", str(tmp_path / "none.png"), spelled, "no-such-method"])
+    assert result.exit_code == 2
+    assert "no method 'no-such-method'" in result.output
+
+
+def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
+    names = {"--target", "--targets", "--methods"}
+    assert base._find_option("--target=3", names) == "--target=3"
+    assert base._find_option("--method=a,b", names) == "--methods=a,b"
+    assert base._find_option("--methods", names) == "--methods"
+    assert base._find_option("--other", names) == "--other"
+    assert base._find_option("-t", names) == "-t"
+    result = RUNNER.invoke(app, ["explain", "--methods", "gradcam", "--", "--method"])
+    assert "--method: there is no such file" in result.output
+
+
+def test_json_is_all_that_is_printed(tmp_path):
+    methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)
+    assert {method["name"] for method in methods} == set(METHODS)
+    layers = json.loads(RUNNER.invoke(app, ["layers", "phantom", "--json"]).stdout)
+    assert [layer["name"] for layer in layers if layer["is_default"]] == ["layer4"]
+    facts = json.loads(RUNNER.invoke(app, ["info", "--json"]).stdout)
+    assert facts["versions"]["camscope"]
+    assert facts["extras"]["batch"] == []
+
+
+def test_json_of_a_data_set_is_what_its_file_holds(tmp_path):
+    pytest.importorskip("pyarrow")
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    printed = RUNNER.invoke(app, ["inspect-images", str(tmp_path), "--json", "-o", str(tmp_path / "check.json")]).stdout
+    assert json.loads(printed) == json.loads((tmp_path / "check.json").read_text())
+
+
+@pytest.mark.parametrize("spelled", ["gradcam++", "Grad-CAM++", "grad_cam_plusplus"])
+def test_the_page_of_a_method_in_any_spelling(spelled):
+    printed = RUNNER.invoke(app, ["methods", spelled]).stdout
+    assert printed.startswith("Grad-CAM++")
+    assert "arXiv:1710.11063" in printed
+    assert "on_nonfinite" in printed
+
+
+def test_the_page_of_an_unknown_method_names_the_nearest():
+    result = RUNNER.invoke(app, ["methods", "gradcm"])
+    assert result.exit_code == 2
+    assert "gradcam" in result.output
+
+
+def test_completion_finishes_the_last_name_of_a_list():
+    assert "gradcam,layercam" in completion.complete_method("gradcam,lay")
+    assert completion.complete_metric("pointing") == ["pointing-game"]
+    assert completion.complete_colormap("vir") == ["viridis"]
+
+
+def test_a_remedy_is_worded_in_options_and_another_error_stays():
+    error = PreprocessError("no preprocessing is known", fix="pass preprocess=f", remedy=Remedy.SET_PREPROCESS)
+    assert base.format_error(error).startswith("no preprocessing is known; pass --preprocess imagenet")
+    assert base.format_error(PreprocessError("broken", fix="pass preprocess=f")) == "broken; pass preprocess=f"
