@@ -55,9 +55,17 @@ def num(value, spread=None, n=312, groups=187, baseline=None, name="", p=None, r
     """A number with an interval of so much to each side."""
     low, high = (None, None) if spread is None else (round(value - spread, 6), round(value + spread, 6))
     return EstimateSummary(
-        value=value, low=low, high=high, n_values=n, n_groups=groups, baseline=baseline, baseline_name=name, p_value=p, reason=reason,
+        value=value,
+        low=low,
+        high=high,
+        n_values=n,
+        n_groups=groups,
+        baseline=baseline,
+        baseline_name=name,
+        p_value=p,
+        reason=reason,
         n_undefined=undefined,
-    )  # fmt: skip
+    )
 
 
 def levels(finding, values, margin, region=""):
@@ -83,7 +91,10 @@ def answers(finding, auroc):
         ("age", "60 and more"): (auroc - 0.019, -0.0274, "undecided"),
     }
     return FindingPerformance(
-        finding=finding, n_positives=148, n_negatives=164, log_odds_std=2.31482917,
+        finding=finding,
+        n_positives=148,
+        n_negatives=164,
+        log_odds_std=2.31482917,
         auroc=num(auroc, 0.0213649, baseline=0.5, name="chance", p=0.0002),
         average_precision=num(auroc - 0.0134921, 0.0294, baseline=0.474359, name="prevalence"),
         brier=num(0.0913847, 0.0142, baseline=0.249342, name="the prevalence for all"),
@@ -91,12 +102,27 @@ def answers(finding, auroc):
         slope=num(0.913847, 0.2113, baseline=1.0, name="perfect calibration"),
         intercept=num(-0.084712, 0.1934, baseline=0.0, name="perfect calibration"),
         subgroups=(
-            SubgroupPerformance(column="site", level="A", n_positives=51, n_negatives=60, auroc=num(auroc - 0.071, 0.0417, n=111, groups=70)),
-            SubgroupPerformance(column="site", level="C", n_positives=1, n_negatives=0, reason="too few patients, or images of one class only"),
+            SubgroupPerformance(
+                column="site",
+                level="A",
+                n_positives=51,
+                n_negatives=60,
+                auroc=num(auroc - 0.071, 0.0417, n=111, groups=70),
+            ),
+            SubgroupPerformance(
+                column="site",
+                level="C",
+                n_positives=1,
+                n_negatives=0,
+                reason="too few patients, or images of one class only",
+            ),
         ),
-        bins=tuple(ReliabilityPoint(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n_images=n) for p, o, n in bins),
+        bins=tuple(
+            ReliabilityPoint(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n_images=n)
+            for p, o, n in bins
+        ),
         subgroup_differences=levels(finding, values, MARGINS["auroc_difference"]),
-    )  # fmt: skip
+    )
 
 
 def gain(value, n):
@@ -168,11 +194,17 @@ def sanity():
     ):
         similar = [
             RandomizationSimilarity(
-                name=name, curve=tuple(round(one * weight, 5) for one in curve), null_low=0.1124, null_mean=0.2871, null_high=0.4418,
-                passes=passes, reason="", final_similarity=num(round(curve[-1] * weight, 5), 0.0513, n=12, groups=12),
+                name=name,
+                curve=tuple(round(one * weight, 5) for one in curve),
+                null_low=0.1124,
+                null_mean=0.2871,
+                null_high=0.4418,
+                passes=passes,
+                reason="",
+                final_similarity=num(round(curve[-1] * weight, 5), 0.0513, n=12, groups=12),
             )
             for name, weight in (("spearman", 1.0), ("ssim", 0.93))
-        ]  # fmt: skip
+        ]
         made.append(
             RandomizationTest(
                 method=method, finding=FINDINGS[0], part_names=steps, seeds=(0, 1, 2), similarities=tuple(similar), passes=passes,
@@ -232,13 +264,27 @@ def shortcut(findings, ids):
     trials = [ClusterStability(n_clusters=k, stability=s, null_stability=n, separation=0.31 - 0.03 * k) for k, s, n in
               ((2, 0.9412, 0.6113), (3, 0.7218, 0.5914), (4, 0.6033, 0.5527), (5, 0.5511, 0.5402))]  # fmt: skip
     clusters = (
-        MapCluster(number=1, n_images=87, prototypes=ids[:3], attribution_mass={"marker": 0.2113, "the finding": 0.1127}, associated_columns=("site: A",)),
-        MapCluster(number=2, n_images=61, prototypes=ids[3:6], attribution_mass={"marker": 0.0124, "the finding": 0.5218}, associated_columns=("site: B",)),
-    )  # fmt: skip
+        MapCluster(
+            number=1,
+            n_images=87,
+            prototypes=ids[:3],
+            attribution_mass={"marker": 0.2113, "the finding": 0.1127},
+            associated_columns=("site: A",),
+        ),
+        MapCluster(
+            number=2,
+            n_images=61,
+            prototypes=ids[3:6],
+            attribution_mass={"marker": 0.0124, "the finding": 0.5218},
+            associated_columns=("site: B",),
+        ),
+    )
     return ShortcutResult(
         region_counts={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
-        missing_regions=(FlowStep(name="marker", n_rows=171, reason="its mask is empty"),
-                 FlowStep(name="the frame", n_rows=7, reason="the border is not of one gray")),
+        missing_regions=(
+            FlowStep(name="marker", n_rows=171, reason="its mask is empty"),
+            FlowStep(name="the frame", n_rows=7, reason="the border is not of one gray"),
+        ),
         overlaps=tuple(
             RegionOverlap(finding=finding, region=region, other_region=within, share=share, n_images=images)
             for finding in findings
@@ -251,8 +297,13 @@ def shortcut(findings, ids):
         attribution_mass=tuple(masses(findings)),
         interventions=tuple(interventions(findings)),
         masked_auroc=tuple(
-            MaskedAuroc(region="the organ", finding=finding, kind=kind, imputation=fill,
-                    auroc=num(value - less, 0.0331, baseline=0.5, name="chance"))
+            MaskedAuroc(
+                region="the organ",
+                finding=finding,
+                kind=kind,
+                imputation=fill,
+                auroc=num(value - less, 0.0331, baseline=0.5, name="chance"),
+            )
             for finding in findings
             for kind, value in (("mask", 0.9127), ("keep only", 0.7218))
             for fill, less in (("mean", 0.0), ("blur", 0.0213))
@@ -263,22 +314,49 @@ def shortcut(findings, ids):
             for one in levels(finding, {("site", "A"): (0.8127, 0.5214, "different")}, MARGINS["effect"], "marker")
         ),
         leakage=(
-            ColumnLeakage(column="site", auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"), null_max=0.5613, is_decodable=True),
+            ColumnLeakage(
+                column="site",
+                auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"),
+                null_max=0.5613,
+                is_decodable=True,
+            ),
             ColumnLeakage(column="sex", auroc=num(0.5714, 0.0518, baseline=0.5, name="chance"), null_max=0.5702),
         ),
         cluster_analyses=(
-            ClusterAnalysis(finding=findings[0], method=CAM, n_clusters=2, n_maps=148, n_excluded=3, n_patients=93,
-                       eigenvalues=(0.0, 0.0312, 0.2914, 0.3518, 0.4127, 0.4713, 0.5214, 0.5518), stability_by_n_clusters=tuple(trials),
-                       clusters=clusters),
-            ClusterAnalysis(finding=findings[-1], method=CAM, n_clusters=1, n_maps=18, n_excluded=0, n_patients=18,
-                       reason="fewer than 20 maps"),
+            ClusterAnalysis(
+                finding=findings[0],
+                method=CAM,
+                n_clusters=2,
+                n_maps=148,
+                n_excluded=3,
+                n_patients=93,
+                eigenvalues=(0.0, 0.0312, 0.2914, 0.3518, 0.4127, 0.4713, 0.5214, 0.5518),
+                stability_by_n_clusters=tuple(trials),
+                clusters=clusters,
+            ),
+            ClusterAnalysis(
+                finding=findings[-1],
+                method=CAM,
+                n_clusters=1,
+                n_maps=18,
+                n_excluded=0,
+                n_patients=18,
+                reason="fewer than 20 maps",
+            ),
         ),
         review_cases=tuple(
             ReviewCase(id=one, finding=findings[0], reason=why)
-            for one, why in zip(ids[:3], ("missed, and the map highlights the marker", "a duplicate of it is in the other split",
-                                          "inserting the marker reverses the prediction"), strict=False)
+            for one, why in zip(
+                ids[:3],
+                (
+                    "missed, and the map highlights the marker",
+                    "a duplicate of it is in the other split",
+                    "inserting the marker reverses the prediction",
+                ),
+                strict=False,
+            )
         ),
-    )  # fmt: skip
+    )
 
 
 def verdict(
@@ -527,10 +605,20 @@ def nothing():
     """An audit in which everything was skipped."""
     no = {"tested": False, "reason": SKIPPED}
     return full(
-        check=DataCheckResult(**no), resolve=ResolveResult(**no), predict=PredictResult(**no), explain=ExplainResult(**no), localization=MetricsResult(**no),
-        faithfulness=MetricsResult(**no), sanity=SanityResult(**no), robustness=MetricsResult(**no), shortcut=ShortcutResult(**no), verdicts=(),
-        warnings=(), limitations=(), intended_use="",
-    )  # fmt: skip
+        check=DataCheckResult(**no),
+        resolve=ResolveResult(**no),
+        predict=PredictResult(**no),
+        explain=ExplainResult(**no),
+        localization=MetricsResult(**no),
+        faithfulness=MetricsResult(**no),
+        sanity=SanityResult(**no),
+        robustness=MetricsResult(**no),
+        shortcut=ShortcutResult(**no),
+        verdicts=(),
+        warnings=(),
+        limitations=(),
+        intended_use="",
+    )
 
 
 PROVENANCE = {

@@ -30,9 +30,16 @@ def turned_round() -> None:
 
 def open_against_a_control() -> None:
     one = MetricSummary(
-        metric="enrichment", method="gradcam", layer=None, finding="nodule", control=False, better_direction="more", imputation=None,
-        value=EstimateSummary(value=4.0, low=3.0, high=5.0), difference_to_control=EstimateSummary(value=0.2, low=-0.3, high=0.7, n_groups=10),
-    )  # fmt: skip
+        metric="enrichment",
+        method="gradcam",
+        layer=None,
+        finding="nodule",
+        control=False,
+        better_direction="more",
+        imputation=None,
+        value=EstimateSummary(value=4.0, low=3.0, high=5.0),
+        difference_to_control=EstimateSummary(value=0.2, low=-0.3, high=0.7, n_groups=10),
+    )
     assert maps._decide_above_control(one)[0] == "not testable"
 
 
@@ -66,31 +73,59 @@ def one_patient_has_most_of_the_images() -> None:
 
 OF_AUDITS = [
     Mutant(
-        "an interval without width of one patient", effect_sizes, "_build_effect", " and not estimate.is_dominated", "",
+        "an interval without width of one patient",
+        effect_sizes,
+        "_build_effect",
+        " and not estimate.is_dominated",
+        "",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
-        "the value for the interval", judged, "decide_above_margin", "estimate.low > margin", "estimate.value > margin",
+        "the value for the interval",
+        judged,
+        "decide_above_margin",
+        "estimate.low > margin",
+        "estimate.value > margin",
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", model, "_judge_reliance", "removals if is_marker else []", "removals",
+        "a fill decides where every image has something",
+        model,
+        "_judge_reliance",
+        "removals if is_marker else []",
+        "removals",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
-        "one fill is enough", judged, "combine_decisions", "if len(conclusions) == 1:", "if conclusions:",
+        "one fill is enough",
+        judged,
+        "combine_decisions",
+        "if len(conclusions) == 1:",
+        "if conclusions:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
-        "an inverted answer is none", model, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
+        "an inverted answer is none",
+        model,
+        "_is_inverted",
+        "auroc.value < 0.5",
+        "auroc.value < 0",
         turned_round,
     ),
     Mutant(
-        "what is open counts as an accusation", maps, "_decide_above_control", "metric_summary.difference_to_control.high <= 0", "metric_summary.difference_to_control.low <= 0",
+        "what is open counts as an accusation",
+        maps,
+        "_decide_above_control",
+        "metric_summary.difference_to_control.high <= 0",
+        "metric_summary.difference_to_control.low <= 0",
         open_against_a_control,
     ),
     Mutant(
-        "the largest effect is shown, whatever decided", reliance, "select_reported_effect", "effects_by_kind.get(deciding_kind, [])", "counted",
+        "the largest effect is shown, whatever decided",
+        reliance,
+        "select_reported_effect",
+        "effects_by_kind.get(deciding_kind, [])",
+        "counted",
         rules.test_the_effect_is_that_of_the_way_that_decided,
     ),
     Mutant(
@@ -102,27 +137,51 @@ OF_AUDITS = [
         few_patients_show_no_absence,
     ),
     Mutant(
-        "donors are not counted", effect_sizes, "estimate_insertion_effect", "estimate_clustered_mean(values, receivers, *other_groups)", "estimate_clustered_mean(values, receivers)",
+        "donors are not counted",
+        effect_sizes,
+        "estimate_insertion_effect",
+        "estimate_clustered_mean(values, receivers, *other_groups)",
+        "estimate_clustered_mean(values, receivers)",
         one_donor,
     ),
     Mutant(
-        "a control is not asked", maps, "_decide_sanity", "if control.passes:", "if False:",
+        "a control is not asked",
+        maps,
+        "_decide_sanity",
+        "if control.passes:",
+        "if False:",
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant(
-        "what could not be tested clears a model", sentences, "describe_absent_objections", "if not n_tested.value", "if False",
+        "what could not be tested clears a model",
+        sentences,
+        "describe_absent_objections",
+        "if not n_tested.value",
+        "if False",
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(
-        "what was set aside was not tested", reliance, "_describe_uncounted", "if _select_measured(uncounted_removals)", "if False",
+        "what was set aside was not tested",
+        reliance,
+        "_describe_uncounted",
+        "if _select_measured(uncounted_removals)",
+        "if False",
         said.test_a_removal_that_is_shown_was_tested,
     ),
     Mutant(
-        "categories are merged", mask_labels, "choose_categories", "not chosen and len(names) > 1", "False",
+        "categories are merged",
+        mask_labels,
+        "choose_categories",
+        "not chosen and len(names) > 1",
+        "False",
         several_categories,
     ),
     Mutant(
-        "negative heat counts", region_attribution, "compute_mass_share", "np.maximum(attribution, 0)", "np.abs(attribution)",
+        "negative heat counts",
+        region_attribution,
+        "compute_mass_share",
+        "np.maximum(attribution, 0)",
+        "np.abs(attribution)",
         a_share_is_of_what_is_positive,
     ),
-]  # fmt: skip
+]

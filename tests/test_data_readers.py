@@ -139,14 +139,28 @@ def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("score", "<b>"), ("score", None), ("probability", []), ("label", 3), ("method", None), ("layer", 1), ("notes", [3]),
-        ("input_size", [6]), ("input_size", [10**9, 10**9]), ("input_size", [0, 8]), ("input_size", "ab"), ("target", True),
-        ("status", "fine"), ("diagnostics", {"gap": "x"}), ("top_classes", [{"index": 0, "label": None, "score": 1, "probability": 1}]),
+        ("score", "<b>"),
+        ("score", None),
+        ("probability", []),
+        ("label", 3),
+        ("method", None),
+        ("layer", 1),
+        ("notes", [3]),
+        ("input_size", [6]),
+        ("input_size", [10**9, 10**9]),
+        ("input_size", [0, 8]),
+        ("input_size", "ab"),
+        ("target", True),
+        ("status", "fine"),
+        ("diagnostics", {"gap": "x"}),
+        ("top_classes", [{"index": 0, "label": None, "score": 1, "probability": 1}]),
         ("affine", [[0] * 4] * 3),
         ("placement", {"matrix": [[1, 0, 0], [0, 1, 0]], "input_size": [6, 8], "image_size": [2**20, 2**20]}),
-        ("versions", []), ("attribution", [[]]), ("attribution", DEEP),
+        ("versions", []),
+        ("attribution", [[]]),
+        ("attribution", DEEP),
     ],
-)  # fmt: skip
+)
 def test_a_field_of_an_explanation_that_is_another_is_refused_when_it_is_loaded(tmp_path, field, value):
     path = explanation().save(tmp_path / "a.json")
     facts = {**json.loads(path.read_text()), field: value}

@@ -180,7 +180,9 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     with store.open_run(FACTS):
         store.write_part(0, rows_of(0))
     before = files_below(folder)
-    with pytest.raises(OutputError, match=rf"not written by an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
+    with pytest.raises(
+        OutputError, match=rf"not written by an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"
+    ):
         remove_outputs(folder)
     assert files_below(folder) == before
 

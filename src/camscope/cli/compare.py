@@ -140,18 +140,44 @@ def run(
             of_one | {"--alpha": None if alpha == DEFAULT_ALPHA else alpha}, "it is for the figure of one image"
         )
         wanted = evaluation_request.EvaluationRequest(
-            source, model, weights, method_names or (None if evaluation_request.is_run(source) else ",".join(DEFAULT_METHODS)), layer_names, questions,
-            preprocess, root, n_images, seed or 0, masks, categories, None if metrics is None else base.split_list(metrics), group,
-            device, setting_pairs or [], overwrite, allow_outside_root, fetch,
-        )  # fmt: skip
+            source,
+            model,
+            weights,
+            method_names or (None if evaluation_request.is_run(source) else ",".join(DEFAULT_METHODS)),
+            layer_names,
+            questions,
+            preprocess,
+            root,
+            n_images,
+            seed or 0,
+            masks,
+            categories,
+            None if metrics is None else base.split_list(metrics),
+            group,
+            device,
+            setting_pairs or [],
+            overwrite,
+            allow_outside_root,
+            fetch,
+        )
         if not (a_run := evaluation_request.is_run(source)):
             base.print_default_model_note(context)
         compare_images.compare_images(
             replace(wanted, model=None) if a_run and not wanted.needs_model else wanted, output, figure
         )
         return
-    of_many = {"--masks": masks, "--category": categories, "--metrics": metrics, "--group": group, "--images": n_images,
-               "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": allow_outside_root}  # fmt: skip
+    of_many = {
+        "--masks": masks,
+        "--category": categories,
+        "--metrics": metrics,
+        "--group": group,
+        "--images": n_images,
+        "--seed": seed,
+        "--root": root,
+        "--figure": figure,
+        "--fetch": fetch,
+        "--anywhere": allow_outside_root,
+    }
     evaluation_request.check_options_unset(of_many, f"it is for many images, and {source} is one file")
     kinds = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
     named = None if layer_names is None else base.split_list(layer_names)

@@ -139,10 +139,24 @@ def run(
     file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
     names = None if metrics is None else base.split_list(metrics)
     wanted = evaluation_request.EvaluationRequest(
-        source, model, weights, method_names, layer_names, options.parse_targets(targets, None), preprocess, root,
-        masks=masks, categories=categories, metrics=names, group=group, device=device, overwrite=overwrite, allow_outside_root=allow_outside_root,
-        fetch=fetch, image_source=image_source,
-    )  # fmt: skip
+        source,
+        model,
+        weights,
+        method_names,
+        layer_names,
+        options.parse_targets(targets, None),
+        preprocess,
+        root,
+        masks=masks,
+        categories=categories,
+        metrics=names,
+        group=group,
+        device=device,
+        overwrite=overwrite,
+        allow_outside_root=allow_outside_root,
+        fetch=fetch,
+        image_source=image_source,
+    )
     if evaluation_request.has_images(source):
         base.print_default_model_note(context)
     with evaluation_request.resume_hint(output):

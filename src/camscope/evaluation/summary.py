@@ -216,9 +216,8 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
 
 def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
     compute = import_arrow("compute")
-    has_imputation = (
-        compute.is_null(table["imputation"]) if imputation is None else compute.equal(table["imputation"], imputation)
-    )
+    column = table["imputation"]
+    has_imputation = compute.is_null(column) if imputation is None else compute.equal(column, imputation)
     return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(has_imputation, False))
 
 

@@ -257,7 +257,7 @@ def test_words_for_a_winner_for_none_and_for_nothing():
     )
     one.drop_reason = two.drop_reason = three.drop_reason = "they say nothing"
     assert MethodSelection([], [one, two, three], 9, 27, 27, 9).recommendation.startswith(
-        "none: the maps of no candidate depend"
+        "none: no candidate has maps that are robust"
     )
 
 
