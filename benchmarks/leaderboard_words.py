@@ -3,13 +3,13 @@
 PREFACE = """# Leaderboard: where the methods look, against boxes
 
 Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
-they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope_version chooses. Means with
+they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope chooses. Means with
 intervals (95 %) over photographs; **bold**: better than the best control (uniform, centre, edges, random), paired by
 photograph, at 5 %, corrected for all methods and metrics of the table (Bonferroni). Seconds are those of one core, on a
 machine with other work, for a photograph.
 A box holds background too, so no map reaches the end of a scale;
 and a map that lies on the object is not thereby what the model used: for that, see the faithfulness metrics. Made by
-`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope_version evaluate` does the same with images and boxes of
+`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope evaluate` does the same with images and boxes of
 yours.
 """
 

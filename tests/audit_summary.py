@@ -385,7 +385,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance",
-                f"The model distinguishes images with {finding} from images without.",
+                f"The model distinguishes images with {finding} from those without.",
                 finding,
                 "supported",
                 "supports",

@@ -20,6 +20,7 @@ from camscope.images.files.source_files import list_image_paths
 from camscope.images.mask_files import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
 from camscope.plurals import inflect, plural
+from camscope.plurals import plural
 from camscope.safe_files import describe_file_problem
 
 IndexedValue = TypeVar("IndexedValue")
@@ -50,7 +51,7 @@ class FilenameIndex(Generic[IndexedValue]):
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
             raise UndefinedError(
-                f"there are {len(best)} files of its name, and the folders do not tell which one is meant"
+                f"there are {plural(len(best), 'file')} of its name, and the folders do not tell which one is meant"
             )
         return candidates[best[0]] if best else None
 
