@@ -20,7 +20,6 @@ from camscope.images.files.source_files import list_image_paths
 from camscope.images.mask_files import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
 from camscope.plurals import inflect, plural
-from camscope.plurals import plural
 from camscope.safe_files import describe_file_problem
 
 IndexedValue = TypeVar("IndexedValue")
