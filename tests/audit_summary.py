@@ -145,7 +145,7 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
     return made
 
 
-def localise(findings):
+def localize(findings):
     found = []
     for finding in findings:
         found += lines(
@@ -582,7 +582,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
                        for m in (CAM, PIXELS) for f in findings),
             failures=(FlowStep(name="no map", n_rows=2, reason="the file is cut off"),),
         ),
-        localization=localise(findings),
+        localization=localize(findings),
         faithfulness=faithfulness(findings),
         sanity=sanity(),
         robustness=MetricsResult(tested=False, reason=SKIPPED),
