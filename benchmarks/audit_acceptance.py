@@ -52,7 +52,7 @@ from camscope.phantom.shortcut_study import (
 )
 
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
-OTHERS = ("localise", "faithfulness", "sanity", "robustness")
+OTHERS = ("localize", "faithfulness", "sanity", "robustness")
 ROUNDS = 3
 IMPORTS = 5.0  # seconds, before which nothing was begun
 Told = dict[str, Any]

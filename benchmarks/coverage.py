@@ -129,7 +129,7 @@ def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: i
 
 def table(values: dict[str, dict[str, Any]]) -> pa.Table:
     """[metric][method] -> (images,), as `evaluate` has it; names in capitals are controls."""
-    names = ("row", "method", "layer", "parameters", "target", "control", "value", "metric", "fill")
+    names = ("row", "method", "layer", "parameters_digest", "target", "control", "value", "metric", "imputation")
     rows = [
         (row, name.lower(), "l", "p", None, name.isupper(), float(value), metric, None)
         for metric, own in values.items()

@@ -91,9 +91,9 @@ DEVIATIONS = [
         "eigencam",
         "grad-cam",
         "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
-        "camscope. The paper decomposes the activations themselves. A centred map has a mean of zero and either sign: "
+        "camscope. The paper decomposes the activations themselves. A centered map has a mean of zero and either sign: "
         "after the ReLU the object or its background is left, by the linear algebra library at hand.",
-        chosen("Centred"),
+        chosen("Centered"),
     ),
     Deviation(
         "eigengradcam",
@@ -101,13 +101,13 @@ DEVIATIONS = [
         "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
         "Nobody: there is no paper. camscope takes Eigen-CAM's matrix with gradient times activation in it, and the sign "
         "with which the map agrees with HiResCAM's.",
-        chosen("CentredProducts"),
+        chosen("CenteredProducts"),
     ),
     Deviation(
         "kpcacam",
         "grad-cam",
         "gives the component the sign with which its largest cell is positive.",
-        "Both: a centred component has no sign of its own. camscope's is positive where the layer is most active, so that "
+        "Both: a centered component has no sign of its own. camscope's is positive where the layer is most active, so that "
         "one cell that stands out, as single tokens of a transformer do, does not turn the map over.",
         chosen("LargestPositive"),
     ),

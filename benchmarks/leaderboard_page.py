@@ -48,7 +48,7 @@ class Results:
             for part, rows in self.samples.items()
             if self.tables[part].num_rows
         }
-        return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), **few}
+        return {"all": whole, "off-center": whole.filter(~pc.field("center_in_box")), **few}
 
 
 def methods_only(table: pa.Table) -> pa.Table:

@@ -3,13 +3,13 @@
 PREFACE = """# Leaderboard: where the methods look, against boxes
 
 Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
-they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope_version chooses. Means with
-intervals (95 %) over photographs; **bold**: better than the best control (uniform, centre, edges, random), paired by
+they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope chooses. Means with
+intervals (95 %) over photographs; **bold**: better than the best control (uniform, center, edges, random), paired by
 photograph, at 5 %, corrected for all methods and metrics of the table (Bonferroni). Seconds are those of one core, on a
 machine with other work, for a photograph.
 A box holds background too, so no map reaches the end of a scale;
 and a map that lies on the object is not thereby what the model used: for that, see the faithfulness metrics. Made by
-`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope_version evaluate` does the same with images and boxes of
+`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope evaluate` does the same with images and boxes of
 yours.
 """
 
@@ -17,15 +17,15 @@ CONCLUSIONS = """## What to conclude
 
 Differences to Grad-CAM are of the same photographs, each for itself: their intervals are not corrected for how many there are.
 
-- First compare with a map that knows nothing. The objects of these photographs lie near the middle: a blob in the centre has its
-  peak in a box on {resnet18/all/centre/pointing-game} of all photographs. Grad-CAM of ResNet-18 has
-  {resnet18/all/gradcam/pointing-game}, which is not shown to be more after correction; on the 21 whose centre lies in
-  no box, the blob has {resnet18/off-centre/centre/pointing-game} and Grad-CAM {resnet18/off-centre/gradcam/pointing-game}.
+- First compare with a map that knows nothing. The objects of these photographs lie near the middle: a blob in the center has its
+  peak in a box on {resnet18/all/center/pointing-game} of all photographs. Grad-CAM of ResNet-18 has
+  {resnet18/all/gradcam/pointing-game}, which is not shown to be more after correction; on the 21 whose center lies in
+  no box, the blob has {resnet18/off-center/center/pointing-game} and Grad-CAM {resnet18/off-center/gradcam/pointing-game}.
 - On ResNet-18 Grad-CAM's average precision, {resnet18/all/gradcam/average-precision}, is not shown to be better than that of
-  the centre, {resnet18/all/centre/average-precision}, once all methods and metrics are corrected for. LayerCAM (difference to
+  the center, {resnet18/all/center/average-precision}, once all methods and metrics are corrected for. LayerCAM (difference to
   Grad-CAM {resnet18/all/layercam/gap}) and FullGrad ({resnet18/all/fullgrad/gap}) have more, and are.
 - Gradients at single pixels do not cover objects: saliency has an average precision of {resnet18/all/saliency/average-precision},
-  input x gradient of {resnet18/all/inputxgradient/average-precision}, less than the centre. The mean over noise, SmoothGrad, has
+  input x gradient of {resnet18/all/inputxgradient/average-precision}, less than the center. The mean over noise, SmoothGrad, has
   {resnet18/all/smoothgrad/average-precision}, which is not shown to be more.
 - Metrics disagree. Guided Grad-CAM has one of ResNet-18's highest enrichments, {resnet18/all/guidedgradcam/enrichment}, and an
   average precision of {resnet18/all/guidedgradcam/average-precision}, with an overlap (`iou-swept`) of
@@ -33,9 +33,9 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
 - What is good on one model need not be on another. EigenCAM's average precision is {resnet18/all/eigencam/average-precision} on
   ResNet-18 and {deit_tiny/all/eigencam/average-precision} on DeiT-tiny, where a map without any shape has
   {deit_tiny/all/uniform/average-precision}. There Chefer's method has the most, {deit_tiny/all/chefer/average-precision}
-  (difference to Grad-CAM {deit_tiny/all/chefer/gap}), and no method is shown to be better than the centre,
-  {deit_tiny/all/centre/average-precision}.
-- None of the slow methods is shown to have a better average precision than the centre on the twenty photographs; the ten can show
+  (difference to Grad-CAM {deit_tiny/all/chefer/gap}), and no method is shown to be better than the center,
+  {deit_tiny/all/center/average-precision}.
+- None of the slow methods is shown to have a better average precision than the center on the twenty photographs; the ten can show
   no such difference, however large. Beside Grad-CAM on the same photographs
   RISE has {resnet18/slowest/rise/gap} on ResNet-18 and {deit_tiny/slowest/rise/gap} on DeiT-tiny, Score-CAM
   {resnet18/slowest/scorecam/gap} and {deit_tiny/slow/scorecam/gap}, Group-CAM {resnet18/slow/groupcam/gap} and

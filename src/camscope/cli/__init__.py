@@ -64,5 +64,5 @@ def show_help_or_version(
 
 
 def main() -> None:
-    """The console command `camscope_version`; it ends the process with 0, 1 (some inputs failed) or 2 (wrongly used)."""
+    """The console command `camscope`; it ends the process with 0, 1 (some inputs failed) or 2 (wrongly used)."""
     app(prog_name="camscope")

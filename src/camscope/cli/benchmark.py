@@ -93,8 +93,8 @@ def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = 
     table.writerow(["path", "mask", "target"])
     for n in range(n_images):
         scan = draw_radiograph(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
-        for place, grey in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
-            picture = encode_image(grey[..., None].repeat(3, axis=2), ".png")
+        for place, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
+            picture = encode_image(gray[..., None].repeat(3, axis=2), ".png")
             write_generated(build_output_path(folder, place, f"{seed + n:06d}.png"), picture, overwrite=overwrite)
         table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
     return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)

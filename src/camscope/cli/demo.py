@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 EXAMPLE = "camscope demo"
-DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,centre"  # one of each family, and a control
+DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,center"  # one of each family, and a control
 ENLARGEMENT, IMAGE_HEIGHT = (
     3,
     288,
@@ -97,7 +97,7 @@ LEGEND = """\
 hit     the map's hottest pixel lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a map without any idea
-centre  a control, which knows nothing of the image; --methods all shows all that have an answer here, but the slow\
+center  a control, which knows nothing of the image; --methods all shows all that have an answer here, but the slow\
 """
 
 

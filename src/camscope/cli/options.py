@@ -38,7 +38,7 @@ class RenderOptions:
         scale: "ScaleOption" = "auto",
         masks: "dict[str, Any] | None" = None,
     ) -> "RGBImage":
-        """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
+        """(height,w,3): the map on its image, with a color bar where there are colors to read."""
         return explanation.overlay(
             scale=scale,
             colormap=self.colormap,
@@ -54,7 +54,7 @@ class RenderOptions:
 def parse_render_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> RenderOptions:
-    """Look; typer.BadParameter for no colour map, or no levels."""
+    """Look; typer.BadParameter for no color map, or no levels."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
