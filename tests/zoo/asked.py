@@ -20,17 +20,21 @@ PASSES = {
 ALONE = {"cam", "finercam", "excitationbackprop", "guidedbackprop", "deconvnet", "refinecam", *ATTENTION}
 HEAD = """# Models
 
-Measured, not promised: {count} architectures with random weights, small inputs, nothing passed but the model and the input
-(and a function of the output where a model has no class scores: a region, a query's class, an embedding's direction).
-The layer is the one that camscope chooses. On each, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad`
-in float64, and where tokens are laid out as a grid, changing a patch of the input changes the cell that lies over it.
-`make models` measures all of it again; the tests fail where this page is not what is measured.
+{count} architectures are tested with random weights and small inputs. The only arguments are the model and the input. Models
+without class scores also get a function of the output: a region, a query's class or an embedding's direction. The layer is
+the one that camscope chooses by default.
 
-Asked are the methods that cost a few passes, and on small models those that run it, or its rest, often, too:
+- On each architecture, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad` in float64.
+- Where tokens are laid out as a grid, changing a patch of the input changes the cell at the same position.
+- `make models` measures this page again. The tests fail if the page differs from the measurement.
+
+The tests run the methods that need few forward passes. On small models they also run those that repeat the model, or the
+part behind the layer, often:
 
 {methods}.
 
-A number stands for methods without an answer there; what they say instead is below.
+A number in the last column stands for methods without a map on that architecture. [Reasons](#reasons) lists their error
+messages.
 
 """
 
@@ -85,7 +89,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         if family != (family := name.partition(": ")[0]):
             lines += [
                 f"\n## {family}\n",
-                "| architecture | input | layer chosen | map | without an answer |",
+                "| architecture | input | layer chosen | map | without a map |",
                 "|---|---|---|---|---|",
             ]
         marks = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in said_by(refused)]
@@ -98,11 +102,18 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         )
     cheap = ", ".join(f"`{name}`" for name in asked_of())
     told = [
-        f"{number}. {', '.join(f'`{one}`' for one in methods)}: {sentence}"
+        f"| {number} | {', '.join(f'`{one}`' for one in methods)} | {sentence} |"
         for (sentence, methods), number in reasons.items()
     ]
     head = HEAD.format(count=len(rows), methods=cheap)
-    return head.rstrip() + "\n" + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(told) + "\n"
+    return (
+        head.rstrip()
+        + "\n"
+        + "\n".join(lines)
+        + "\n\n## Reasons\n\n| number | methods | message |\n|---|---|---|\n"
+        + "\n".join(told)
+        + "\n"
+    )
 
 
 def said_by(refused: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:
