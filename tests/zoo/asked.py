@@ -10,11 +10,11 @@ from camscope.explainers import METHODS, Explainer, GradCAM
 from tests.refusals import ATTENTION
 from tests.zoo.row import Row
 
-FEW = {"n_samples": 2, "n_steps": 2, "groups": 4, "top": 6, "n_concepts": 2}
+FEW = {"n_samples": 2, "n_steps": 2, "n_groups": 4, "n_channels": 6, "n_concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
 PASSES = {
-    *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K"),
-    *("1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"),
+    *("1", "1 + n_samples", "1 + n_steps", "2 + n_steps", "2 + n_groups", "1 + K"),
+    *(f"1 + {count} partial forwards" for count in ("L", "K", "cells", "2", "n_concepts")),
 }
 # often without an answer, which would end the passes that the others share
 ALONE = {"cam", "finercam", "excitationbackprop", "guidedbackprop", "deconvnet", "refinecam", *ATTENTION}
@@ -31,7 +31,9 @@ the one that camscope chooses by default.
 The tests run the methods that need few forward passes. On small models they also run those that repeat the model, or the
 part behind the layer, often:
 
-{methods}.
+| methods |
+|---|
+| {methods} |
 
 A number in the last column stands for methods without a map on that architecture. [Reasons](#reasons) lists their error
 messages.
