@@ -85,7 +85,7 @@ def test_a_number_in_the_words_is_looked_up_in_the_tables():
 
 def test_what_is_in_no_table_is_named_with_the_reason_or_the_price():
     words = board.left_out(results())
-    assert "Without an answer here: `cam` (no such layer)." in words
+    assert "| `cam` | no such layer |\n" in words
     assert "the passes): `rise` (about 184 s), `sscam` (more than 6 s)." in words
     assert "xrai" not in words
 
