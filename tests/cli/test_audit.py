@@ -55,7 +55,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     told, folder = made
     assert "about " in told.output
     assert "from here: " in told.output
-    assert "The answer for lesion relies on the region marker." in told.output
+    assert "The prediction for lesion relies on the region marker." in told.output
     assert "● supported" in told.output
     assert "localization was not tested" in told.output
     assert str(folder / "report.html") in told.output.replace("\n", "")
