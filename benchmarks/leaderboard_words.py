@@ -9,8 +9,8 @@ photograph, at 5 %, corrected for all methods and metrics of the table (Bonferro
 machine with other work, for a photograph.
 A box holds background too, so no map reaches the end of a scale;
 and a map that lies on the object is not thereby what the model used: for that, see the faithfulness metrics. Made by
-`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope_version evaluate` does the same with images and boxes of
-yours.
+`python -m benchmarks.leaderboard` on {processor}, torch {torch}; `camscope evaluate` does the same with your own images
+and boxes.
 """
 
 CONCLUSIONS = """## What to conclude

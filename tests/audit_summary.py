@@ -557,7 +557,13 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
             ),
             metadata_value_counts={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
             level_counts=tuple(
-                LevelCount(column=column, level=level, n_rows=rows, n_patients=patients, positives_by_finding=dict.fromkeys(findings, positives))
+                LevelCount(
+                    column=column,
+                    level=level,
+                    n_rows=rows,
+                    n_patients=patients,
+                    positives_by_finding=dict.fromkeys(findings, positives),
+                )
                 for column, level, rows, patients, positives in (
                     ("site", "A", 171, 102, 118), ("site", "B", 141, 85, 30), ("sex", "female", 150, 91, 70),
                     ("sex", "male", 162, 96, 78), ("age", "60 and more", 96, 61, 52),
@@ -578,7 +584,10 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
         ),
         predict=PredictResult(performance=tuple(map(answers, findings, (0.9412371, 0.8874103)))),
         explain=ExplainResult(
-            map_counts=tuple(MapCounts(method=m, finding=f, n_maps=310, n_failures=2, status_counts={"ok": 303, "no_positive_evidence": 7})
+            map_counts=tuple(
+                MapCounts(
+                    method=m, finding=f, n_maps=310, n_failures=2, status_counts={"ok": 303, "no_positive_evidence": 7}
+                )
                        for m in (CAM, PIXELS) for f in findings),
             failures=(FlowStep(name="no map", n_rows=2, reason="the file is cut off"),),
         ),

@@ -147,7 +147,8 @@ def compare(
         )
     console.print(table)
     for agreement in comparison.cross_model_agreements:
-        description = f"{agreement.method}, {agreement.finding}: rank correlation of both models' maps {format_interval(agreement.correlation)}"
+        correlation = format_interval(agreement.correlation)
+        description = f"{agreement.method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
         console.print(base.styled_text(("maps    ", "bold"), (base.display_text(description), "")), soft_wrap=True)
     for change in comparison.verdict_changes:
         console.print(

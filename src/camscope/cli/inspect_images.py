@@ -140,9 +140,8 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
     if inspection.issues:
         console.print(_build_issue_table(inspection))
     if inspection.missing_roles:
-        base.print_note(
-            f"not checked, because there is no column: {', '.join(inspection.missing_roles)}; name one with --{inspection.missing_roles[0]}"
-        )
+        roles = inspection.missing_roles
+        base.print_note(f"not checked, because there is no column: {', '.join(roles)}; name one with --{roles[0]}")
     counts = ", ".join(
         f"{count} {severity}{'s' * (count != 1)}" for severity, count in inspection.severity_counts.items() if count
     )

@@ -157,7 +157,7 @@ def check_free(path: Path, overwrite: bool, image: Path | None = None, option: s
 def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
     """Raise ImageError if the file does not exist; `pseudonym` replaces its path in the error."""
     if not split_selector(image)[0].exists():
-        raise ImageError(f"{image if pseudonym is None else pseudonym}: no such file")
+        raise ImageError(f"{image if pseudonym is None else pseudonym}: there is no such file")
 
 
 def resolve_figure_path(

@@ -112,7 +112,8 @@ def select_token_attentions(
 ) -> tuple[list[Attention], Layout, list[str]]:
     """The attentions between all tokens of a sample of x (N,C,*S), the tokens' layout, and what was left out.
 
-    `layout_hints`: what the pass showed, see `record_layout_hints`; `token_counts`: see `record_token_counts`. LayerError if there are none.
+    `layout_hints` come from `record_layout_hints`, `token_counts` from `record_token_counts`. Raises LayerError if the
+    model has none.
     """
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -150,9 +151,9 @@ def select_token_attentions(
     if not layouts:
         raise errors[0]
     if len(layouts) > 1:
+        counts = " and between ".join(map(str, layouts))
         raise LayerError(
-            f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, layouts))} "
-            f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
+            f"{method_name} needs the same tokens in all blocks; here attention is between {counts} tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
     ((count, image_layout),) = layouts.items()
     read = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
@@ -307,8 +308,9 @@ class TokenAttentionExplainer(Explainer):
     ) -> AttributionMaps:
         heat = attention_trace.layout.to_maps(self.relevance(attention_trace).detach()[..., None])[:, 0].clone()
         counts = (attention_trace.read_weights > 0).sum(1).tolist()
+        n_tokens = attention_trace.read_weights.shape[1]
         notes = (
-            f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(attention_trace.read_weights.shape[1], 'token')}",
+            f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(n_tokens, 'token')}",
             *skipped_notes,
         )
         sample_notes = tuple((f"the score reads {count} of them",) for count in counts)

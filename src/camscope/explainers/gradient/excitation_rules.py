@@ -120,7 +120,8 @@ class AveragingRule:
 class LinearRule:
     """A convolution or a linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik, 0 where that sum is (Zhang et al. 2016).
 
-    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are counted from each
+    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are
+    counted from each
     channel's least number, at the input, not from 0. `contrastive`: less what the same unit with opposite weights would hand
     on.
     """

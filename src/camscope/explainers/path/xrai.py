@@ -30,7 +30,7 @@ SMOOTHING_SIGMA_PIXELS = (
 
 @dataclass(frozen=True)
 class OverlappingSegments:
-    """Segments that may overlap: entry n says that pixel `pixel_indices[n]` is one of segment `segment_indices[n]`'s; sorted by pixel.
+    """Overlapping segments as pairs: pixel `pixel_indices[n]` belongs to segment `segment_indices[n]`; sorted by pixel.
 
     `first_entries` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
     """
