@@ -138,8 +138,8 @@ class RISE(SampledExplainer):
     evidence, and negative values are evidence against the class. <p>: the mean of the first 64 masks.
 
     A mask is a grid of `grid_size` + 1 cells along each axis. Each cell is 1 with probability `keep_probability`, else 0.
-    The grid is enlarged linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
-    which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
+    The grid is enlarged linearly and shifted at random by less than a cell. p is the probability of the class, as in
+    the paper, or the value of a callable target. See `SampledExplainer` for the other settings.
     """
 
     name, title, paper = "rise", "RISE", "arXiv:1806.07421"
