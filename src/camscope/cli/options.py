@@ -232,7 +232,7 @@ def _explain_rejected_setting(
         if methods_with_parameter:
             return f"{key!r} of {', '.join(methods_with_parameter)} has no text form; set it in Python"
     if equals and key in PARAMETERS_WITH_OPTION:
-        return f"{key!r} has its own option: --{key}"
+        return f"{key!r} has its own option: --{'layers' if key == 'layer' else key}"
     listing = ", ".join(dict.fromkeys(name for settings in settings_by_method.values() for name in settings)) or "none"
     problem = f"no setting {key!r} of {', '.join(explainer_classes)}" if equals else f"{pair!r} is not name=value"
     return f"{problem}; known: {listing}"
