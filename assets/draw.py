@@ -27,7 +27,7 @@ def demo() -> None:
 
 
 def views() -> RGBImage:
-    """views.png: the same explanation as colours, outlines, boxes, and where a crop hides a part of the image."""
+    """views.png: the same explanation as colors, outlines, boxes, and where a crop hides a part of the image."""
     model, scan = load_model("phantom"), draw_radiograph(seed=5, finding="effusion", size=256)
     size, mean, std = PREPROCESSING
     cropping = Preprocess(resize=(size + 32, size + 32), crop=size, mean=(mean,), std=(std,), channels=1)

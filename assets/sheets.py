@@ -20,7 +20,7 @@ Rows = Sequence[tuple[Subject, Sequence[Answer]]]
 
 
 def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer], *, pixels: bool = False) -> None:
-    """The picture itself, a phantom's finding outlined, and every method's map; a grey tile where a method refuses.
+    """The picture itself, a phantom's finding outlined, and every method's map; a gray tile where a method refuses.
 
     `pixels`: of the model's input, see `of_pixels`.
     """

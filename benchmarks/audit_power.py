@@ -2,7 +2,7 @@
 
 Nets learn studies in whose corner a token travels with the lesion with probability p. Each is then audited on 300 images of
 its own kind, as whoever trained it would: the token removed under two fills, and inserted; the verdict is that of
-`run_interventions.reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
+`camscope.audit.shortcuts.reliance.judge_reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
 --quick: one seed of each, without maps; --json FILE; --write: into results/audit_power.json
 """
 
@@ -164,14 +164,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     head = (
         "p",
         "AUROC aligned / independent / flipped",
-        "insert token (SD)",
-        "remove token: mean, blur (SD)",
+        "insert marker (SD)",
+        "remove marker: mean, blur (SD)",
         "remove lesion (SD)",
         "lungs-blank AUROC",
-        "token enrichment: Grad-CAM",
+        "marker enrichment: Grad-CAM",
         "IG",
         "occlusion",
-        "token in top 10 %: Grad-CAM",
+        "marker in top 10 %: Grad-CAM",
         "verdicts",
     )
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]

@@ -73,11 +73,11 @@ def main() -> None:
             print(f"{maps} maps, {share:.0%}: of {args.draws} {', '.join(counts)}", flush=True)
 
 
-def _blobs(random: Random, centres: Floats) -> Floats:
+def _blobs(random: Random, centers: Floats) -> Floats:
     """(N,2) on 48 pixels -> (N,16,16) Gaussians of any strength, under noise."""
     cells = np.arange(16)
-    down, right = (np.exp(-((cells - one[:, None] / 3) ** 2) / (2 * 1.5**2)) for one in centres.T)
-    heat = random.uniform(0.3, 3, (len(centres), 1, 1)) * down[:, :, None] * right[:, None, :]
+    down, right = (np.exp(-((cells - one[:, None] / 3) ** 2) / (2 * 1.5**2)) for one in centers.T)
+    heat = random.uniform(0.3, 3, (len(centers), 1, 1)) * down[:, :, None] * right[:, None, :]
     return np.asarray(heat + NOISE * np.abs(random.normal(size=heat.shape)))
 
 

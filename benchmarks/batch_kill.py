@@ -52,7 +52,7 @@ def spoiled(path: Path, kind: str, drawn: np.random.Generator) -> None:
     if kind == "unreadable":  # a permission would not keep everybody out
         path.symlink_to(path.name)
     elif kind == "animated":
-        frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+        frames = [Image.new("RGB", (64, 64), color) for color in ("red", "blue")]
         frames[0].save(path, "GIF", save_all=True, append_images=frames[1:])
     elif kind != "vanished":
         bomb = bytearray(png)

@@ -58,7 +58,7 @@ class LastNoisyPass(LayerExplainer):
 
 
 class Likely(GradCAM):
-    """Finer-CAM, each neighbour as heavy as it is probable, the gradient of that probability included (grad-cam)."""
+    """Finer-CAM, each neighbor as heavy as it is probable, the gradient of that probability included (grad-cam)."""
 
     gamma, references = 0.6, 3
 
@@ -71,8 +71,8 @@ class Likely(GradCAM):
         return (chances * apart).sum(1) / (chances.sum(1) + 1e-9)
 
 
-class Centred(LayerExplainer):
-    """Eigen-CAM of the centred matrix, with the sign that the solver happens to return (grad-cam)."""
+class Centered(LayerExplainer):
+    """Eigen-CAM of the centered matrix, with the sign that the solver happens to return (grad-cam)."""
 
     name, paper = "eigencam", "arXiv:2008.00299"
 
@@ -99,7 +99,7 @@ class LargestPositive(KPCACAM):
         return heat * largest.view(-1, *[1] * (heat.ndim - 1))
 
 
-class CentredProducts(Centred):
+class CenteredProducts(Centered):
     """The same of gradient times activation (grad-cam)."""
 
     needs_gradient = True

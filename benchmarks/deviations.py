@@ -1,4 +1,4 @@
-"""Where another toolkit's map is not camscope's: what it does, who is right, and the proof. A row here is a row in the docs.
+"""Where another toolkit's map differs from camscope's: what it does, which is right, and the proof. Each is a row in the docs.
 
 `selection` makes camscope's map with that toolkit's choice in place of its own (None: there is nothing to reproduce). What
 shows only in a situation of its own has a `situation` of `benchmarks.situations` instead of the usual photographs.
@@ -58,7 +58,7 @@ DEVIATIONS = [
     Deviation(
         "gradcam++",
         "torchcam",
-        "loses its denominator: g² is divided in a copy that nobody keeps, so that α = g², and a channel weighs Σ g² relu(g).",
+        "loses its denominator: g² is divided in a discarded copy, so α = g² and the weight of a channel is Σ g² relu(g).",
         "camscope. The paper's α is g² / (2 g² + g³ ΣA). (What torchcam would divide by is 2 g² + Σ g³A, which is not the "
         "paper's either.)",
         chosen("NoDenominator"),
@@ -67,55 +67,55 @@ DEVIATIONS = [
         "gradcam++",
         "grad-cam",
         "adds 1e-6 to 2 g² + g³ ΣA.",
-        "camscope. Behind a global pooling g is about 1e-3, so its square is no larger than the 1e-6 that is to be "
-        "negligible; channels with small gradients lose weight, and a rescaled logit gives another map.",
+        "camscope. Behind a global pooling g is about 1e-3, so its square is no larger than the 1e-6 that should be "
+        "negligible. Channels with small gradients lose weight, and rescaling the logit changes the map.",
         chosen("AbsoluteEpsilon"),
     ),
     Deviation(
         "smoothgradcam++",
         "torchcam",
-        "draws its noise anew at each call, takes relu(g) and A from the last noisy input, and has g³ inside the sum.",
-        "camscope. The averages are what the method is about, and the map is of the image, not of its last noisy copy; "
-        "the seed is an argument, so that the same call gives the same map.",
+        "samples new noise at each call, takes relu(g) and A from the last noisy input, and has g³ inside the sum.",
+        "camscope. The averages define the method, and the map is that of the image, not of its last noisy copy. "
+        "The seed is an argument, so the same call gives the same map.",
         chosen("LastNoisyPass", n_samples=of("smoothgradcam++", "samples", 25), std=absolute_noise),
     ),
     Deviation(
         "finercam",
         "grad-cam",
         "weighs the similar classes by their probabilities and differentiates these weights too.",
-        "Both: that is the authors' default, the plain mean is the definition of their abstract (and torchcam's). The plain "
-        "mean is linear in the logits, so that the map is a difference of two Grad-CAMs before the ReLU.",
+        "Both. This is the authors' default. The plain mean is the definition in their abstract, and torchcam uses it. It is "
+        "linear in the logits, so the map is a difference of two Grad-CAMs before the ReLU.",
         chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "references", 3)),
     ),
     Deviation(
         "eigencam",
         "grad-cam",
         "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
-        "camscope. The paper decomposes the activations themselves. A centred map has a mean of zero and either sign: "
-        "after the ReLU the object or its background is left, by the linear algebra library at hand.",
-        chosen("Centred"),
+        "camscope. The paper decomposes the activations themselves. A centered map has a mean of zero and an arbitrary "
+        "sign. After the ReLU either the object or its background remains, depending on the linear algebra library.",
+        chosen("Centered"),
     ),
     Deviation(
         "eigengradcam",
         "grad-cam",
         "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
-        "Nobody: there is no paper. camscope takes Eigen-CAM's matrix with gradient times activation in it, and the sign "
-        "with which the map agrees with HiResCAM's.",
-        chosen("CentredProducts"),
+        "Neither: there is no paper. camscope decomposes gradient times activation as Eigen-CAM does, with the sign that "
+        "agrees with HiResCAM.",
+        chosen("CenteredProducts"),
     ),
     Deviation(
         "kpcacam",
         "grad-cam",
         "gives the component the sign with which its largest cell is positive.",
-        "Both: a centred component has no sign of its own. camscope's is positive where the layer is most active, so that "
-        "one cell that stands out, as single tokens of a transformer do, does not turn the map over.",
+        "Both: the sign of a centered component is arbitrary. camscope's is positive where the layer is most active, so a "
+        "single outlier, such as one token of a transformer, does not invert the map.",
         chosen("LargestPositive"),
     ),
     Deviation(
         "fem",
         "grad-cam",
-        "sums the activations, each channel weighed by the share of its cells beyond the threshold.",
-        "camscope. The method marks the cells beyond the threshold and weighs each channel by its mean activation; other "
+        "sums the activations, each channel weighted by the share of its cells beyond the threshold.",
+        "camscope. The method marks the cells beyond the threshold and weights each channel by its mean activation; other "
         "implementations (Xplique) agree.",
         chosen("ShareBeyond"),
     ),
@@ -123,7 +123,7 @@ DEVIATIONS = [
         "scorecam",
         "grad-cam",
         "enlarges the masks with align_corners=True.",
-        "camscope. A cell is an area, not a point: with aligned corners, a 7 x 7 mask is moved by up to half a cell, 16 of "
+        "camscope. A cell is an area, not a point: with aligned corners, a 7 x 7 mask moves by up to half a cell, 16 of "
         "224 pixels, towards the border. The authors' code has align_corners=False.",
         chosen("CornersAligned", "choices_score"),
     ),
@@ -131,68 +131,68 @@ DEVIATIONS = [
         "scorecam",
         "torchcam",
         "stretches a mask to 0..1 before it enlarges it.",
-        "camscope. The paper (eq. 7 and 8) enlarges first: interpolation lowers a peak, so that a mask stretched before does "
-        "not reach 1 on the image any more.",
+        "camscope. The paper (eq. 7 and 8) enlarges first: interpolation lowers a peak, so a mask stretched before does "
+        "not reach 1 on the image.",
         chosen("StretchedFirst", "choices_score"),
     ),
     Deviation(
         "sscam",
         "torchcam",
-        "gives each channel noise of its own, drawn anew at each call, on masks stretched before they are enlarged.",
-        "camscope. With other noise on each channel, channels differ by luck as well as by what they show; the seed is an "
-        "argument, so that the same call gives the same map. (Measured with camscope's deviation of 0.5; torchcam's own "
-        "is 2, where the masks are mostly noise.)",
+        "samples new noise for each channel at each call, on masks stretched before they are enlarged.",
+        "camscope. With separate noise, channels differ by chance as well as by content. The seed is an "
+        "argument, so the same call gives the same map. (Measured with camscope's standard deviation of 0.5. torchcam's "
+        "default is 2, where the masks are mostly noise.)",
         chosen("NoiseEach", "choices_score", rounds=of("sscam", "samples", 35), std=of("sscam", "sigma", 2.0)),
     ),
     Deviation(
         "iscam",
         "torchcam",
-        "adds the steps up, so that masks are multiplied by 1/n, 3/n, 6/n … up to (n + 1)/2.",
-        "camscope. Integration from an empty mask to the full one ends at 1, as in the authors' prototype; beyond it the "
+        "sums the steps, so masks are multiplied by 1/n, 3/n, 6/n … up to (n + 1)/2.",
+        "camscope. Integration from an empty mask to the full one ends at 1, as in the authors' prototype. Beyond 1 the "
         "image is overexposed.",
         chosen("AddedUp", "choices_score", rounds=of("iscam", "samples", 10)),
     ),
     Deviation(
         "fullgrad",
         "grad-cam",
-        "stretches every channel of every layer to 0..1 by itself.",
-        "camscope. The paper scales a layer as a whole; by itself, a channel without evidence counts as much as the "
-        "strongest.",
+        "stretches every channel of every layer to 0..1 separately.",
+        "camscope. The paper scales a layer as a whole. With separate scaling, a channel without evidence counts as much as "
+        "the strongest.",
         channel_by_channel,
     ),
     Deviation(
         "refinecam",
         "grad-cam",
-        "multiplies at the input's size, and its Grad-CAM++ has the 1e-6 of above.",
-        "Both, but for the 1e-6: the authors' code, too, multiplies at the input's size. camscope multiplies on the finest "
-        "layer's grid, beyond which nothing is known, and leaves the last enlargement to display.",
+        "multiplies at the input's size, and its Grad-CAM++ adds the 1e-6 described above.",
+        "Both, except for the 1e-6: the authors' code also multiplies at the input's size. camscope multiplies on the grid of "
+        "the finest layer, which has all the information, and leaves the last enlargement to display.",
         at_the_input,
     ),
     Deviation(
         "refinecam",
         "torchcam",
         "does not stretch a map again once it is enlarged, and its Grad-CAM++ has no denominator.",
-        "camscope, as the authors' code: enlarging lowers a peak, so that a map stretched before does not reach 1.",
+        "camscope, as the authors' code: enlarging lowers a peak, so a map stretched before does not reach 1.",
         stretched_once,
     ),
     Deviation(
         "randomcam",
         "grad-cam",
-        "draws its weights anew at each call.",
-        "Both: a control. camscope's has a seed, so that a comparison can be repeated.",
+        "samples new weights at each call.",
+        "Both: a control. camscope's has a seed, so a comparison can be repeated.",
     ),
     Deviation(
         "dff",
         "grad-cam",
         "subtracts each channel's minimum and starts from other random factors.",
-        "Both: a factorisation into non-negative parts is not unique, nor are its parts in an order.",
+        "Both: a non-negative factorization is not unique, and its components have no fixed order.",
     ),
     Deviation(
         "ablationcam",
         "grad-cam",
         "divides the weights by the score, and does so where that is negative.",
-        "camscope. The quotient has its sign turned for a class with a negative logit: what speaks for the class is left "
-        "out, what speaks against it is shown. Without the division the map is the paper's wherever the score is positive.",
+        "camscope. For a class with a negative logit the division inverts the sign: positive evidence is dropped "
+        "and negative evidence shown. Without the division the map is the paper's wherever the score is positive.",
         chosen("OverTheScore"),
         situation="a class with a negative score",
     ),
@@ -201,7 +201,7 @@ DEVIATIONS = [
         "grad-cam",
         "keeps the layer's output without copying it, and the gradient from before the ReLU that overwrites it.",
         "camscope: the map is of the value that left the named layer. grad-cam multiplies the activation after the ReLU "
-        "by the gradient before it, which no layer has.",
+        "by the gradient before it, a pair that no layer has.",
         situation="an in-place ReLU behind the layer",
     ),
     Deviation(
@@ -215,8 +215,8 @@ DEVIATIONS = [
         "gradcam",
         "grad-cam",
         "stretches each layer's map from its minimum to its maximum before it takes their mean.",
-        "camscope divides by the maximum: subtracting the minimum makes zero evidence of the least evidence there is, in "
-        "each layer another amount.",
+        "camscope divides by the maximum. Subtracting the minimum turns the least evidence into zero, by a different amount "
+        "in each layer.",
         situation="three layers as one map",
     ),
 ]

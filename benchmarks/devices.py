@@ -39,8 +39,8 @@ IMAGES, SIDE = 2, 128  # so small that the CPU's float64 is there in time; a tra
 FEW = {
     "n_samples": 8,
     "n_steps": 4,
-    "top": 8,
-    "groups": 8,
+    "n_channels": 8,
+    "n_groups": 8,
     "grid_size": 4,
     "segments": 8,
 }  # settings of methods that run the model many times

@@ -164,7 +164,7 @@ def _images() -> Iterator[Sample]:
     exif = Image.Exif()
     exif[0x0112] = 6
     forms: dict[str, tuple[str, dict[str, Any], str]] = {
-        "a.png": ("PNG", {"pnginfo": text, "exif": exif}, "RGB"), "grey.png": ("PNG", {}, "I;16"),
+        "a.png": ("PNG", {"pnginfo": text, "exif": exif}, "RGB"), "gray.png": ("PNG", {}, "I;16"),
         "palette.png": ("PNG", {}, "P"), "a.jpg": ("JPEG", {"exif": exif}, "RGB"),
         "progressive.jpg": ("JPEG", {"progressive": True}, "CMYK"), "a.tif": ("TIFF", {"compression": "jpeg"}, "RGB"),
         "lzw.tif": ("TIFF", {"compression": "tiff_lzw"}, "RGB"),

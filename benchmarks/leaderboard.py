@@ -57,7 +57,18 @@ FEWER: dict[str, dict[str, Any]] = {
 MODELS = ["resnet18", "deit_tiny"]
 KEPT = Path(__file__).parent / "results"
 SLOWEST = 10.0  # seconds a photograph
-COLUMNS = ["row", "method", "layer", "parameters", "target", "control", "metric", "value", "reason", "centre_in_box"]
+COLUMNS = [
+    "row",
+    "method",
+    "layer",
+    "parameters_digest",
+    "target",
+    "control",
+    "metric",
+    "value",
+    "reason",
+    "center_in_box",
+]
 CHUNK = 5  # photographs in a part of a run of one method
 PRICED = 60.0  # seconds that a method's price may take: the rest is reckoned from the steps so far
 FEW = sorted(random.Random(0).sample(range(100), 20))  # photographs for the slow ones

@@ -48,7 +48,7 @@ class Results:
             for part, rows in self.samples.items()
             if self.tables[part].num_rows
         }
-        return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), **few}
+        return {"all": whole, "off-center": whole.filter(~pc.field("center_in_box")), **few}
 
 
 def methods_only(table: pa.Table) -> pa.Table:
@@ -165,10 +165,10 @@ def left_out(found: Results) -> str:
     there = {name for table in found.tables.values() for name in pc.unique(table["method"]).to_pylist()}
     missing = {name: one for name, one in found.prices.items() if name not in there}
     dear = {name for name, (seconds, words) in missing.items() if isfinite(seconds) or words.startswith("more than")}
-    said = "; ".join(f"`{name}` ({missing[name][1]})" for name in missing if name not in dear)
+    reasons = "".join(f"| `{name}` | {missing[name][1]} |\n" for name in missing if name not in dear)
     names = ", ".join(f"`{name}` ({missing[name][1]} s)" for name in missing if name in dear)
-    return f"Without an answer here: {said}.\n" + (
-        f"\nNot run, for their price a photograph (about: reckoned from a part of the passes): {names}.\n"
+    return f"Methods without a map here:\n\n| method | reason |\n| --- | --- |\n{reasons}" + (
+        f"\nNot run because of their cost per photograph (estimated from a part of the passes): {names}.\n"
         if names
         else ""
     )

@@ -80,7 +80,7 @@ def _against(
             with peers.open_tool(peer, case, method) as tool, seeded():
                 theirs = tool.to_maps(tool.run()).detach().clone()
                 if tool.drawn:
-                    return {}, {}, "drawn by lot, or in no order"
+                    return {}, {}, "not compared: random, or components have no fixed order"
             with peers.open_tool(OURS, case, method) as own:
                 ours = own.to_maps(own.run())
             _add(plain, place, theirs, tool.finish(ours))
@@ -157,7 +157,7 @@ def page(measured: Sequence[Figure]) -> str:
         ]
         for one in DEVIATIONS
     ]
-    head = ["method", "toolkit", "r", "what it does", "who is right, and why", "r with its choice"]
+    head = ["method", "toolkit", "r", "what it does", "which is right, and why", "r with its choice"]
     lines = [report.line(cells) for cells in [head, ["---"] * len(head), *rows]]
     return "\n\n".join([report.tables([f for f in measured if f.section == "parity"]), "\n".join(lines)])
 

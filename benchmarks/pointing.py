@@ -2,8 +2,8 @@
 
 python -m benchmarks.pointing
 
-The input is the photograph stretched to 224 x 224, the target its label. Off-centre: the middle of the photograph lies
-in none of its boxes, so that whoever guesses the centre fails.
+The input is the photograph stretched to 224 x 224, the target its label. Off-center: the middle of the photograph lies
+in none of its boxes, so that whoever guesses the center fails.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from camscope.errors import CamscopeWarning
 
 METHODS_SHOWN = (
     *("gradcam", "gradcam-elementwise", "legrad", "chefer", "gradeclip", "gradrollout", "rollout", "vitcx"),
-    *("centre", "randomcam"),
+    *("center", "randomcam"),
 )
 AT_ONCE = 20
 Box = tuple[float, float, float, float]
@@ -37,7 +37,7 @@ class Photograph:
     path: Path
     label: int
     boxes: tuple[Box, ...]
-    off_centre: bool
+    off_center: bool
 
     def inside(self, height: int, width: int) -> np.ndarray[Any, Any]:
         """(H,W) bool: the pixels whose middle lies in a box."""
@@ -94,9 +94,9 @@ def interval(hits: int, count: int) -> tuple[float, float]:
 
 def table(images: Sequence[Photograph]) -> str:
     """Markdown: a row a method."""
-    off = [i for i, one in enumerate(images) if one.off_centre]
+    off = [i for i, one in enumerate(images) if one.off_center]
     lines = [
-        f"| method | asks for a class | off-centre, n = {len(off)} | 95 % | all, n = {len(images)} | of the map in the boxes |",
+        f"| method | class-specific | off-center, n = {len(off)} | 95 % | all, n = {len(images)} | map in the boxes |",
         "|---|---|---|---|---|---|",
     ]
     for method in METHODS_SHOWN:

@@ -70,18 +70,18 @@ Row = Mapping[str, Figure]
 TITLES = {
     "gradcam": "Grad-CAM, times a forward pass",
     "methods": "Every one-backward CAM of camscope, times a forward pass",
-    "family": "Every method, times a forward pass of the same batch, and its maps beside each toolkit's",
+    "family": "Every method, times a forward pass of the same batch, and its maps compared with each toolkit's",
     "ablation": "Ablation-CAM without recomputing what comes before the layer, batch 1",
     "score": "Score-CAM, times as many plain forward passes as it runs, in batches",
-    "loops": "Methods of many passes of one image, times the bare loop of whole passes (CPU: processor time, 3 to 5 rounds)",
+    "loops": "Methods of many forward passes of one image, times the bare loop of whole passes (CPU time, 3 to 5 rounds)",
     "precision": "Grad-CAM in bfloat16, times a forward pass in float32",
     "bf16": "Grad-CAM's maps in bfloat16: rank correlation (Spearman) with the float32 map, least of the photographs",
     "classes": "Five classes of one image, times a forward pass of that image",
-    "sharing": "One pass for many questions of one image, times a forward pass of that image",
+    "sharing": "One forward pass for many targets of one image, times a forward pass of that image",
     "memory": "Peak memory of every method above that of plain inference of the same batch, MB",
     "import": "Import after torch, seconds",
     "batch": "Photographs of a folder, about 500 x 375 pixels, Grad-CAM in batches of 16, 3 rounds",
-    "parity": "The same answers: least correlation with camscope's map over the photographs, by method",
+    "parity": "Agreement: lowest correlation with camscope's map over the photographs, by method",
 }
 DIGITS = dict.fromkeys(TITLES, 2) | {"bf16": 4, "memory": 0, "import": 3, "parity": 4}
 

@@ -1,4 +1,4 @@
-"""How near `ScoreCAM(top_classes=n)` comes to the full map, by what the n channels are chosen by: a Markdown table.
+"""How near `ScoreCAM(n_channels=n)` comes to the full map, by what the n channels are chosen by: a Markdown table.
 
 python -m benchmarks.score_cam_top models.py:resnet18 layer4 photos/*.jpg
 """
@@ -20,7 +20,7 @@ Seen = tuple[LayerFeatures, Tensor]
 CRITERIA: dict[str, Callable[[LayerFeatures], Tensor]] = {
     "standard deviation": lambda f: f.activation.flatten(2).std(-1, correction=0),
     "largest activation": lambda f: f.activation.flatten(2).amax(-1),
-    "mean size (as `top_classes=` does)": lambda f: f.activation.flatten(2).abs().mean(-1),
+    "mean size (as `n_channels=` does)": lambda f: f.activation.flatten(2).abs().mean(-1),
     "size of the Grad-CAM weight": lambda f: f.gradient.flatten(2).mean(-1).abs(),
     "size of the Grad-CAM weight times the mean activation": lambda f: (
         f.gradient.flatten(2).mean(-1) * f.activation.flatten(2).mean(-1)

@@ -70,7 +70,7 @@ def listed(path: Path, numbers: Sequence[int] | None = None) -> Path:
     images = boxed()["images"]
     with path.open("w", newline="") as stream:
         table = csv.writer(stream)
-        table.writerow(["path", "target", "centre_in_box"])
+        table.writerow(["path", "target", "center_in_box"])
         for one in images if numbers is None else (images[number] for number in numbers):
             table.writerow([BOXES / "images" / one["file_name"], one["imagenet_label"], one["centre_in_box"]])
     return path

@@ -54,8 +54,8 @@ def main(folder: Path) -> None:
 
 
 def write_radiograph(path: Path, one: Phantom, *, inverted: bool) -> None:
-    """A computed radiograph with 12 bits of grey, MONOCHROME1 where it is `inverted`."""
-    grey = one.image.astype(np.uint16) * 16
+    """A computed radiograph with 12 bits of gray, MONOCHROME1 where it is `inverted`."""
+    gray = one.image.astype(np.uint16) * 16
     data = Dataset()
     data.file_meta = FileMetaDataset()
     data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -65,12 +65,12 @@ def write_radiograph(path: Path, one: Phantom, *, inverted: bool) -> None:
     data.PatientName, data.PatientID, data.PatientBirthDate = path.stem.replace("_", "^"), "12345", "19700101"
     data.PatientSex = data.StudyDate = data.StudyTime = data.AccessionNumber = data.StudyID = ""
     data.ReferringPhysicianName, data.Modality, data.BurnedInAnnotation = "", "CR", "NO"
-    data.Rows, data.Columns = grey.shape
+    data.Rows, data.Columns = gray.shape
     data.ImagerPixelSpacing = data.PixelSpacing = [0.2, 0.2]
     data.SamplesPerPixel, data.PixelRepresentation = 1, 0
     data.BitsAllocated, data.BitsStored, data.HighBit = 16, 12, 11
     data.PhotometricInterpretation = "MONOCHROME1" if inverted else "MONOCHROME2"
-    data.PixelData = (4095 - grey if inverted else grey).tobytes()
+    data.PixelData = (4095 - gray if inverted else gray).tobytes()
     data.save_as(path, enforce_file_format=True)
 
 

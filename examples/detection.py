@@ -76,15 +76,15 @@ def train(model: RetinaNet, steps: int = STEPS, seed: int = 0) -> None:
     ]
     model.backbone.requires_grad_(False)
     model.training = True  # losses are asked for; every part stays in eval mode
-    optimiser = torch.optim.AdamW(model.head.parameters(), 1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1.5e-3, steps + 1)
+    optimizer = torch.optim.AdamW(model.head.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.5e-3, steps + 1)
     for step in range(steps):
         rows = torch.randint(len(images), (BATCH,))
         losses = model(list(images[rows]), [boxes[i] for i in rows.tolist()])
         loss = sum(losses.values())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % 50 == 0:
             print(f"step {step:3d}  loss {float(loss.detach()):.3f}")

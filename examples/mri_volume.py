@@ -21,7 +21,7 @@ def main(folder: Path, steps: int = DEFAULT_VOLUME_STEPS, seed: int = 7) -> None
     net = train_volume_model(n_steps=steps)
     truth = draw_volume(seed, lesion=True)
 
-    # A scan as it may come: axes lead to the front, up and left, voxels are no cubes, millimetres begin somewhere.
+    # A scan as it may come: axes lead to the front, up and left, voxels are no cubes, millimeters begin somewhere.
     world = np.array([[0, 0, -0.8, 20], [0.8, 0, 0, -15], [0, 1.2, 0, 40], [0, 0, 0, 1]])
     nibabel.save(nibabel.Nifti1Image(truth.values, world), folder / "brain.nii.gz")
 

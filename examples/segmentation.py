@@ -53,14 +53,14 @@ def train(model: Segmenter, steps: int = STEPS, seed: int = 0) -> None:
     for place, (_, masks) in zip(truth, drawn, strict=True):
         for name, mask in masks.items():
             place[torch.from_numpy(mask)] = CATEGORIES.index(name)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, steps + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps + 1)
     for step in range(steps):
         rows = torch.randint(DRAWN, (BATCH,))
         loss = F.cross_entropy(model(images[rows])["out"], truth[rows], weight=torch.tensor([0.2, 1.0, 1.0, 1.0]))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % 50 == 0:
             print(f"step {step:3d}  loss {float(loss.detach()):.3f}")

@@ -145,7 +145,7 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
     return made
 
 
-def localise(findings):
+def localize(findings):
     found = []
     for finding in findings:
         found += lines(
@@ -385,7 +385,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance",
-                f"The model distinguishes images with {finding} from images without.",
+                f"The model distinguishes images with {finding} from those without.",
                 finding,
                 "supported",
                 "supports",
@@ -558,10 +558,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
             metadata_value_counts={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
             level_counts=tuple(
                 LevelCount(
-                    column=column,
-                    level=level,
-                    n_rows=rows,
-                    n_patients=patients,
+                    column=column, level=level, n_rows=rows, n_patients=patients,
                     positives_by_finding=dict.fromkeys(findings, positives),
                 )
                 for column, level, rows, patients, positives in (
@@ -588,10 +585,11 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
                 MapCounts(
                     method=m, finding=f, n_maps=310, n_failures=2, status_counts={"ok": 303, "no_positive_evidence": 7}
                 )
-                       for m in (CAM, PIXELS) for f in findings),
+                for m in (CAM, PIXELS) for f in findings
+            ),
             failures=(FlowStep(name="no map", n_rows=2, reason="the file is cut off"),),
         ),
-        localization=localise(findings),
+        localization=localize(findings),
         faithfulness=faithfulness(findings),
         sanity=sanity(),
         robustness=MetricsResult(tested=False, reason=SKIPPED),

@@ -150,7 +150,7 @@ OF_AUDITS = [
         "_decide_sanity",
         "if control.passes:",
         "if False:",
-        rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
+        rules.test_randomization_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant(
         "what could not be tested clears a model",

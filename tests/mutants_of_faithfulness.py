@@ -14,7 +14,7 @@ insertion_by_hand = partial(BY_HAND, "insertion", {}, 6.25)
 probability_by_hand = partial(
     BY_HAND, "necessity", {"share": 0.25, "output_kind": "probability"}, faithful.sigmoid(10) - faithful.sigmoid(6)
 )
-neighbours = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbours, (6, 7))
+neighbors = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbors, (6, 7))
 
 OF_FAITHFULNESS = [
     Mutant(
@@ -47,7 +47,7 @@ OF_FAITHFULNESS = [
         "score if True else",
         probability_by_hand,
     ),
-    Mutant("diagonals count in full", imputation, "_sum_neighbors", "2 * last", "1 * last", neighbours),
+    Mutant("diagonals count in full", imputation, "_sum_neighbors", "2 * last", "1 * last", neighbors),
     Mutant(
         "MoRF less LeRF",
         deletion_insertion,

@@ -47,7 +47,7 @@ def otsu_is_by_hand() -> None:
     assert abs(iou_otsu(HEAT, MASK) - 2 / 6) < 1e-9
 
 
-def a_centre_of_mass_is_by_hand() -> None:
+def a_center_of_mass_is_by_hand() -> None:
     found = centroid_distance(HEAT, MASK, spacing=(2.0, 10.0))
     assert abs(found - np.hypot(2 * (4 / 28 - 0.5), 10 * (30 / 28 - 0.5))) < 1e-9
 
@@ -193,7 +193,7 @@ OF_METRICS = [
         "_compute_center_of_mass",
         "for profile in sums",
         "for profile in sums[::-1]",
-        a_centre_of_mass_is_by_hand,
+        a_center_of_mass_is_by_hand,
     ),
     Mutant(
         "both signs",

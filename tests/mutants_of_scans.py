@@ -105,7 +105,7 @@ def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
     np.testing.assert_array_equal(scan.values, array[..., 1])
 
 
-def a_window_of_one_half_below_its_centre() -> None:
+def a_window_of_one_half_below_its_center() -> None:
     assert scan.apply_linear_window(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
     assert abs(scan.apply_sigmoid_window(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
 
@@ -231,7 +231,7 @@ OF_SCANS = [
         "apply_linear_window",
         "center - 0.5, width - 1",
         "center, width - 1",
-        a_window_of_one_half_below_its_centre,
+        a_window_of_one_half_below_its_center,
     ),
     Mutant(
         "four times steep",
@@ -239,7 +239,7 @@ OF_SCANS = [
         "apply_sigmoid_window",
         "steep = 2",
         "steep = 4",
-        a_window_of_one_half_below_its_centre,
+        a_window_of_one_half_below_its_center,
     ),
     Mutant(
         "the cause is told",

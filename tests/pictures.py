@@ -1,4 +1,4 @@
-"""What the tests of pictures share: published colours, lightness by its formula, a picture of noise, and that of a notebook."""
+"""What the tests of pictures share: published colors, lightness by its formula, a picture of noise, and that of a notebook."""
 
 import base64
 import io
@@ -18,7 +18,7 @@ ENDS = {
 
 
 def lightness(rgb):
-    """CIE L* of sRGB colours, D65, by the formula."""
+    """CIE L* of sRGB colors, D65, by the formula."""
     linear = np.where(rgb / 255 <= 0.04045, rgb / 255 / 12.92, ((rgb / 255 + 0.055) / 1.055) ** 2.4)
     Y = linear @ [0.2126, 0.7152, 0.0722]
     return np.where(Y > 216 / 24389, 116 * np.cbrt(Y) - 16, Y * 24389 / 27)

@@ -22,15 +22,15 @@ def dicom(pixels: np.ndarray, photometric: str = "MONOCHROME2", bits: int | None
     made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = CT
     made.SOPInstanceUID = made.file_meta.MediaStorageSOPInstanceUID = generate_uid()
-    colour = photometric not in ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR")
-    shape = pixels.shape[:-1] if colour else pixels.shape
+    color = photometric not in ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR")
+    shape = pixels.shape[:-1] if color else pixels.shape
     if len(shape) == 3:
         made.NumberOfFrames = shape[0]
     made.Rows, made.Columns = shape[-2:]
-    made.SamplesPerPixel = 3 if colour else 1
+    made.SamplesPerPixel = 3 if color else 1
     made.PhotometricInterpretation = photometric
     made.BitsAllocated = 8 * pixels.itemsize
-    if colour:
+    if color:
         made.PlanarConfiguration = 0
     if pixels.dtype.kind == "f":
         keyword = "FloatPixelData" if pixels.itemsize == 4 else "DoubleFloatPixelData"

@@ -74,14 +74,14 @@ def test_a_name_that_does_not_exist_is_found():
     table = "| method of `Explanation` | shows |\n|---|---|\n| `overlay()`, `figure()` | nothing |\n"
     text = "`Explanation.is_color` and `explain_everything(x)`\n" + table
     assert list(mentioned(text)) == [
-        ("Explanation", "colour"),
+        ("Explanation", "is_color"),
         ("", "explain_everything"),
         ("", "overlay"),
         ("", "figure"),
         ("Explanation", "overlay"),
         ("Explanation", "figure"),
     ]
-    assert "colour" not in attributes(camscope.Explanation)
+    assert "is_color" not in attributes(camscope.Explanation)
     assert "figure" not in attributes(camscope.Explanation)
     assert "explain_everything" not in callables()
 

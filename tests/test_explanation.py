@@ -25,7 +25,7 @@ TOP = {name: tuple(render.colorize(np.array([[1.0]]), name)[0, 0]) for name in (
 
 
 def explanation(heat=HEAT, **facts):
-    """A map of 2 x 3 cells on an input of 20 x 30, the centre of an image of 40 x 50."""
+    """A map of 2 x 3 cells on an input of 20 x 30, the center of an image of 40 x 50."""
     rng = np.random.default_rng(0)
     known = {
         "method": "gradcam",
@@ -93,7 +93,7 @@ def test_what_was_cropped_away_is_not_covered():
 
 
 def test_the_map_lies_on_the_input_cell_by_cell():
-    # ten pixels a cell: pixel i has its centre at i + 0.5, cell j at 10 j + 5; linear between, level outside
+    # ten pixels a cell: pixel i has its center at i + 0.5, cell j at 10 j + 5; linear between, level outside
     rows = np.stack([np.interp(np.arange(30) + 0.5, [5, 15, 25], row) for row in HEAT])
     expected = np.stack([np.interp(np.arange(20) + 0.5, [5, 15], column) for column in rows.T], axis=1)
     np.testing.assert_allclose(explanation().heatmap("input", None), expected, atol=1e-5)
@@ -125,23 +125,23 @@ def test_overlays_have_the_size_of_what_they_lie_on():
 
 @pytest.mark.parametrize("colormap", TOP)
 @pytest.mark.parametrize("size", ["image", "input", "grid"])
-def test_the_hottest_pixel_has_the_top_colour(size, colormap):
+def test_the_hottest_pixel_has_the_top_color(size, colormap):
     one = explanation()
     values, picture = one.heatmap(size, None), one.overlay(size, alpha=1.0, colormap=colormap)
     hottest = np.unravel_index(values.argmax(), values.shape)
     assert tuple(picture[hottest]) == TOP[colormap]
     top = np.argwhere((picture == TOP[colormap]).all(2))
     limit = values.max() * (1 - 1 / 255)
-    assert all(values[tuple(place)] >= limit for place in top), "a colder pixel has the top colour"
+    assert all(values[tuple(place)] >= limit for place in top), "a colder pixel has the top color"
 
 
 def test_no_opacity_is_the_photograph_and_a_shifted_map_shifts_the_overlay():
     one = explanation()
     np.testing.assert_array_equal(one.overlay(alpha=0.0), one.image)
-    grey = np.full((20, 30, 3), 100, dtype=np.uint8)
+    gray = np.full((20, 30, 3), 100, dtype=np.uint8)
     place = Placement.identity((20, 30))
-    left = explanation([[1.0, 0, 0]], image=grey, model_input_image=grey, placement=place).overlay()
-    right = explanation([[0, 0, 1.0]], image=grey, model_input_image=grey, placement=place).overlay()
+    left = explanation([[1.0, 0, 0]], image=gray, model_input_image=gray, placement=place).overlay()
+    right = explanation([[0, 0, 1.0]], image=gray, model_input_image=gray, placement=place).overlay()
     np.testing.assert_array_equal(left, right[:, ::-1])
     assert (left[:, 20:] == 100).all()
     assert (left[:, :5] != 100).any(2).all()
@@ -161,7 +161,7 @@ def bar_ends(monkeypatch, one, **keywords):
     return ends[0], ends[1]
 
 
-def test_the_colour_bar_names_the_raw_value_of_the_top_colour(monkeypatch):
+def test_the_color_bar_names_the_raw_value_of_the_top_color(monkeypatch):
     """The hottest cell may lie where no pixel of the image is: in padding, or between two pixels."""
     place = Placement.identity((20, 10)).padded((0, 10), (0, 10))
     one = explanation(image=np.zeros((20, 10, 3), np.uint8), placement=place)
@@ -172,10 +172,8 @@ def test_the_colour_bar_names_the_raw_value_of_the_top_colour(monkeypatch):
     for pair in ((-1.0, 6.0), [-1, 6]):
         for ends in bar_ends(monkeypatch, one, scale=pair):
             assert ends == (-1.0, 6.0)
-        for colours in ("inferno", "diverging"):
-            assert np.array_equal(
-                one.overlay(scale=pair, colormap=colours), one.overlay(scale=(-1, 6), colormap=colours)
-            )
+        for colors in ("inferno", "diverging"):
+            assert np.array_equal(one.overlay(scale=pair, colormap=colors), one.overlay(scale=(-1, 6), colormap=colors))
     for ends in bar_ends(monkeypatch, one, colormap="diverging"):
         assert ends == (-abs(shown).max(), abs(shown).max())
     for ends in bar_ends(monkeypatch, one, scale="symmetric", colormap="inferno"):
@@ -186,7 +184,7 @@ def test_the_colour_bar_names_the_raw_value_of_the_top_colour(monkeypatch):
         assert ends[0] == -ends[1] < 0
 
 
-def test_a_map_with_negative_values_has_the_diverging_colours_unless_others_are_named():
+def test_a_map_with_negative_values_has_the_diverging_colors_unless_others_are_named():
     signed, positive = explanation(HEAT - HEAT.mean()), explanation(abs(HEAT))
     assert (signed.colormap, positive.colormap) == ("diverging", "inferno")
     np.testing.assert_array_equal(signed.overlay("input"), signed.overlay("input", colormap="diverging"))
@@ -212,7 +210,7 @@ def test_single_pixels_are_scaled_by_what_nearly_all_stay_under(monkeypatch):
 
 
 def test_the_diverging_map_is_white_at_zero_for_every_scale():
-    one, grey = (
+    one, gray = (
         explanation([[-4.0, 0.0, 2.0]], image=None, model_input_image=None),
         198.0,
     )  # 128 is no picture; 0.45 of its way from white
@@ -223,8 +221,8 @@ def test_the_diverging_map_is_white_at_zero_for_every_scale():
         ((-4.0, 4.0), (-1.0, 0.0, 0.5)),
         ((-1.0, 2.0), (-0.5, 0.0, 1.0)),
     ):
-        colours = render.colorize(np.array([positions]), "diverging")[0]
-        expected = grey + abs(np.array(positions))[:, None] * (colours - grey)  # weak values are transparent, 0 wholly
+        colors = render.colorize(np.array([positions]), "diverging")[0]
+        expected = gray + abs(np.array(positions))[:, None] * (colors - gray)  # weak values are transparent, 0 wholly
         shown = one.overlay("grid", scale=scale, alpha=1.0, colormap="diverging")[0]
         np.testing.assert_allclose(shown, expected, atol=0.51, err_msg=str(scale))
 

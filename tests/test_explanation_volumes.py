@@ -60,10 +60,10 @@ def test_a_volume_is_drawn_where_it_lies():
     assert one.volume().peak == (3, 6, 6)
 
 
-@pytest.mark.parametrize("image", ["float", "grey", "colour"])
+@pytest.mark.parametrize("image", ["float", "gray", "color"])
 def test_an_image_of_any_kind_lies_below(image):
     numbers = np.random.default_rng(0).integers(0, 256, (8, 10, 10, 3), dtype=np.uint8)
-    drawn = {"float": numbers[..., 0] - 1000.0, "grey": numbers[..., 0], "colour": numbers}[image]
+    drawn = {"float": numbers[..., 0] - 1000.0, "gray": numbers[..., 0], "color": numbers}[image]
     one = volume(image=drawn)
     for picture in (one.planes(), one.slices(), one.projection(), one.overlay(), one.planes((0, 0, 0))):
         assert picture.dtype == np.uint8
@@ -78,7 +78,7 @@ def test_the_world_of_the_input_is_that_of_the_image():
     assert one.volume().spacing is None
     np.testing.assert_array_equal(one.volume().affine, world)
     np.testing.assert_allclose(one.volume("input").affine @ [0, 0, 0, 1], world @ [1, 2, 0, 1])
-    # a cell of 2 x 2 x 2 voxels: the first one's centre is between two voxels
+    # a cell of 2 x 2 x 2 voxels: the first one's center is between two voxels
     np.testing.assert_allclose(one.volume("grid").affine @ [0, 0, 0, 1], world @ [1.5, 2.5, 0.5, 1])
     assert one.volume("grid").voxel_size == (2, 4, 6)
     assert volume(Placed, affine=world, placement=None).volume().affine is None

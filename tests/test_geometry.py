@@ -15,7 +15,7 @@ CHAIN = Placement.identity((480, 640)).resized((256, 341)).cropped((16, 58), (22
 
 
 def brute(place: Placement, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel by pixel, from the definition: the pixel's centre, in cells, among the 2^n nearest cell centres."""
+    """Pixel by pixel, from the definition: the pixel's center, in cells, among the 2^n nearest cell centers."""
     values, covered = np.zeros(place.image_size), np.zeros(place.image_size, bool)
     for pixel in np.ndindex(*place.image_size):
         point = place.to_input(np.array(pixel)[None] + 0.5)[0]
@@ -35,9 +35,9 @@ def test_a_resized_and_cropped_plane_lies_where_arithmetic_says():
     assert CHAIN.to_image([[0, 0]]) == pytest.approx(np.array([[16 * 480 / 256, 58 * 640 / 341]]))
     assert CHAIN.to_image([[224, 224]]) == pytest.approx(np.array([[240 * 480 / 256, 282 * 640 / 341]]))
     assert (CHAIN.input_size, CHAIN.image_size) == ((224, 224), (480, 640))
-    # cell (3, 3) of a 7 x 7 map has its centre in the middle of the crop
-    centre = CHAIN.cell_to_image_matrix((7, 7)) @ [3.5, 3.5, 1]
-    assert centre == pytest.approx(CHAIN.to_image([[112, 112]])[0])
+    # cell (3, 3) of a 7 x 7 map has its center in the middle of the crop
+    center = CHAIN.cell_to_image_matrix((7, 7)) @ [3.5, 3.5, 1]
+    assert center == pytest.approx(CHAIN.to_image([[112, 112]])[0])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_there_and_back():
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])
-def test_the_hottest_cell_lands_on_its_own_centre(size):
+def test_the_hottest_cell_lands_on_its_own_center(size):
     place = Placement.identity(size).resized((256, 341) if size[0] < size[1] else (341, 256))
     place = place.cropped([(n - 224) // 2 for n in place.input_size], (224, 224))
     heat = np.zeros((7, 7))

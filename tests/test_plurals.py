@@ -13,7 +13,7 @@ from camscope.plurals import inflect, plural
 ROOT = Path(camscope.__file__).parent
 NOUNS = re.findall(
     r"\w+",
-    "answer axis block box branch byte candidate category cell channel class cluster colour column concept copy dimension "
+    "answer axis block box branch byte candidate category cell channel class cluster color column concept copy dimension "
     "donor draw entry error file fold frame group image insertion item label layer level line map mask metric negative "
     "number parameter part pass patch patient picture pixel positive probability question receiver region row sample scan "
     "score second seed segment series slice step target tile time token value view volume voxel window",

@@ -161,7 +161,7 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
     assert found.is_intact, [one for one in found.checks if not one.is_intact]
 
 
-def test_masks_of_other_images_leave_localisation_untested_and_say_why(study, tmp_path):
+def test_masks_of_other_images_leave_localization_untested_and_say_why(study, tmp_path):
     data = {**study["data"], "manifest": table_of(study, lambda n, row: row | {"mask": f"gone/{n}.png"}, "gone.csv")}
     made = audit.run_audit({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
     assert not made.summary.localization.tested

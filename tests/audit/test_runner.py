@@ -111,7 +111,7 @@ def test_how_large_an_enrichment_can_be_stands_beside_it(cases):
     )
 
 
-def test_of_five_patients_the_randomisation_test_has_a_number_and_no_word(cases):
+def test_of_five_patients_the_randomization_test_has_a_number_and_no_word(cases):
     run = cases["confounded"][1]
     ends = [one.final_similarity for test in run.summary.sanity.tests for one in test.similarities]
     assert {(one.n_values, one.n_groups, one.low) for one in ends} == {(5, 5, None)}

@@ -126,7 +126,7 @@ def test_the_pictures_are_the_overlay_and_the_original(run):
     assert np.abs(before.astype(int) - photo).mean() < 12
     assert np.abs(shown.astype(int) - run.explanation(row, photo).overlay()).mean() < 12
     alone = picture(read(run, "id = 'case 7'", image_height=48).all("img", class_="map")[0]["src"])
-    assert alone.shape == (48, 64, 3)  # the original's proportions, on grey
+    assert alone.shape == (48, 64, 3)  # the original's proportions, on gray
     assert (np.abs(alone.astype(int) - 128).max(-1) < 9).mean() > 0.3
 
 

@@ -526,7 +526,7 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
     (folder / "nothing.png").write_bytes(b"")
     (folder / "text.jpg").write_text("this is no picture")
     (folder / "wrong.jpg").write_bytes(good)
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
     bomb = bytearray(good)
     bomb[16:24] = (20_000).to_bytes(4, "big") * 2  # the header's width and height

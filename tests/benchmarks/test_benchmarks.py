@@ -280,8 +280,8 @@ def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- cpu -->\nstale\n<!-- /cpu -->\nafter\n", encoding="utf-8")
     monkeypatch.setattr(cases, "build", lambda name, device, batch: tiny())
-    monkeypatch.setattr(memory, "figure_module", lambda *_: [])
-    monkeypatch.setattr(import_time, "figure_module", lambda *_: [])
+    monkeypatch.setattr(memory, "figures", lambda *_: [])
+    monkeypatch.setattr(import_time, "figures", lambda *_: [])
     monkeypatch.setattr(command, "PAGE", page)
     monkeypatch.setattr(command, "HERE", tmp_path)
     for package in ("pytorch_grad_cam", "torchcam", "torchcam.methods", "captum", "captum.attr"):
@@ -300,6 +300,6 @@ def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     assert text.startswith("before\n<!-- cpu -->")
     assert text.endswith("<!-- /cpu -->\nafter\n")
     assert "stale" not in text
-    assert "| Tiny `iter_features` |" in text
+    assert "| Tiny `features` |" in text
     with pytest.raises(ValueError, match="<!-- cuda -->"):
         report.updated(text, "cuda", "")

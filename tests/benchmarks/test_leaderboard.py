@@ -20,13 +20,13 @@ METHODS = importlib.import_module("camscope.explainers").METHODS
 def table(**methods):
     """A long form, [method]: a value for each row; names in capitals are controls."""
     rows = [
-        {"row": row, "method": name.lower(), "layer": None, "parameters": None, "target": 0, "control": name.isupper()}
-        | {"metric": metric, "value": value, "reason": None, "centre_in_box": row % 2 == 0}
+        {"row": row, "method": name.lower(), "layer": None, "parameters_digest": None, "target": 0, "control": name.isupper()}
+        | {"metric": metric, "value": value, "reason": None, "center_in_box": row % 2 == 0}
         for name, values in methods.items()
         for metric in board.FIRST
         for row, value in values.items()
     ]
-    kinds = {"layer": pa.string(), "parameters": pa.string(), "reason": pa.string()}
+    kinds = {"layer": pa.string(), "parameters_digest": pa.string(), "reason": pa.string()}
     return pa.table({name: pa.array([row[name] for row in rows], kinds.get(name)) for name in rows[0]})
 
 
@@ -70,7 +70,7 @@ def test_slow_methods_stand_beside_grad_cam_and_the_controls_on_the_same_photogr
     assert {row["method"] for row in slow} == {"gradcam", "uniform", "xrai"}
     assert {row["row"] for row in slow} == {1, 3}
     assert {row["value"] for row in slow if row["control"]} == {0.3}, "those of all photographs, not a slow run's own"
-    assert {row["row"] for row in parts["off-centre"].to_pylist()} == {1, 3}
+    assert {row["row"] for row in parts["off-center"].to_pylist()} == {1, 3}
     gaps = board.beside(parts["slow"])
     assert list(gaps) == ["xrai"]
     assert gaps["xrai"] == "0.30", "(0.9 - 0.7 + 0.6 - 0.2) / 2, of too few photographs for an interval"
@@ -79,13 +79,13 @@ def test_slow_methods_stand_beside_grad_cam_and_the_controls_on_the_same_photogr
 def test_a_number_in_the_words_is_looked_up_in_the_tables():
     named = board.NAMED.findall(board.CONCLUSIONS)
     assert board.CONCLUSIONS.count("{") == len(named) > 0
-    assert {part for _, part, _, _ in named} <= {"all", "off-centre", *leaderboard.SAMPLES}
+    assert {part for _, part, _, _ in named} <= {"all", "off-center", *leaderboard.SAMPLES}
     assert {metric for *_, metric in named} <= {*board.FIRST, "gap"}
 
 
 def test_what_is_in_no_table_is_named_with_the_reason_or_the_price():
     words = board.left_out(results())
-    assert "Without an answer here: `cam` (no such layer)." in words
+    assert "| `cam` | no such layer |\n" in words
     assert "the passes): `rise` (about 184 s), `sscam` (more than 6 s)." in words
     assert "xrai" not in words
 
@@ -95,7 +95,7 @@ def test_passes_have_the_numbers_of_the_defaults():
     assert passes["rise"] == "1 + 4000"
     assert passes["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
     assert passes["ablationcam"] == METHODS["ablationcam"].forward_passes
-    assert passes["hsic"] == "1 + 10; `samples=10`, `machine_epsilon='bf16'`"
+    assert passes["hsic"] == "1 + 10; `n_samples=10`, `precision='bf16'`"
 
 
 def test_a_price_is_measured_or_reckoned_from_the_steps_before_it_was_stopped(monkeypatch):

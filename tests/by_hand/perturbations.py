@@ -95,11 +95,11 @@ def least_deleted():
     row = (-1, 1, 0, -2, -2, -1, 3, 4)
     hidden = sum(a * b for a, b in zip(row, (*first, *second), strict=True))
     m, mean, square = [1.0] * 4, [0.0] * 4, [0.0] * 4
-    neighbours = [(0, 1), (2, 3), (0, 2), (1, 3)]
+    neighbors = [(0, 1), (2, 3), (0, 2), (1, 3)]
     for step in range(1, 3):
         p = 1 / (1 + exp(-hidden - sum(a * b for a, b in zip(apart, m, strict=True))))
         slopes = [p * (1 - p) * a - 1e-4 for a in apart]
-        for i, j in neighbours:
+        for i, j in neighbors:
             rough = 1e-2 * 3 * abs(m[i] - m[j]) * (m[i] - m[j])
             slopes[i], slopes[j] = slopes[i] + rough, slopes[j] - rough
         for i, slope in enumerate(slopes):
@@ -110,10 +110,10 @@ def least_deleted():
 
 
 def smoothed(coarse):
-    """The smooth maximum over 9 x 9 neighbours, those beyond the border as the nearest of the four cells; its slopes."""
+    """The smooth maximum over 9 x 9 neighbors, those beyond the border as the nearest of the four cells; its slopes."""
     values, slopes = [], []
     for i in range(4):
-        pulls = []  # of each neighbour: whose value it has, and its kernel
+        pulls = []  # of each neighbor: whose value it has, and its kernel
         for down, right in product(range(-4, 5), repeat=2):
             owner = 2 * min(1, max(0, i // 2 + down)) + min(1, max(0, i % 2 + right))
             pulls.append((owner, exp(-2 * max(0.0, sqrt(down**2 + right**2) / 3 - 0.5) ** 2)))

@@ -44,7 +44,7 @@ def grouped():
     return [[max(second, 0.0), max(first, 0.0)], [0.0, 0.0]]
 
 
-def optimised():
+def optimized():
     """S = p [1, 2; 0, 1] + (1 - p) [2, 0; 1, 0], and the score of x ∘ mask is Σ mask [-3, -2; 1, -4].
 
     Where p < 1/2 the least cell is p and the largest 2 - p: the mask is [1, p / (2 - 2p); (1 - 2p) / (2 - 2p), 0], the
@@ -90,6 +90,6 @@ NUMBERS = {
     # a linear head: the mean of 1/10 .. 10/10 of each score
     "iscam": weighted(0.55 * FIRST, 0.55 * SECOND),
     "groupcam": grouped(),
-    "opticam": optimised(),
+    "opticam": optimized(),
     "vitcx": joined(),
 }

@@ -19,7 +19,7 @@ from camscope.cli import app
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
+LIGHT = 'skip = ["localization", "faithfulness", "sanity", "robustness"]\n'
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     told, folder = made
     assert "about " in told.output
     assert "from here: " in told.output
-    assert "The answer for lesion relies on the region token." in told.output
+    assert "The answer for lesion relies on the region marker." in told.output
     assert "● supported" in told.output
-    assert "localise was not tested" in told.output
+    assert "localization was not tested" in told.output
     assert str(folder / "report.html") in told.output.replace("\n", "")
 
 
@@ -65,7 +65,7 @@ def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path
     shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
     folder = tmp_path / "study"
     next((folder / "images").iterdir()).write_bytes(b"no picture")
-    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localise"', '"localise", "shortcut"'))
+    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localization"', '"localization", "shortcut"'))
     (folder / "audit.toml").write_text(text)
     told = asked("run", str(folder / "audit.toml"), "-o", str(folder / "audit"))
     assert told.exit_code == 1, told.output
@@ -88,7 +88,7 @@ def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     shutil.copytree(made[1], tmp_path / "audit")
     file = tmp_path / "audit" / "summary.json"
     text = file.read_text()
-    turned = text.replace('"word": "supported"', '"word": "not supported"', 1)
+    turned = text.replace('"conclusion": "supported"', '"conclusion": "not supported"', 1)
     assert turned != text  # else nothing was changed, and nothing is there to be noticed
     file.write_text(turned)
     told = asked("verify", str(tmp_path / "audit"))
@@ -184,10 +184,10 @@ def test_two_are_compared(made, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("run", "nowhere.toml"), 2, "there is no such file; camscope audit init writes one"),
-        (("verify", "nowhere"), 2, "no finished audit is here"),
+        (("run", "nowhere.toml"), 2, "the config file does not exist; camscope audit init writes one"),
+        (("verify", "nowhere"), 2, "this folder holds no finished audit"),
         (("compare", "nowhere", "nowhere"), 2, "holds no audit"),
-        (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: there is no such manifest"),
+        (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: this manifest cannot be read: there is no such file"),
     ],
 )
 def test_what_is_not_there_is_one_line(args, code, words):
@@ -206,10 +206,10 @@ def test_a_file_where_a_folder_is_named_is_one_line(tmp_path):
 
 
 def test_columns_that_nobody_wrote_are_not_listed(tmp_path):
-    (tmp_path / "some.csv").write_text("path,colour\na.png,red\nb.png,blue\n")
+    (tmp_path / "some.csv").write_text("path,color\na.png,red\nb.png,blue\n")
     told = asked("init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "audit.toml"))
     assert told.exit_code == 2
-    assert "among path, colour, and none of 0 and 1" in " ".join(told.output.split())
+    assert "among path, color, and no column of 0 and 1" in " ".join(told.output.split())
 
 
 def test_help_has_examples():
@@ -221,7 +221,7 @@ def test_help_has_examples():
 def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
     def small(folder, p, *, seed, overwrite=False):
         made = write_demo_study(folder, p, n_images=24, seed=seed, overwrite=overwrite)
-        return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
+        return made.model_copy(update={"skip": ("localization", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "write_demo_study", small)
     monkeypatch.setattr(

@@ -581,11 +581,11 @@ def test_settings_that_take_lists_are_said_with_commas():
 
 
 def test_fills_and_backgrounds_are_files_and_words(here):
-    Path("grey.png").write_bytes(Path("nodule.png").read_bytes())
+    Path("gray.png").write_bytes(Path("nodule.png").read_bytes())
     asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--methods"
     run(*asked, "occlusion", "--set", "baseline=zero,blur", "--set", "window=64,32", "--set", "stride=64,32")
     assert json.loads(Path("a.json").read_text())["parameters"]["baseline"] == "['zero', 'blur']"
-    run(*asked, "gradientshap", "--set", "background=grey.png,blur", "--set", "n_samples=2")
+    run(*asked, "gradientshap", "--set", "background=gray.png,blur", "--set", "n_samples=2")
     assert "no background" not in Path("a.json").read_text()
 
 

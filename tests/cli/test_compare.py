@@ -154,8 +154,8 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
     assert "no layer 'nope'" in error
     monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     for command in ("explain", "compare"):
-        (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,centre", code=2))
-        assert "fullgrad and centre have no layer setting" in error
+        (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,center", code=2))
+        assert "fullgrad and center have no layer setting" in error
     (error,) = errors(
         run("explain", "nodule.png", "--layers", "layer3,layer4", "--methods", "refinecam,gradcam", code=2)
     )
@@ -200,7 +200,7 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
         (["nodule.png", "--layers", "layer9"], 2, "no layer 'layer9'"),
         (["nodule.png", "--layers", ","], 2, "no layer is named"),
         (["nodule.png", "--methods", ""], 2, "no method is named"),
-        (["nodule.png", "--methods", "centre", "--layers", "layer4"], 2, "centre has no layer setting"),
+        (["nodule.png", "--methods", "center", "--layers", "layer4"], 2, "center has no layer setting"),
         (["nodule.png", "--targets", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--methods", "all", "--targets", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--colormap", "pink"], 2, "choose from auto, inferno"),
@@ -243,7 +243,7 @@ def test_classes_of_one_figure_share_their_scale_when_asked(here):
     own, shared = (np.asarray(Image.open(name)) for name in ("own.png", "shared.png"))
     assert own.shape[0] == shared.shape[0]
     hot = [(picture == (252, 255, 164)).all(2).sum() for picture in (own, shared)]
-    assert hot[0] > hot[1] > 0  # the weaker class does not reach the top colour any more
+    assert hot[0] > hot[1] > 0  # the weaker class does not reach the top color any more
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")

@@ -78,7 +78,7 @@ class Beside:
 def test_what_cannot_be_is_one_line_with_what_to_do(tmp_path):
     from PIL import Image
 
-    Image.new("RGB", (40, 30), "grey").save("photo.jpg")
+    Image.new("RGB", (40, 30), "gray").save("photo.jpg")
     Image.new("L", (40, 30), 255).save("mask.png")
     Path("text.dcm").write_text("hello")
     folder = series(tmp_path / "in", 4)

@@ -195,23 +195,23 @@ def said(lines):
 
 def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_control():
     good, none = (0.5, 0.01), (0.1, 0.4)
-    centre = line("centre", 1.0, control=True)
-    assert said({"m": [line("a", 3, over=good), line("b", 2, 0.2, good), line("c", 1, 0.01, none), centre]}) == [
+    center = line("center", 1.0, control=True)
+    assert said({"m": [line("a", 3, over=good), line("b", 2, 0.2, good), line("c", 1, 0.01, none), center]}) == [
         "m: a is first; no significant difference from b",
-        "only a and b are better than the control centre in m",
+        "only a and b are better than the control center in m",
     ]
-    assert said({"m": [line("a", 3, over=none), line("b", 2, 0.2, none), centre]}) == [
+    assert said({"m": [line("a", 3, over=none), line("b", 2, 0.2, none), center]}) == [
         "no method differs significantly from the first in m",
-        "no method is better than the control centre in m",
+        "no method is better than the control center in m",
     ]
-    assert said({"m": [line("a", 3, over=good), line("b", 2, 0.01, good), centre]}) == [
+    assert said({"m": [line("a", 3, over=good), line("b", 2, 0.01, good), center]}) == [
         "m: a is first, and better than the other",
     ]
     few = said({"m": [line("a", 3), line("b", 2, 0.2, groups=3), line("c", 2, 0.2, groups=3)]})
     assert len(few) == 1
     assert few == ["3 images cannot tell 3 methods apart in 1 metric, whatever they show: at least 7 are needed"]
     for name in ("sparseness", "stability", "max-sensitivity"):  # in which a map wins that does not look
-        assert said({name: [line("a", 3, over=none, metric=name), centre]}) == []
+        assert said({name: [line("a", 3, over=none, metric=name), center]}) == []
     assert join_names(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
     assert join_names(["a"]) == "a"
 
@@ -346,7 +346,7 @@ def make_it_legible(made):
 
 def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     words = make_it_legible(found)
-    assert {"gradcam", "layercam", "saliency", "centre", "enrichment", "more is better →", "nodule"} <= words
+    assert {"gradcam", "layercam", "saliency", "center", "enrichment", "more is better →", "nodule"} <= words
     for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
     with pytest.raises(OutputError, match=r"cannot write .gif"):

@@ -130,9 +130,9 @@ def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
 
 
 def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):
-    for folder, grey in (("a", 255), ("b", 0)):
+    for folder, gray in (("a", 255), ("b", 0)):
         (tmp_path / "masks" / folder).mkdir(parents=True)
-        Image.new("L", (2, 3), grey).save(tmp_path / "masks" / folder / "1.png")
+        Image.new("L", (2, 3), gray).save(tmp_path / "masks" / folder / "1.png")
     coco = {
         "images": [{"id": n, "file_name": f"{folder}/1.jpg", "width": 2, "height": 3} for n, folder in enumerate("ab")],
         "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 2, 3]},
@@ -248,7 +248,7 @@ def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tm
     flat = rows_of(made, method="uniform")
     assert len(flat) == 11  # of all images but the broken one
     assert [one["value"] for one in flat] == [pytest.approx(0.9)] * 11
-    assert {row["method"] for row in made.table("control").to_pylist()} == {"uniform", "centre", "edges", "random"}
+    assert {row["method"] for row in made.table("control").to_pylist()} == {"uniform", "center", "edges", "random"}
 
 
 # --- statements
@@ -265,19 +265,19 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
     made = [
         *rows("good", [3.0, 4.0, 3.5, 3.2, 3.1, 2.9, 3.3, None]),
         *rows("weak", [1.1, 0.9, 1.0, 1.2, 0.8, 1.1, 0.9, 1.0]),
-        *rows("centre", [1.0, 1.2, 0.8, 1.0, 1.1, 0.9, 1.0, 1.0], control=True),
+        *rows("center", [1.0, 1.2, 0.8, 1.0, 1.1, 0.9, 1.0, 1.0], control=True),
         *rows("uniform", [0.5] * 8, control=True),
     ]
     (lines,) = summarize_values(pa.Table.from_pylist(made)).values()
-    assert [line.title for line in lines] == ["good · l", "weak · l", "centre", "uniform"]
-    good, weak, centre, _ = lines
+    assert [line.title for line in lines] == ["good · l", "weak · l", "center", "uniform"]
+    good, weak, center, _ = lines
     assert (good.estimate.n_values, good.estimate.n_undefined) == (7, 1)
     assert good.estimate.mean == pytest.approx(23 / 7)
     assert good.difference_to_control.mean == pytest.approx(np.mean([2.0, 2.8, 2.7, 2.2, 2.0, 2.0, 2.3]))
     assert good.beats_control
     assert not weak.beats_control
     assert weak.difference_to_best.mean < 0
-    assert good.difference_to_best is centre.difference_to_control is None
+    assert good.difference_to_best is center.difference_to_control is None
     assert draw_summary_figure({"enrichment": lines}).startswith(b"\x89PNG")
     (by_site,) = summarize_values(pa.Table.from_pylist(made), "site").values()
     assert by_site[0].estimate.n_groups == 2
@@ -307,9 +307,9 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
     def rows(method, values, control=False):
         return [{**row, "row": n, "method": method, "control": control, "value": v} for n, v in enumerate(values)]
 
-    controls = [*rows("centre", [2.0] * 12, control=True), *rows("edges", [1.0] * 12, control=True)]
+    controls = [*rows("center", [2.0] * 12, control=True), *rows("edges", [1.0] * 12, control=True)]
     alone = [*rows("good", 2 + gain), *rows("weak", 2 - gain), *controls]
-    beside = [*alone, *rows("centre", [2.00001] * 12), *rows("edges", [1.00001] * 12)]  # made on other pixels
+    beside = [*alone, *rows("center", [2.00001] * 12), *rows("edges", [1.00001] * 12)]  # made on other pixels
     found = [summarize_values(pa.Table.from_pylist(each))["enrichment"] for each in (alone, beside)]
     p, q = (
         {one.method: one.difference_to_control.p_value for one in lines if one.difference_to_control} for lines in found
@@ -318,7 +318,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
     assert p == q
     names = {((one.method, None, None), one.is_control): one.method for one in found[1]}
     said = list(iter_statements({"enrichment": found[1]}, MapAgreement([], {}, []), names))
-    assert said[-1] == "only good is better than the control centre in enrichment"
+    assert said[-1] == "only good is better than the control center in enrichment"
 
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
@@ -357,7 +357,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     words = ["evaluate", str(place / "run"), "--metrics", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
+    assert "undefined 9 of gradcam, layercam, uniform, center, edges and random: there is no mask of" in result.stdout
     assert "not an image of a format" in result.stdout
     (tmp_path / "none").mkdir()
     for metric in ("enrichment", "enrichment,sparseness"):
@@ -377,7 +377,7 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
     good = [{**row, "row": n, "target": "0", "method": "good", "control": False, "value": 9.0} for n in range(6)]
     weak = [{**row, "row": n, "target": t, "method": "weak", "control": False, "value": v} for n in range(6)
             for t, v in (("0", 8.0), ("1", 1.0))]  # fmt: skip
-    blind = [{**row, "row": n, "target": "0", "method": "centre", "control": True, "value": 0.5} for n in range(6)]
+    blind = [{**row, "row": n, "target": "0", "method": "center", "control": True, "value": 0.5} for n in range(6)]
     (lines,) = summarize_values(pa.Table.from_pylist([*good, *weak, *blind])).values()
     (first, second, _) = lines
     assert (second.difference_to_best.mean, second.difference_to_best.n_values) == (

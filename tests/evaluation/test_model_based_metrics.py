@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]
-FLOORS = {"uniform", "centre", "edges", "random"}
+FLOORS = {"uniform", "center", "edges", "random"}
 
 
 class Volume(nn.Module):
@@ -110,9 +110,9 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
             ):
                 key = (n, tool.name, target, name, fill if METRICS[name].uses_imputation else None)
                 assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
-        centre = compute_center_gaussian(x[None].double())[0].numpy()
-        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", tie_seeds=[n], **settings)
-        assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
+        center = compute_center_gaussian(x[None].double())[0].numpy()
+        (value,) = by_hand(net, x, center, target, ["deletion"], "zero", tie_seeds=[n], **settings)
+        assert said[n, "center", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
     for row in rows:
         assert row["control"] == (row["method"] in FLOORS)
 
@@ -245,7 +245,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     (tmp_path / "0.png").unlink()
     rows = evaluate(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
     assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
-    assert [row["method"] for row in rows if row["row"] == 1] == ["gradcam", "uniform", "centre", "edges", "random"]
+    assert [row["method"] for row in rows if row["row"] == 1] == ["gradcam", "uniform", "center", "edges", "random"]
     Image.fromarray(draw_radiograph(seed=7).image).save(tmp_path / "1.png")
     with pytest.raises(ImageError, match=r"1\.png: it has changed since it was explained"):
         evaluate(tmp_path / "run", tmp_path / "two", **few)
@@ -263,7 +263,7 @@ def test_explainers_are_made_again_from_what_the_run_says(net, place, tmp_path):
     assert said[0, "layercam", "nodule", "random-logit"] == pytest.approx(
         METRICS["random-logit"](tool, x[None], "nodule"), rel=1e-4
     )
-    assert {row["method"] for row in rows if row["metric"] == "random-logit" and row["control"]} == {"centre", "edges"}
+    assert {row["method"] for row in rows if row["metric"] == "random-logit" and row["control"]} == {"center", "edges"}
     heat = tool.explain(place / "0.png", "nodule").heatmap("input", scale=None)
     with scoring_scope(net, x[None], "nodule", class_names=CATEGORIES) as scores:
 

@@ -26,7 +26,7 @@ def identity(shape):
 
 
 def test_the_controls_say_that_they_are():
-    assert {"randomcam", "centre", "edges"} <= set(CONTROLS)
+    assert {"randomcam", "center", "edges"} <= set(CONTROLS)
     assert not any(method.class_specific for method in CONTROLS.values())
     assert METHODS["gradcam"].class_specific
     assert not METHODS["gradcam"].control
@@ -85,10 +85,10 @@ def test_another_seed_has_other_weights():
     assert not torch.equal(maps[0], maps[2])
 
 
-# The centre
+# The center
 
 
-def test_the_centre_is_a_gaussian_of_so_many_lengths_of_the_input():
+def test_the_center_is_a_gaussian_of_so_many_lengths_of_the_input():
     x = torch.zeros(2, 3, 9, 5, dtype=torch.float64)
     heat = CenterGaussian(identity(x.shape[1:]), sigma=0.2).attribute(x, 0).numpy()
     for row in range(9):
@@ -110,7 +110,7 @@ def test_a_gaussian_without_a_width_is_refused(sigma):
 
 def test_a_step_is_an_edge_and_even_ground_is_none():
     x = torch.zeros(1, 3, 20, 30, dtype=torch.float64)
-    x[..., 12:] = torch.tensor([3.0, 0.0, 3.0]).view(3, 1, 1)  # grey rises by 2 between columns 11 and 12
+    x[..., 12:] = torch.tensor([3.0, 0.0, 3.0]).view(3, 1, 1)  # gray rises by 2 between columns 11 and 12
     sharp = EdgeDetector(identity(x.shape[1:]), smoothing=0).attribute(x, 0)[0]
     expected = torch.zeros(20, 30, dtype=torch.float64)
     expected[:, 11:13] = 1.0

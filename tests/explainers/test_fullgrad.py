@@ -130,7 +130,7 @@ def psi(values):
 
 
 def enlarged(row, size):
-    """A row of cells at the centres of so many pixels; beyond the outermost centres it goes on as it ends."""
+    """A row of cells at the centers of so many pixels; beyond the outermost centers it goes on as it ends."""
     places = (np.arange(size) + 0.5) * len(row) / size - 0.5
     return np.interp(places, np.arange(len(row)), row)
 

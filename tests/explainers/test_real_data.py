@@ -92,8 +92,8 @@ def test_a_transformers_layer_is_the_last_whose_patches_are_read(zoo: Any) -> No
 
 
 @pytest.fixture(scope="module")
-def off_centre() -> list[tuple[Path, int, list[list[float]]]]:
-    """Images whose centre lies outside every box of their object: guessing the centre fails on each of them."""
+def off_center() -> list[tuple[Path, int, list[list[float]]]]:
+    """Images whose center lies outside every box of their object: guessing the center fails on each of them."""
     table = json.loads((DATA / "imagenet_boxes" / "annotations.json").read_text())
     boxes: dict[int, list[list[float]]] = {}
     for one in table["annotations"]:
@@ -107,19 +107,19 @@ def off_centre() -> list[tuple[Path, int, list[list[float]]]]:
 
 
 @pytest.mark.parametrize(("name", "least"), [("resnet18", 0.5), ("mobilenet_v2", 0.5), ("deit_tiny", 0.3)])
-def test_pointing_game_off_centre(zoo: Any, off_centre: Any, name: str, least: float) -> None:
+def test_pointing_game_off_center(zoo: Any, off_center: Any, name: str, least: float) -> None:
     model = getattr(zoo, name)()
     explainer = GradCAM(model, zoo.TARGET_LAYER[name], preprocess=Preprocess(resize=(224, 224), mean=MEAN, std=STD))
-    paths, labels, boxes = zip(*off_centre, strict=True)
+    paths, labels, boxes = zip(*off_center, strict=True)
     hits = []
     for explanation, true in zip(explainer.explain_batch(paths, list(labels)), boxes, strict=True):
         heat = explanation.heatmap()
         row, column = np.unravel_index(int(heat.argmax()), heat.shape)
         hits.append(any(x <= column + 0.5 <= x + w and y <= row + 0.5 <= y + h for x, y, w, h in true))
-    centre = np.mean([any(x <= 113.5 <= x + w and y <= 113.5 <= y + h for x, y, w, h in true) for true in boxes])
+    center = np.mean([any(x <= 113.5 <= x + w and y <= 113.5 <= y + h for x, y, w, h in true) for true in boxes])
     assert len(hits) >= 15
-    assert np.mean(hits) >= centre + least, (
-        f"pointing game {np.mean(hits):.2f}, centre guess {centre:.2f}, n={len(hits)}"
+    assert np.mean(hits) >= center + least, (
+        f"pointing game {np.mean(hits):.2f}, center guess {center:.2f}, n={len(hits)}"
     )
 
 
@@ -151,12 +151,12 @@ def test_the_hottest_pixel_of_the_overlay_lies_where_the_reference_says(zoo: Any
     explanation = GradCAM(model, "layer4", preprocess="imagenet").explain(path, target)
     overlay = explanation.overlay(alpha=1.0)
     assert overlay.shape == (image.height, image.width, 3)
-    top_colour = colorize(np.ones((1, 1)))[0, 0]
-    rows, columns = np.nonzero((overlay == top_colour).all(-1) & explanation.coverage_mask())
+    top_color = colorize(np.ones((1, 1)))[0, 0]
+    rows, columns = np.nonzero((overlay == top_color).all(-1) & explanation.coverage_mask())
     half_a_model_pixel = 0.5 * max(1.0, min(image.size) / 256)  # or of the photograph's own, where those are larger
     shown = explanation.heatmap()[rows, columns]
     hottest_row, hottest_column = rows[shown.argmax()] + 0.5, columns[shown.argmax()] + 0.5
-    edge = {0, 6}  # a peak in an edge cell is a plateau from the cell's centre to the border
+    edge = {0, 6}  # a peak in an edge cell is a plateau from the cell's center to the border
     if cell_row not in edge:
         assert abs(hottest_row - row) <= half_a_model_pixel
     if cell_column not in edge:

@@ -217,14 +217,14 @@ def test_an_exported_program_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_quantised_model_is_refused_by_the_name_of_its_layer():
+def test_a_quantized_model_is_refused_by_the_name_of_its_layer():
     model, _ = CASES["pooled"].make()
     try:
-        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     except RuntimeError as error:
-        pytest.skip(f"no quantised engine here: {error}")
+        pytest.skip(f"no quantized engine here: {error}")
     with pytest.raises(ModelError, match=r"^head is quantized: it has no gradient; pass the float model"):
-        GradCAM(quantised, "features")
+        GradCAM(quantized, "features")
 
 
 class Summed(nn.Module):
@@ -246,7 +246,7 @@ class Summed(nn.Module):
 
 @pytest.mark.parametrize("functions", ["FloatFunctional", "FXFloatFunctional"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_that_is_ready_to_be_quantised_is_explained_as_the_float_model_that_it_is(method, functions):
+def test_a_model_that_is_ready_to_be_quantized_is_explained_as_the_float_model_that_it_is(method, functions):
     torch.manual_seed(0)
     plain_model = Summed(None).eval()
     ready = Summed(getattr(torch.ao.nn.quantized, functions)()).eval()

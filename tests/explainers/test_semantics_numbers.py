@@ -194,7 +194,7 @@ def test_a_flat_positive_map_is_displayed_as_one_everywhere():
         assert (explanation.heatmap(size) == 1.0).all()
     top = explanation.overlay(alpha=1.0)
     assert (top == top[0, 0]).all()
-    assert top[0, 0].astype(int).sum() > 600, "the top of the colour map is light"
+    assert top[0, 0].astype(int).sum() > 600, "the top of the color map is light"
 
 
 def test_nothing_positive_is_zeros_and_says_so_in_every_place():

@@ -151,17 +151,17 @@ def test_the_callers_graph_behind_a_second_input_stays_usable():
 def test_a_training_step_is_the_same_with_explanations_in_its_middle():
     def trained(explain):
         model, x = mixed_modes()
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model.train()
         for _ in range(3):
             loss = model(x).square().mean()
             if explain:
                 GradCAM(model, "block").attribute(x, 1)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             if explain:
                 LayerCAM(model, "block").explain(x[0], 0)
-            optimiser.step()
+            optimizer.step()
         return torch.cat([value.flatten().double() for value in model.state_dict().values()])
 
     assert torch.equal(trained(explain=False), trained(explain=True))
@@ -219,11 +219,11 @@ def test_a_model_that_returns_an_object_and_switches_gradients_off():
 
 
 def test_a_model_that_changes_its_input_is_an_error_and_never_explained_twice_changed():
-    class Normalising(Plain):
+    class Normalizing(Plain):
         def forward(self, x):
             return super().forward(x.sub_(1.0))
 
-    model, x = plain(Normalising)
+    model, x = plain(Normalizing)
     for layer in (None, "middle"):
         with pytest.raises(InputError, match=r"the model changes its input in place.*x\.clone\(\)"):
             HiResCAM(model, layer).attribute(x.clone(), 1)

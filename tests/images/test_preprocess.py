@@ -51,7 +51,7 @@ def test_segmentation_and_the_named_preset():
     assert_same(Preprocess(resize=(40, 70), crop=(30, 80), mean=[0.1] * 3, std=[0.2] * 3), composed)
 
 
-def test_grey_is_luminance():
+def test_gray_is_luminance():
     composed = T.Compose([T.Grayscale(), T.Resize(40), T.CenterCrop(48), T.ToTensor(), T.Normalize(0.5, 0.25)])
     assert_same(Preprocess(resize=40, crop=48, mean=(0.5,), std=(0.25,), channels=1), composed)
 
@@ -78,7 +78,7 @@ def test_a_timm_model_speaks_for_itself():
 SQUARE, SHORTER = {"height": 48, "width": 56}, {"shortest_edge": 50}
 HUGGING_FACE = {
     "ViT": {"size": SQUARE, "resample": 2},
-    "ViT without normalisation": {"size": SQUARE, "resample": 3, "do_normalize": False},
+    "ViT without normalization": {"size": SQUARE, "resample": 3, "do_normalize": False},
     "ViT without rescaling": {"size": SQUARE, "do_rescale": False, "image_mean": [99.0] * 3, "image_std": [50.0] * 3},
     "ViT by 1/127.5": {"size": SQUARE, "rescale_factor": 1 / 127.5},
     "CLIP": {"size": SHORTER, "crop_size": {"height": 43, "width": 47}},
@@ -135,7 +135,7 @@ def test_an_old_hugging_face_configuration_with_bare_numbers():
 
 
 def bright(size):
-    """A photo that is dark but for one square off the centre, and the square's centre."""
+    """A photo that is dark but for one square off the center, and the square's center."""
     photo, side = np.zeros((*size, 3), np.uint8), max(9, min(size) // 25)
     top, left = (int(size[0] * 0.475) - side // 2, int(size[1] * 0.52) - side // 2)
     photo[top : top + side, left : left + side] = 255
@@ -162,12 +162,12 @@ def middle(light):
     ids=["imagenet", "stretch", "inside", "crop", "pad"],
 )
 def test_a_square_is_found_where_the_placement_says(preprocess, size):
-    photo, centre = bright(size)
+    photo, center = bright(size)
     tensor, place = preprocess(photo)
     dark, _ = preprocess(np.zeros_like(photo))
     seen = middle(tensor - dark)
-    assert np.abs(place.to_input(centre[None])[0] - seen).max() < 0.05
-    assert np.abs(place.to_image(seen[None])[0] - centre).max() < 0.05 * np.divide(size, place.input_size).max() * 1.5
+    assert np.abs(place.to_input(center[None])[0] - seen).max() < 0.05
+    assert np.abs(place.to_image(seen[None])[0] - center).max() < 0.05 * np.divide(size, place.input_size).max() * 1.5
 
 
 NORMALISED = [T.ToTensor(), T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
@@ -179,19 +179,19 @@ CALLABLES = {
     "quarter turn": T.Compose([T.Resize((120, 90)), lambda image: image.transpose(Image.Transpose.ROTATE_90), T.ToTensor()]),
     "transpose": T.Compose([lambda image: image.transpose(Image.Transpose.TRANSPOSE), T.Resize(100), T.ToTensor()]),
     "tilt": T.Compose([T.Resize((120, 120)), lambda i: TF.rotate(i, 10, InterpolationMode.BILINEAR), T.ToTensor()]),
-    "grey, nearest, batched": lambda i: TF.to_tensor(TF.resize(i.convert("L"), [64, 64], InterpolationMode.NEAREST))[None],
+    "gray, nearest, batched": lambda i: TF.to_tensor(TF.resize(i.convert("L"), [64, 64], InterpolationMode.NEAREST))[None],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [(480, 700), (900, 640), (150, 133)])
 @pytest.mark.parametrize("name", CALLABLES)
 def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
-    photo, centre = bright(size)
+    photo, center = bright(size)
     tensor, place = as_preprocess(CALLABLES[name])(photo)
     black, _ = as_preprocess(CALLABLES[name])(np.zeros_like(photo))
-    slack = 0.5 if "nearest" in name else 0.25  # a square drawn by nearest neighbours is itself off by up to a half
+    slack = 0.5 if "nearest" in name else 0.25  # a square drawn by nearest neighbors is itself off by up to a half
     assert tensor.ndim == 3
-    assert np.abs(place.to_input(centre[None])[0] - middle(tensor - black)).max() < slack
+    assert np.abs(place.to_input(center[None])[0] - middle(tensor - black)).max() < slack
 
 
 @pytest.mark.parametrize("size", [(480, 641), (641, 480), (1500, 1000), (150, 133)])
@@ -281,12 +281,12 @@ def red(image):
 
 
 def turned_to_the_right(image):
-    """As a breast is flipped to one side: what is coloured comes to the right."""
+    """As a breast is flipped to one side: what is colored comes to the right."""
     left, right = np.array_split(np.ptp(np.asarray(image), axis=2), 2, 1)
     return TF.hflip(image) if left.mean() > right.mean() + 5 else image
 
 
-def centred(image):
+def centered(image):
     """Moved so that the saturated region is in the middle."""
     pixels = np.asarray(image)
     rows, columns = np.nonzero(np.ptp(pixels, axis=2) > 100)
@@ -315,7 +315,7 @@ def tissue():
     return pixels
 
 
-FOLLOWING = [saturated, red, turned_to_the_right, centred, small_object, sharp_edges]
+FOLLOWING = [saturated, red, turned_to_the_right, centered, small_object, sharp_edges]
 
 
 @pytest.mark.parametrize("side", [64, 224])
@@ -408,10 +408,10 @@ def test_the_background_is_the_picture_the_model_sees():
     assert np.array_equal(preprocess.denormalize(tensor), photo)
     assert np.array_equal(preprocess.denormalize(tensor[None]), photo)
     assert preprocess.denormalize(torch.full((3, 2, 2), 99.0)).tolist() == [[[255] * 3] * 2] * 2
-    grey = Preprocess(mean=(0.5,), std=(0.5,), channels=1)
-    assert grey.denormalize(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
+    gray = Preprocess(mean=(0.5,), std=(0.5,), channels=1)
+    assert gray.denormalize(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
     with pytest.raises(PreprocessError, match="expected 1 channel"):
-        grey.denormalize(torch.zeros(3, 2, 2))
+        gray.denormalize(torch.zeros(3, 2, 2))
 
 
 def test_it_is_a_value_of_plain_words():

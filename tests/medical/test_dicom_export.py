@@ -249,14 +249,14 @@ def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
     assert len({one.SeriesInstanceUID for one in found}) == 1
     assert len({one.SOPInstanceUID for one in found}) == 5
     by_uid = {header.SOPInstanceUID: header for header in map(pydicom.dcmread, scan.sources)}
-    coloured = []
+    colored = []
     for one in found:
         source = by_uid[one.SourceImageSequence[0].ReferencedSOPInstanceUID]
         assert one.ImagePositionPatient == source.ImagePositionPatient
         pixels = one.pixel_array[:64, :64].astype(int)
-        coloured.append(int(np.ptp(pixels, axis=2).max()))
-    assert [value > 0 for value in coloured] == [False, True, False, True, False]
-    assert coloured[1] < coloured[3]  # one scale for all
+        colored.append(int(np.ptp(pixels, axis=2).max()))
+    assert [value > 0 for value in colored] == [False, True, False, True, False]
+    assert colored[1] < colored[3]  # one scale for all
     assert not list(tmp_path.glob(".*"))
 
 

@@ -64,8 +64,8 @@ def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():
             volume = explain_slices(tool, scan, 1, axis=axis, batch_size=5).volume
             values, covered = volume.placement.project(volume.attribution)
             assert covered.all()
-            centre = np.argwhere(values > 0.5 * values.max()).mean(0)
-            assert np.abs(centre - [1, 5.5, 9.5]).max() <= 1.1, (orientation, axis, centre)
+            center = np.argwhere(values > 0.5 * values.max()).mean(0)
+            assert np.abs(center - [1, 5.5, 9.5]).max() <= 1.1, (orientation, axis, center)
             assert volume.peak_mm == tuple((WORLD @ [*volume.peak, 1])[:3])
             assert np.abs(np.array(volume.peak) - [1, 5.5, 9.5]).max() <= 3
             np.testing.assert_array_equal(volume.image, np.where(scan.values > 0, 255, 0))

@@ -230,7 +230,7 @@ def test_regions_are_ranked_by_their_mean_and_removed_whole():
 
 
 @pytest.mark.parametrize("size", [(9,), (6, 7), (4, 5, 3), (1, 8)])
-def test_imputed_pixels_are_the_weighted_means_of_their_neighbours(size):
+def test_imputed_pixels_are_the_weighted_means_of_their_neighbors(size):
     torch.manual_seed(0)
     x, removed = torch.randn(2, 3, *size, dtype=torch.float64), torch.rand(2, *size) < 0.6
     removed.view(2, -1)[:, 0] = False

@@ -39,7 +39,7 @@ def trial(given, scores, **settings):
     return PerturbationTest(given[3], scores, imputation="zero", **settings)
 
 
-QUIET = {"perturb_baseline": 0.0, "disable_warnings": True, "normalise": False}
+QUIET = {"perturb_baseline": 0.0, "disable_warnings": True, "normalize": False}
 
 
 def test_pixel_flipping_is_the_deletion_curve(given, monkeypatch):

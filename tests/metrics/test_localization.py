@@ -1,4 +1,4 @@
-"""Localisation against numbers worked out by hand, against scikit-learn and scikit-image, and against chance."""
+"""Localization against numbers worked out by hand, against scikit-learn and scikit-image, and against chance."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_distances_by_hand():
     assert peak_distance(away, MASK, spacing=(3.0, 0.5)) == pytest.approx(math.sqrt(9 + 1))
     away[0, 0] = 5.0  # a tie: one of two peaks lies inside
     assert peak_distance(away, MASK) == pytest.approx(math.sqrt(5) / 2)
-    # centres of mass: of the map (4/28, (6 + 2·12)/28), of the mask (1/2, 1/2)
+    # centers of mass: of the map (4/28, (6 + 2·12)/28), of the mask (1/2, 1/2)
     down, right = 4 / 28 - 0.5, 30 / 28 - 0.5
     assert centroid_distance(HEAT, MASK) == pytest.approx(math.hypot(down, right))
     assert centroid_distance(HEAT, MASK, spacing=(2.0, 10.0)) == pytest.approx(math.hypot(2 * down, 10 * right))

@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     quantus = pytest.importorskip("quantus", reason="Quantus is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-QUIET = {"abs": False, "normalise": False, "disable_warnings": True, "display_progressbar": False}
+QUIET = {"abs": False, "normalize": False, "disable_warnings": True, "display_progressbar": False}
 
 
 def cases(count=6, ties=False):

@@ -133,7 +133,7 @@ def test_a_map_that_turns_with_the_picture_agrees(size, degrees):
     assert found.similarity > 0.999
     assert 0.7 < found.compared_share < 1 or (
         degrees == 1 and found.compared_share == 1
-    )  # by a degree no centre of a pixel is lost
+    )  # by a degree no center of a pixel is lost
     back = Rotation(-degrees).apply(Rotation(degrees).apply(x))
     inner = (..., slice(12, -12), slice(12, -12))
     assert (back[inner] - x[inner]).abs().max() < 0.05
@@ -252,15 +252,15 @@ def test_compression_is_that_of_pillow_and_of_every_plane_for_itself(shape):
         ndimage.gaussian_filter(np.random.default_rng(0).random(shape), (0, 0, *[2] * (len(shape) - 2)))
     )
     low, high = (each.view(-1, *[1] * (len(shape) - 1)) for each in (x.flatten(1).amin(1), x.flatten(1).amax(1)))
-    again, colour = JPEGCompression(60).apply(x), shape[1] == 3
+    again, color = JPEGCompression(60).apply(x), shape[1] == 3
     bits = ((x - low) / (high - low) * 255).round().byte().numpy()
-    sample = np.moveaxis(bits[0], 0, -1) if colour else bits[0]
-    places = list(np.ndindex(*sample.shape[: -3 if colour else -2]))
-    assert len(places) == int(np.prod(shape[2:-2])) * (1 if colour else shape[1])
+    sample = np.moveaxis(bits[0], 0, -1) if color else bits[0]
+    places = list(np.ndindex(*sample.shape[: -3 if color else -2]))
+    assert len(places) == int(np.prod(shape[2:-2])) * (1 if color else shape[1])
     for place in places:
         Image.fromarray(np.ascontiguousarray(sample[place])).save(file := io.BytesIO(), "JPEG", quality=60)
         sample[place] = np.array(Image.open(file))
-    expected = np.moveaxis(sample, -1, 0) if colour else sample
+    expected = np.moveaxis(sample, -1, 0) if color else sample
     np.testing.assert_allclose(again[0], (low[0] + torch.from_numpy(expected) / 255 * (high - low)[0]), atol=1e-6)
     flat = torch.full((1, 1, 9, 9), 3.5)
     assert torch.equal(JPEGCompression(90).apply(flat), flat)

@@ -616,7 +616,7 @@ def test_a_missing_extra_is_named(spec, package, monkeypatch):
 
 
 @needs_data
-def test_real_weights_recognise_real_photographs():
+def test_real_weights_recognize_real_photographs():
     model = load_model("resnet18", weights=DATA / "weights" / "resnet18_imagenet.safetensors")
     told = json.loads((DATA / "photos" / "annotations.json").read_text())
     way, names = get_card(model).preprocess, get_card(model).class_names

@@ -188,7 +188,7 @@ def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
     assert {name: np.mean(hit) > 0.8 for name, hit in hits.items()} == dict.fromkeys(FINDINGS, True)
 
 
-def test_input_is_centred_and_scaled(fresh):
+def test_input_is_centered_and_scaled(fresh):
     x = to_model_input(fresh.images)
     assert x.shape == (400, 1, PREPROCESSING.size, PREPROCESSING.size)
     assert x[0, 0, 3, 5].item() == pytest.approx((fresh.images[0, 3, 5] / 255 - PREPROCESSING.mean) / PREPROCESSING.std)

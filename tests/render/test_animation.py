@@ -1,4 +1,4 @@
-"""Animations: as many pictures as slices, as long as asked, in the map's own colours, of a sane size."""
+"""Animations: as many pictures as slices, as long as asked, in the map's own colors, of a sane size."""
 
 import io
 
@@ -49,11 +49,11 @@ def test_the_hottest_voxel_shines_in_its_own_slice_only():
         assert (away <= 4) == (frame == 4), (frame, away)
 
 
-def test_a_gif_keeps_greys_and_the_map_s_own_colours():
-    greys = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (64, 1, 3))
+def test_a_gif_keeps_grays_and_the_map_s_own_colors():
+    grays = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (64, 1, 3))
     ramp = colorize(np.tile(np.linspace(0, 1, 256), (64, 1)))
     noise = np.random.default_rng(0).integers(0, 256, (64, 256, 3), dtype=np.uint8)
-    pictures = [greys, ramp, noise]
+    pictures = [grays, ramp, noise]
     film = Image.open(io.BytesIO(encode_animation(pictures, palette_colors=colorize(np.linspace(0, 1, 64)[None]))))
     for frame, limit in ((0, 6), (1, 12)):
         film.seek(frame)

@@ -1,4 +1,4 @@
-"""The colour bar, captions, panels and channel grids, judged by what a reader of the picture would conclude."""
+"""The color bar, captions, panels and channel grids, judged by what a reader of the picture would conclude."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def ink(picture):
     return (picture.max(axis=2) < 128).sum()
 
 
-def test_the_bar_runs_from_the_top_colour_to_the_bottom_colour():
+def test_the_bar_runs_from_the_top_color_to_the_bottom_color():
     bar = draw_color_bar(200, 0.0, 3.27, "viridis", width=20)
     assert bar.shape[0] == 200
     assert tuple(bar[1, 10]) == (253, 231, 37)
@@ -37,7 +37,7 @@ def test_the_bar_runs_from_the_top_colour_to_the_bottom_colour():
 
 
 @pytest.mark.parametrize(("lo", "hi", "zero"), [(-1.0, 1.0, 100), (-1.0, 3.0, 150), (-3.0, 1.0, 50)])
-def test_the_signed_bar_is_white_and_labelled_at_raw_zero(lo, hi, zero):
+def test_the_signed_bar_is_white_and_labeled_at_raw_zero(lo, hi, zero):
     bar = draw_color_bar(200, lo, hi, "diverging", width=20)
     assert abs(int(lightness(bar[1:199, 10].astype(float)).argmax()) + 1 - zero) <= 2
     assert ink(bar[zero - 8 : zero + 8, 22:]) > 0
@@ -112,26 +112,26 @@ def test_any_text_can_be_a_caption(text):
     np.testing.assert_array_equal(draw_text("\x1b\udcff", 16), draw_text("??", 16))
 
 
-def solid(colour, height, width):
-    return np.full((height, width, 3), colour, np.uint8)
+def solid(color, height, width):
+    return np.full((height, width, 3), color, np.uint8)
 
 
-def found(picture, colour):
-    """Top, left, height and width of the pixels of one colour, which fill that rectangle."""
-    rows, columns = np.nonzero((picture == colour).all(axis=2))
+def found(picture, color):
+    """Top, left, height and width of the pixels of one color, which fill that rectangle."""
+    rows, columns = np.nonzero((picture == color).all(axis=2))
     box = int(rows.min()), int(columns.min()), int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1
     assert len(rows) == box[2] * box[3]
     return box
 
 
 def test_a_panel_is_a_grid_of_whole_pictures_of_one_height():
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     sizes = [(100, 50), (50, 100), (300, 300), (20, 200), (100, 100)]
-    images = [solid(c, *s) for c, s in zip(colours, sizes, strict=True)]
+    images = [solid(c, *s) for c, s in zip(colors, sizes, strict=True)]
     picture = draw_image_grid(
         images, [f"number {i}" for i in range(5)], columns=2, height=100, flags=[None, "careful"] + 3 * [None]
     )
-    places = [found(picture, c) for c in colours]
+    places = [found(picture, c) for c in colors]
     # Scaled to 100 rows, or to twice that width: 100x50, 100x200, 100x100, 20x200, 100x100.
     assert [p[2:] for p in places] == [(100, 50), (100, 200), (100, 100), (20, 200), (100, 100)]
     middles = [(top + h / 2, left + w / 2) for top, left, h, w in places]

@@ -19,18 +19,18 @@ def ink(picture):
     return (picture.max(axis=2) < 100).sum()
 
 
-def test_the_legends_swatch_has_the_colour_of_the_region():
-    colours = choose_region_colors(12)
+def test_the_legends_swatch_has_the_color_of_the_region():
+    colors = choose_region_colors(12)
     image = photograph(4, 12)
     numbers = np.tile(np.arange(12), (4, 1))
-    picture = draw_regions(image, numbers, np.ones((4, 12)), colours, alpha=1.0)
-    tiles = draw_region_legend([LegendEntry(colour, "") for colour in colours])
-    for c, colour in enumerate(colours):
-        assert tuple(picture[2, c]) == colour
-        assert (tiles == colour).all(2).sum() > 50
+    picture = draw_regions(image, numbers, np.ones((4, 12)), colors, alpha=1.0)
+    tiles = draw_region_legend([LegendEntry(color, "") for color in colors])
+    for c, color in enumerate(colors):
+        assert tuple(picture[2, c]) == color
+        assert (tiles == color).all(2).sum() > 50
 
 
-def test_colours_of_a_legend_can_be_told_apart():
+def test_colors_of_a_legend_can_be_told_apart():
     table = np.array(REGION_COLORS, float)
     apart = np.linalg.norm(table[:, None] - table[None], axis=2) + 1e3 * np.eye(len(table))
     assert apart.min() > 60
@@ -38,20 +38,20 @@ def test_colours_of_a_legend_can_be_told_apart():
         choose_region_colors(13)
 
 
-def test_strength_is_opacity_over_a_grey_picture():
+def test_strength_is_opacity_over_a_gray_picture():
     image = photograph(3, 5)
-    numbers, colours = np.zeros((3, 5), int), choose_region_colors(1)
+    numbers, colors = np.zeros((3, 5), int), choose_region_colors(1)
     for alpha, strength in ((0.0, 1.0), (1.0, 0.0)):
-        grey = draw_regions(image, numbers, np.full((3, 5), strength), colours, alpha=alpha)
-        assert (np.ptp(grey.astype(int), axis=2) == 0).all()
+        gray = draw_regions(image, numbers, np.full((3, 5), strength), colors, alpha=alpha)
+        assert (np.ptp(gray.astype(int), axis=2) == 0).all()
         lightness = image @ [0.299, 0.587, 0.114]
-        assert np.abs(grey[..., 0] - lightness).max() <= 1
-    steps = draw_regions(np.full((1, 5, 3), 128, np.uint8), numbers[:1], np.linspace(0, 1, 5)[None], colours, alpha=1.0)
+        assert np.abs(gray[..., 0] - lightness).max() <= 1
+    steps = draw_regions(np.full((1, 5, 3), 128, np.uint8), numbers[:1], np.linspace(0, 1, 5)[None], colors, alpha=1.0)
     assert (np.diff(steps[0, :, 0].astype(int)) > 0).all()
     assert (np.diff(steps[0, :, 2].astype(int)) < 0).all()
 
 
-def test_what_is_not_covered_has_no_colour():
+def test_what_is_not_covered_has_no_color():
     image = photograph(40, 60)
     covered = np.zeros((40, 60), bool)
     covered[:, :20] = True

@@ -7,8 +7,8 @@ from camscope.errors import InputError
 from camscope.render import Curve, draw_chart_axis, draw_line_chart
 
 
-def middle(picture, column, colour=(38, 84, 160)):
-    rows = np.flatnonzero((picture[:, column] == colour).all(1))
+def middle(picture, column, color=(38, 84, 160)):
+    rows = np.flatnonzero((picture[:, column] == color).all(1))
     return float(rows.mean()) if rows.size else None
 
 

@@ -78,6 +78,6 @@ def test_a_video_is_one_strip_and_a_volume_a_sheet():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
     film = HiResCAM(model, "1").explain(torch.rand(3, 16, 24, 24), 1).overlay()
-    grey = HiResCAM(model, "1").explain(torch.rand(1, 16, 24, 24).expand(3, -1, -1, -1), 1).overlay()
+    gray = HiResCAM(model, "1").explain(torch.rand(1, 16, 24, 24).expand(3, -1, -1, -1), 1).overlay()
     assert film.shape[1] > 5 * film.shape[0]
-    assert grey.shape[1] < 2 * grey.shape[0]
+    assert gray.shape[1] < 2 * gray.shape[0]

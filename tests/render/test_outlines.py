@@ -1,4 +1,4 @@
-"""Outlines of masks: at the pixels' edges, in colours that nobody confuses, with a legend that hides nothing."""
+"""Outlines of masks: at the pixels' edges, in colors that nobody confuses, with a legend that hides nothing."""
 
 from itertools import combinations
 
@@ -19,7 +19,7 @@ SIGHT = {
 
 
 def lab(rgb, sight):
-    """CIE Lab of an sRGB colour as somebody sees it, by the formulas."""
+    """CIE Lab of an sRGB color as somebody sees it, by the formulas."""
     share = np.asarray(rgb) / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.asarray(SIGHT[sight]) @ linear, 0, 1)
@@ -30,12 +30,12 @@ def lab(rgb, sight):
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_the_colours_are_told_apart_and_from_the_heat_by_everyone(sight):
+def test_the_colors_are_told_apart_and_from_the_heat_by_everyone(sight):
     for one, other in combinations(OUTLINE_COLORS, 2):
         assert np.linalg.norm(lab(one, sight) - lab(other, sight)) >= 25
-    for colour in OUTLINE_COLORS:
+    for color in OUTLINE_COLORS:
         heat = colorize(np.linspace(0, 1, 33)[None], PERCEPTUAL[0])[0]
-        assert min(np.linalg.norm(lab(colour, sight) - lab(hot, sight)) for hot in heat) >= 20
+        assert min(np.linalg.norm(lab(color, sight) - lab(hot, sight)) for hot in heat) >= 20
 
 
 def test_an_outline_runs_along_the_edge_and_leaves_the_rest():
@@ -57,8 +57,8 @@ def test_the_legend_lies_below_and_names_what_has_a_name():
     named = add_outline_legend(image, prepare_outlines({"lungs": mask, "a very long name indeed": ~mask}, (60, 80)))
     np.testing.assert_array_equal(named[:60], image)
     assert named.shape[0] > 60 + 2 * 11, "two lines, for both do not fit in one"
-    for colour in OUTLINE_COLORS[:2]:
-        assert (named[60:] == colour).all(2).any()
+    for color in OUTLINE_COLORS[:2]:
+        assert (named[60:] == color).all(2).any()
 
 
 def test_masks_that_are_none_are_one_clear_error():

@@ -1,4 +1,4 @@
-"""Colour, overlay and files, judged by what a reader of the picture would conclude."""
+"""Color, overlay and files, judged by what a reader of the picture would conclude."""
 
 import io
 import os
@@ -36,20 +36,20 @@ def bump(height=40, width=60, row=12, column=25):
     return np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / 60.0)
 
 
-# Colour
+# Color
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_zero_and_one_have_the_published_ends_of_the_map(name):
     bottom, top = ENDS[name]
-    colours = colorize(np.array([[0.0, 1.0, -3.0, 7.0]]), name)
-    assert [tuple(c) for c in colours[0]] == [bottom, top, bottom, top]
+    colors = colorize(np.array([[0.0, 1.0, -3.0, 7.0]]), name)
+    assert [tuple(c) for c in colors[0]] == [bottom, top, bottom, top]
 
 
 @pytest.mark.parametrize("name", PERCEPTUAL)
 def test_a_perceptual_map_gets_lighter_with_the_value(name):
     L = lightness(colorize(np.linspace(0, 1, 256)[None], name)[0].astype(float))
-    assert np.diff(L).min() > -0.05  # 8-bit colours are rounded
+    assert np.diff(L).min() > -0.05  # 8-bit colors are rounded
     assert np.diff(L[::8]).min() > 0.5
     assert L[-1] - L[0] > 70
 
@@ -61,17 +61,17 @@ def test_the_lightness_of_jet_says_otherwise():
 
 def test_the_diverging_map_is_white_at_zero_and_equally_strong_on_both_sides():
     values = np.linspace(-1, 1, 101)
-    colours = colorize(values[None], "diverging")[0].astype(float)
-    L = lightness(colours)
-    assert np.ptp(colours[50]) <= 2  # no hue at zero
+    colors = colorize(values[None], "diverging")[0].astype(float)
+    L = lightness(colors)
+    assert np.ptp(colors[50]) <= 2  # no hue at zero
     assert L[50] > 95
     assert np.diff(L[:51]).min() > 0 > np.diff(L[50:]).max()
     assert np.abs(L - L[::-1]).max() < 1.5
-    assert (colours[51:, 0] > colours[51:, 2]).all()  # for: red
-    assert (colours[:50, 2] > colours[:50, 0]).all()  # against: blue
+    assert (colors[51:, 0] > colors[51:, 2]).all()  # for: red
+    assert (colors[:50, 2] > colors[:50, 0]).all()  # against: blue
 
 
-def test_a_value_gets_the_nearest_of_256_colours():
+def test_a_value_gets_the_nearest_of_256_colors():
     steps = colorize(np.arange(256)[None] / 255)[0]
     near = colorize((np.arange(256)[None] + 0.49) / 255)[0]
     np.testing.assert_array_equal(near, steps)
@@ -93,20 +93,20 @@ def test_bad_values_and_names_are_refused():
 
 @pytest.mark.parametrize("by_value", [True, False])
 @pytest.mark.parametrize("name", COLORMAPS)
-def test_the_hottest_pixel_has_the_top_colour(name, by_value):
+def test_the_hottest_pixel_has_the_top_color(name, by_value):
     drawn = overlay(photograph(), bump(), alpha=1, colormap=name, alpha_by_value=by_value)
     np.testing.assert_array_equal(drawn[12, 25], colorize(np.ones((1, 1)), name)[0, 0])
 
 
 def test_the_blend_at_half_opacity_by_hand():
-    grey, one = np.full((1, 1, 3), 100, np.uint8), np.ones((1, 1))
-    assert overlay(grey, one, alpha=0.5)[0, 0].tolist() == [176, 178, 132]  # of (252, 255, 164) and 100
+    gray, one = np.full((1, 1, 3), 100, np.uint8), np.ones((1, 1))
+    assert overlay(gray, one, alpha=0.5)[0, 0].tolist() == [176, 178, 132]  # of (252, 255, 164) and 100
     # With alpha by value 0.5 has the opacity 0.8 * (1 - 0.5 ** 2) = 0.6, of the diverging map 0.8 * 0.5 = 0.4.
-    colour = colorize(one / 2)[0, 0].astype(float)
-    np.testing.assert_allclose(overlay(grey, one / 2, alpha=0.8)[0, 0], 0.6 * colour + 40, atol=0.5)
+    color = colorize(one / 2)[0, 0].astype(float)
+    np.testing.assert_allclose(overlay(gray, one / 2, alpha=0.8)[0, 0], 0.6 * color + 40, atol=0.5)
     blue = colorize(-one / 2, "diverging")[0, 0].astype(float)
     np.testing.assert_allclose(
-        overlay(grey, -one / 2, alpha=0.8, colormap="diverging")[0, 0], 0.4 * blue + 60, atol=0.5
+        overlay(gray, -one / 2, alpha=0.8, colormap="diverging")[0, 0], 0.4 * blue + 60, atol=0.5
     )
 
 
@@ -137,15 +137,15 @@ def test_a_shifted_map_shifts_the_overlay():
 
 
 @pytest.mark.parametrize(
-    "image", [np.full((60, 80, 3), grey, np.uint8) for grey in (0, 128, 255)] + [photograph(60, 80)]
+    "image", [np.full((60, 80, 3), gray, np.uint8) for gray in (0, 128, 255)] + [photograph(60, 80)]
 )
-def test_not_covered_is_grey_and_neither_the_photograph_nor_cold(image):
+def test_not_covered_is_gray_and_neither_the_photograph_nor_cold(image):
     values, covered = bump(60, 80, 30, 20), np.zeros((60, 80), bool)
     covered[10:50, 20:60] = True  # the hottest pixel is on the border
     drawn = overlay(image, values, covered=covered)
     np.testing.assert_array_equal(drawn[covered], overlay(image, values)[covered])
     outside = drawn[~covered].astype(int)
-    assert np.ptp(outside, axis=1).max() == 0  # no hue, so no colour of the map
+    assert np.ptp(outside, axis=1).max() == 0  # no hue, so no color of the map
     for cold in (image, overlay(image, 0 * values, alpha_by_value=False)):
         assert (np.abs(outside - cold[~covered]).max(axis=1) >= 10).mean() > 0.85
     marked = hatch_uncovered(image, covered)
@@ -201,7 +201,7 @@ CALLS = {
     "boxes": lambda: find_boxes(VALUES, 0.5),
     "captioned": lambda: add_caption(IMAGE, "é", flag="careful"),
     "channel_grid": lambda: draw_channel_grid(FEATURES),
-    "colourise": lambda: colorize(VALUES),
+    "colorise": lambda: colorize(VALUES),
     "contours": lambda: find_contours(VALUES, 0.5)[0],
     "draw_boxes": lambda: draw_boxes(IMAGE, find_boxes(VALUES, 0.5), ["a"]),
     "draw_contours": lambda: draw_contours(IMAGE, VALUES, [0.2, 0.5]),

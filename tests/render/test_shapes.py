@@ -79,9 +79,9 @@ def changed(image, drawn):
     return (image != drawn).any(axis=2)
 
 
-@pytest.mark.parametrize("grey", [0, 255])
-def test_a_contour_is_drawn_on_the_edge_and_nowhere_else(grey):
-    image = np.full((100, 120, 3), grey, np.uint8)
+@pytest.mark.parametrize("gray", [0, 255])
+def test_a_contour_is_drawn_on_the_edge_and_nowhere_else(gray):
+    image = np.full((100, 120, 3), gray, np.uint8)
     values = np.zeros((100, 120))
     values[20:60, 30:90] = 1.0
     where = changed(image, draw_contours(image, values, 0.5))
@@ -96,7 +96,7 @@ def test_a_contour_is_drawn_on_the_edge_and_nowhere_else(grey):
     assert not where[:, 95:].any()
 
 
-def test_each_level_is_drawn_in_its_own_colour():
+def test_each_level_is_drawn_in_its_own_color():
     image = np.zeros((60, 60, 3), np.uint8)
     values = np.zeros((60, 60))
     values[10:50, 10:50], values[25:35, 25:35] = 0.5, 1.0

@@ -91,7 +91,7 @@ def test_where_a_voxel_lies_in_words():
 
 
 def test_the_world_of_a_map_s_cells():
-    # cells of 2 x 2 x 2 voxels: the first one's centre lies between voxels 0 and 1, at 0.5
+    # cells of 2 x 2 x 2 voxels: the first one's center lies between voxels 0 and 1, at 0.5
     cells = np.column_stack([2 * np.eye(3), [0, 0, 0]])
     moved = np.diag([1.0, 1, 3, 1])
     moved[:3, 3] = 10, 0, 0
@@ -118,7 +118,7 @@ def test_the_peak_is_at_its_place_in_each_plane(labels):
         picture = draw_slice(one, view, one.peak[view.normal_axis], 21.0)
         row, column = view.project_voxel(one.peak, one.shape)
         assert picture.shape == (one.shape[view.row_axis] * 21, one.shape[view.column_axis] * 21, 3)
-        assert (picture[int(row * 21), int(column * 21)] == TOP).all(), "the middle of the voxel has the top colour"
+        assert (picture[int(row * 21), int(column * 21)] == TOP).all(), "the middle of the voxel has the top color"
         assert np.argwhere((picture == TOP).all(2)).tolist() == [[int(row * 21), int(column * 21)]]
 
 
@@ -214,7 +214,7 @@ def test_slices_are_spread_numbered_and_the_peak_is_in_a_frame():
     picture = draw_slices(one, size=100, n_slices=5, columns=5)
     size = choose_font_size(200)
     numbers = [n for n in range(30) if found(picture[:, :560], draw_text_on_dark(f"{n}", size))]
-    assert numbers == [0, 7, 22, 29], "17 is among them, in another colour"
+    assert numbers == [0, 7, 22, 29], "17 is among them, in another color"
     assert len(found(picture, draw_text_on_dark("17", size, text_color=ACCENT_COLOR))) == 1
     assert (picture == ACCENT_COLOR).all(2).sum() > 2 * 100
     with pytest.raises(InputError, match="n_slices=0"):
@@ -283,7 +283,7 @@ def test_what_is_not_covered_is_hatched_and_holds_no_peak():
     assert draw_planes(nowhere).ndim == 3
 
 
-def test_greys_of_any_kind_of_numbers():
+def test_grays_of_any_kind_of_numbers():
     numbers = np.linspace(-1000, 1000, 1000).reshape(10, 10, 10)
     one = Volume(numbers, np.zeros((10, 10, 10)), window=(-500.0, 500.0))
     assert one.gray_image.min() == 0
@@ -292,9 +292,9 @@ def test_greys_of_any_kind_of_numbers():
     assert (one.gray_image == 0).mean() == pytest.approx(0.25, abs=0.01)
     assert (Volume(numbers * 0, numbers * 0).gray_image == 128).all()
     assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).gray_image.max() == 255
-    colour = np.zeros((3, 4, 5, 3), np.uint8)
-    colour[..., 0] = 200
-    assert (draw_slice(Volume(colour, np.zeros((3, 4, 5))), choose_views(None)[0], 0, 8.0) == [200, 0, 0]).all()
+    color = np.zeros((3, 4, 5, 3), np.uint8)
+    color[..., 0] = 200
+    assert (draw_slice(Volume(color, np.zeros((3, 4, 5))), choose_views(None)[0], 0, 8.0) == [200, 0, 0]).all()
 
 
 @pytest.mark.parametrize(

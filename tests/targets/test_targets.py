@@ -219,7 +219,7 @@ def test_a_box_nobody_detected_is_an_error_that_names_the_nearest():
 
 def test_boxes_as_parts_of_the_input_with_logits():
     logits = torch.tensor([[[0.0, math.log(2.0), 0.0], [5.0, 0.0, 0.0]]])
-    boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]])  # centre x, y, width, height
+    boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]])  # center x, y, width, height
     output = SimpleNamespace(logits=logits, pred_boxes=boxes)
     values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), class_names=NAMES[:2])
     assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the input")

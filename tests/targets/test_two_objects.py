@@ -33,7 +33,7 @@ def correlation(maps: list[np.ndarray]) -> float:
 
 @pytest.fixture(scope="module")
 def boxed() -> list[tuple[Path, int, list[list[float]]]]:
-    """File, class and boxes of photographs, neighbours of different classes."""
+    """File, class and boxes of photographs, neighbors of different classes."""
     if not DATA.exists():
         pytest.skip("../shared/data is not here")
     table = json.loads((DATA / "imagenet_boxes" / "annotations.json").read_text())

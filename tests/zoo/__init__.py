@@ -7,5 +7,5 @@ FAMILIES: dict[str, list[Row]] = {
     "torchvision": of_torchvision.ROWS,
     "timm": of_timm.ROWS,
     "Hugging Face": of_hugging_face.ROWS,
-    "one's own": of_ones_own.ROWS,
+    "custom": of_ones_own.ROWS,
 }

@@ -10,27 +10,33 @@ from camscope.explainers import METHODS, Explainer, GradCAM
 from tests.refusals import ATTENTION
 from tests.zoo.row import Row
 
-FEW = {"n_samples": 2, "n_steps": 2, "groups": 4, "top": 6, "n_concepts": 2}
+FEW = {"n_samples": 2, "n_steps": 2, "n_groups": 4, "n_channels": 6, "n_concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
 PASSES = {
-    *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K"),
-    *("1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"),
+    *("1", "1 + n_samples", "1 + n_steps", "2 + n_steps", "2 + n_groups", "1 + K"),
+    *(f"1 + {count} partial forwards" for count in ("L", "K", "cells", "2", "n_concepts")),
 }
 # often without an answer, which would end the passes that the others share
 ALONE = {"cam", "finercam", "excitationbackprop", "guidedbackprop", "deconvnet", "refinecam", *ATTENTION}
 HEAD = """# Models
 
-Measured, not promised: {count} architectures with random weights, small inputs, nothing passed but the model and the input
-(and a function of the output where a model has no class scores: a region, a query's class, an embedding's direction).
-The layer is the one that camscope chooses. On each, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad`
-in float64, and where tokens are laid out as a grid, changing a patch of the input changes the cell that lies over it.
-`make models` measures all of it again; the tests fail where this page is not what is measured.
+{count} architectures are tested with random weights and small inputs. The only arguments are the model and the input. Models
+without class scores also get a function of the output: a region, a query's class or an embedding's direction. The layer is
+the one that camscope chooses by default.
 
-Asked are the methods that cost a few passes, and on small models those that run it, or its rest, often, too:
+- On each architecture, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad` in float64.
+- Where tokens are laid out as a grid, changing a patch of the input changes the cell at the same position.
+- `make models` measures this page again. The tests fail if the page differs from the measurement.
 
-{methods}.
+The tests run the methods that need few forward passes. On small models they also run those that repeat the model, or the
+part behind the layer, often:
 
-A number stands for methods without an answer there; what they say instead is below.
+| methods |
+|---|
+| {methods} |
+
+A number in the last column stands for methods without a map on that architecture. [Reasons](#reasons) lists their error
+messages.
 
 """
 
@@ -85,7 +91,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         if family != (family := name.partition(": ")[0]):
             lines += [
                 f"\n## {family}\n",
-                "| architecture | input | layer chosen | map | without an answer |",
+                "| architecture | input | layer chosen | map | without a map |",
                 "|---|---|---|---|---|",
             ]
         marks = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in said_by(refused)]
@@ -98,11 +104,18 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         )
     cheap = ", ".join(f"`{name}`" for name in asked_of())
     told = [
-        f"{number}. {', '.join(f'`{one}`' for one in methods)}: {sentence}"
+        f"| {number} | {', '.join(f'`{one}`' for one in methods)} | {sentence} |"
         for (sentence, methods), number in reasons.items()
     ]
     head = HEAD.format(count=len(rows), methods=cheap)
-    return head.rstrip() + "\n" + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(told) + "\n"
+    return (
+        head.rstrip()
+        + "\n"
+        + "\n".join(lines)
+        + "\n\n## Reasons\n\n| number | methods | message |\n|---|---|---|\n"
+        + "\n".join(told)
+        + "\n"
+    )
 
 
 def said_by(refused: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 EXAMPLE = "camscope demo"
-DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,centre"  # one of each family, and a control
+DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,center"  # one of each family, and a control
 ENLARGEMENT, IMAGE_HEIGHT = (
     3,
     288,
@@ -96,7 +96,7 @@ LEGEND = """\
 hit     the peak of the map lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a uniform map
-centre  a control that ignores the image; --methods all shows all supported methods but the slow ones\
+center  a control that ignores the image; --methods all shows all supported methods but the slow ones\
 """
 
 

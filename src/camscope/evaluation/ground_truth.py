@@ -50,7 +50,7 @@ class FilenameIndex(Generic[IndexedValue]):
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
             raise UndefinedError(
-                f"there are {len(best)} files of its name, and the folders do not tell which one is meant"
+                f"there are {plural(len(best), 'file')} of its name, and the folders do not tell which one is meant"
             )
         return candidates[best[0]] if best else None
 

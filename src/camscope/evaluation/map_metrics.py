@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.floating]
 REGIONS_ALONG_SHORTEST_SIDE = 14  # removed single pixels disturb a model wherever they lie
-CONTROL_NAMES = ("uniform", "centre", "edges", "random")  # compared with every method
+CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every method
 
 
 def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:

@@ -60,7 +60,7 @@ def evaluate(
 ) -> "EvaluationResult":
     """Compute metrics of every map of a run into a Parquet dataset, with a row for each map and metric.
 
-    Control maps (`uniform`, `centre`, `edges`, `random`) are evaluated as well. An interrupted evaluation resumes.
+    Control maps (`uniform`, `center`, `edges`, `random`) are evaluated as well. An interrupted evaluation resumes.
 
     Args:
         run: The run, or its folder.

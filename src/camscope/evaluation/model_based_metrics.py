@@ -149,7 +149,7 @@ def _build_map_function(explainer: Explainer, x: Tensor, targets: Any) -> MapFun
     return compute_maps
 
 
-CONTROL_EXPLAINERS = ("centre", "edges")  # the controls that are explainers
+CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ class RandomCAM(BaseWeightedChannels, RandomMixin):
 class CenterGaussian(BaseControl):
     """A Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
 
-    A control: photographers put things there, and whoever points to the centre finds many (Zhang et al. 2016 report it
+    A control: photographers put things there, and whoever points to the center finds many (Zhang et al. 2016 report it
     beside their pointing game). `sigma`: in lengths of the input along each axis, so it is as round as the input is
     square.
     """
 
-    name, title, paper = "centre", "Center Gaussian", "arXiv:1608.00507"
+    name, title, paper = "center", "Center Gaussian", "arXiv:1608.00507"
     sigma: float = 0.25
 
     def __post_init__(self) -> None:
@@ -88,9 +88,9 @@ class CenterGaussian(BaseControl):
 
 @register
 class EdgeDetector(BaseControl):
-    """How steep the input's grey is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
+    """How steep the input's gray is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
 
-    A control: what looks like an explanation without any model (Adebayo et al. 2018). Grey is the mean of the channels;
+    A control: what looks like an explanation without any model (Adebayo et al. 2018). Gray is the mean of the channels;
     beyond the border the input goes on as it ends. `smoothing`: sigma of the Gaussian, in lengths of the input along
     each axis.
     """
@@ -118,10 +118,10 @@ def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
 
 
 def compute_edge_map(x: Tensor, smoothing: float = 0.01) -> Tensor:
-    """(N,C,*S) -> (N,*S): how steep the grey is; see `EdgeDetector`."""
-    grey = full_precision(x).mean(1)
-    axes = range(1, grey.ndim)
-    heat = torch.stack([_compute_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
+    """(N,C,*S) -> (N,*S): how steep the gray is; see `EdgeDetector`."""
+    gray = full_precision(x).mean(1)
+    axes = range(1, gray.ndim)
+    heat = torch.stack([_compute_central_difference(gray, axis) for axis in axes]).square().sum(0).sqrt()
     for axis in axes:
         sigma = smoothing * heat.shape[axis]
         heat = smooth_axis(heat, axis, sigma, math.ceil(3 * sigma), "replicate")

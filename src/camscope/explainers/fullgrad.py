@@ -186,7 +186,7 @@ class BaseFullGrad(Explainer):
     Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), over the channels of each; ψ: the absolute value, brought to 0..1, linearly
     enlarged to the input. Minimum and maximum are those of all channels of a layer together, as in the authors' code:
     channel by channel, as the paper's sum over channels may be read, a channel that adds nothing would count as much as
-    one that adds all. Enlarged between cell centres (the authors: between corners), where a map's cells lie here. A
+    one that adds all. Enlarged between cell centers (the authors: between corners), where a map's cells lie here. A
     layer without cells, such as a head, has no place in the map.
     """
 

@@ -194,7 +194,7 @@ def _find_reason_no_grid(
         and not has_image_tokens(model)
         and is_text_layer(model, name, shape[1], hints.text_lengths)
     ):
-        return f"output {shape} holds {shape[1]} text tokens, which lie on no grid"
+        return f"output {shape} holds {plural(shape[1], 'text token')}, which lie on no grid"
     return ""
 
 

@@ -71,7 +71,7 @@ def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: floa
 
 
 def resize_field(field: FloatImage, size: int) -> FloatImage:
-    """A square field brought to (size,size), linear between the centres of its cells."""
+    """A square field brought to (size,size), linear between the centers of its cells."""
     if len(field) == size:
         return field
     matrix = _interpolation_matrix(len(field), size)
@@ -107,7 +107,7 @@ class Lung:
     """One lung: fields (H,W) on the image's pixels; lengths are in half image widths.
 
     `side` is -1 on the image's left and 1 on its right; `wall_depth` is the depth below the chest wall and `diaphragm_height` the
-    height above the diaphragm; `lateral` and `vertical` run from the lung's centre (0) to its outer wall and its apex (1).
+    height above the diaphragm; `lateral` and `vertical` run from the lung's center (0) to its outer wall and its apex (1).
     """
 
     side: int
@@ -159,10 +159,10 @@ def draw_chest(random: Generator, size: int) -> Chest:
 def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lung:
     """A superellipse cut off by the dome of the diaphragm."""
     width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
-    centre, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
+    center, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
     base = random.uniform(0.42, 0.62) - 0.06 * (side < 0)  # the liver lifts the diaphragm on the image's left
     up = (middle - y) / height
-    out = (x * side - centre) / (width * (1 - 0.16 * up))  # narrower towards the apex
+    out = (x * side - center) / (width * (1 - 0.16 * up))  # narrower towards the apex
     power = np.abs(out) ** 2.5 + np.abs(up) ** 2.5
     dome = base + random.uniform(0.8, 1.8) * (out * width + 0.06) ** 2 - y
     return Lung(side, (1 - power**0.4) * width, dome, out, up)

@@ -14,7 +14,7 @@ from camscope.phantom.radiograph import CATEGORIES, DEFAULT_SIDE_PIXELS
 
 
 class PhantomPreprocessing(NamedTuple):
-    """How an image becomes the net's input: grey, size x size, then (value / 255 - mean) / std."""
+    """How an image becomes the net's input: gray, size x size, then (value / 255 - mean) / std."""
 
     size: int
     mean: float
@@ -50,11 +50,11 @@ class ResidualBlock(nn.Module):
 
 
 class PhantomNet(nn.Module):
-    """Grey images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
+    """Gray images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
 
     At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`. Two choices let a map point at the
     evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
-    Even kernels wherever the stride is 2 keep each cell centred on its own pixels; with odd ones, as in torchvision's
+    Even kernels wherever the stride is 2 keep each cell centered on its own pixels; with odd ones, as in torchvision's
     ResNet, every such step moves the map by half a cell of the finer grid.
     """
 
@@ -81,8 +81,8 @@ class PhantomNet(nn.Module):
 
 def to_model_input(images: NDArray[np.uint8]) -> Tensor:
     """Drawn images (N,H,W) uint8 as the net's input (N,1,H,W) float32."""
-    grey = torch.from_numpy(images).unsqueeze(1).float() / 255
-    return (grey - PREPROCESSING.mean) / PREPROCESSING.std
+    gray = torch.from_numpy(images).unsqueeze(1).float() / 255
+    return (gray - PREPROCESSING.mean) / PREPROCESSING.std
 
 
 def bundled_weights_file() -> AbstractContextManager[Path]:

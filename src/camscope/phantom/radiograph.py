@@ -141,7 +141,7 @@ def _resolve_label(finding: str | int) -> int:
 
 
 def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDArray[np.uint8]]:
-    """From attenuation (H,W) to grey values: one exposure, one tone curve and one grain for every use."""
+    """From attenuation (H,W) to gray values: one exposure, one tone curve and one grain for every use."""
     gain, dark, span = random.uniform(1.1, 1.6), random.uniform(8, 24), random.uniform(205, 240)
     grain = random.standard_normal((size, size), dtype=np.float32) * random.uniform(2.0, 4.5)
 

@@ -33,7 +33,7 @@ BoolArray = NDArray[np.bool_]
 
 STUDY_CLASSES: Final = ("clear", "lesion")
 STUDY_SIDE_PIXELS: Final = 64
-MIN_LESION_BRIGHTNESS: Final = 0.02  # of the grey scale: a lesion ends where it adds less, so that its mask has an edge
+MIN_LESION_BRIGHTNESS: Final = 0.02  # of the gray scale: a lesion ends where it adds less, so that its mask has an edge
 MARKER_SHAPE: Final = np.array([[c == "#" for c in row] for row in ("#...", "#...", "#...", "#...", "####")])
 MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_marker": "marker_masks", "region_lungs": "lung_masks"}
 
@@ -219,7 +219,7 @@ def _draw_study_image(
 
 
 def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) -> tuple[FloatImage, FloatImage]:
-    """Grey values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies; negative outside."""
+    """Gray values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies; negative outside."""
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
@@ -283,7 +283,7 @@ TARGET_LAYER: Final = {"create_shortcut_model": "layer3", "create_shortcut_volum
 
 
 class ShortcutNet(nn.Module):
-    """Grey images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
+    """Gray images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
 
     A cell of `layer3` is 8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
     """
@@ -304,7 +304,7 @@ class ShortcutNet(nn.Module):
 
 
 def _build_downsampling_block(n_axes: int, in_channels: int, out_channels: int) -> nn.Sequential:
-    """An even kernel, so that each cell stays centred on its own pixels."""
+    """An even kernel, so that each cell stays centered on its own pixels."""
     convolution, norm = (nn.Conv2d, nn.BatchNorm2d) if n_axes == 2 else (nn.Conv3d, nn.BatchNorm3d)
     return nn.Sequential(convolution(in_channels, out_channels, 4, 2, 1, bias=False), norm(out_channels), nn.ReLU())
 

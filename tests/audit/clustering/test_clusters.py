@@ -21,11 +21,11 @@ from camscope.metrics import estimate_mean
 QUICK = {"n_resamples": 10, "n_references": 5}
 
 
-def blobs(random, centres, size=48, width=4.0, noise=0.05):
-    """Maps of a Gaussian at each centre, of any strength, under grain."""
+def blobs(random, centers, size=48, width=4.0, noise=0.05):
+    """Maps of a Gaussian at each center, of any strength, under grain."""
     axis = np.arange(size)
     down, right = (
-        np.exp(-((axis - np.asarray(one)[:, None]) ** 2) / (2 * width**2)) for one in zip(*centres, strict=True)
+        np.exp(-((axis - np.asarray(one)[:, None]) ** 2) / (2 * width**2)) for one in zip(*centers, strict=True)
     )
     heat = random.uniform(0.3, 3, (len(down), 1, 1)) * down[:, :, None] * right[:, None, :]
     return heat + noise * random.normal(size=heat.shape)
@@ -201,7 +201,7 @@ def test_the_laplacian_of_a_small_graph():
     assert values == pytest.approx([0, 0, 2, 2], abs=1e-12)
     labels = assign_labels_qr(vectors, 2)
     assert labels[0] == labels[1] != labels[2] == labels[3]
-    # as images of one patient the first two are no neighbours: each looks to 10, which looks to 11
+    # as images of one patient the first two are no neighbors: each looks to 10, which looks to 11
     assert compute_laplacian_spectrum(apart, np.array([0, 0, 1, 2]), 1, 4)[0][1] > 0.01
 
 

@@ -272,7 +272,7 @@ def words_of(html):
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
 
 
-def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole):
+def test_a_word_has_a_mark_of_its_own_and_a_color_says_what_it_speaks_for(whole):
     seen = set(re.findall(r'class="badge is-(\w+) ([\w-]+)"><svg[^>]*><use href="#mark-([\w-]+)"/>', whole))
     assert {(kind, word) for kind, word, _ in seen} >= {
         ("contradicts", "supported"), ("contradicts", "not-supported"), ("supports", "supported"), ("untested", "not-testable"),
@@ -389,8 +389,8 @@ def test_without_scripts_only_the_slider_is_away(whole):
     assert [own for own in read.all("input") if own.get("id") == "bare" and own["type"] == "checkbox"]
 
 
-def luminance(colour):
-    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+def luminance(color):
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
     linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
@@ -398,7 +398,7 @@ def luminance(colour):
 @pytest.mark.parametrize("theme", [0, 1])
 def test_words_stand_out_in_the_light_and_in_the_dark(theme):
     roots = re.findall(r":root \{(.*?)\}", page_module._read_template("page.css"), re.S)
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[theme]))
+    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[theme]))
     for words in ("ink", "dim", "faint", "accent", "supports", "contradicts", "neither", "untested"):
         for below in {
             "paper",
@@ -406,15 +406,15 @@ def test_words_stand_out_in_the_light_and_in_the_dark(theme):
             f"{words}-wash",
             "against-wash" if words in ("ink", "dim", "accent") else "card",
         }:
-            if below in colours:
-                light, dark = sorted((luminance(colours[words]), luminance(colours[below])), reverse=True)
+            if below in colors:
+                light, dark = sorted((luminance(colors[words]), luminance(colors[below])), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (words, below)
     for tone in ("supports", "contradicts", "neither", "ink"):
-        light, dark = sorted((luminance(colours["on"]), luminance(colours[tone])), reverse=True)
+        light, dark = sorted((luminance(colors["on"]), luminance(colors[tone])), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, tone
 
 
-def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
+def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colors():
     rows = [
         ForestRow("gradcam", num(0.8312, 0.02)),
         ForestRow("edges", num(0.5, 0.03, baseline=0.4), "control"),
@@ -518,10 +518,10 @@ def test_the_worst_come_first(pictures):
         for kind in ("missed", "false_alarms", "borderline", "most_confident")
     }
     assert chosen == {"missed": [0, 4], "false_alarms": [1, 5], "borderline": [3, 5], "most_confident": [6, 2]}
-    unlabelled = [PredictedImage(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
+    unlabeled = [PredictedImage(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
     assert (
-        select_extreme_images("missed", "nodule", unlabelled, 2)
-        == select_extreme_images("false_alarms", "nodule", unlabelled, 2)
+        select_extreme_images("missed", "nodule", unlabeled, 2)
+        == select_extreme_images("false_alarms", "nodule", unlabeled, 2)
         == []
     )
     kinds = [section.kind for section in pictures.sections]

@@ -41,10 +41,10 @@ def test_borders_and_corners_are_shares_of_each_side():
 def test_padding_is_every_constant_row_and_column_from_the_edges_on():
     image = noise((30, 40))
     image[:4], image[-2:] = 0, 0
-    image[:, 35:] = 255  # padded again, in another colour
+    image[:, 35:] = 255  # padded again, in another color
     assert (REGIONS["padding"](image) == ~box((30, 40), (4, 28), (0, 35))).all()
-    colour = np.stack([image] * 3, -1)
-    assert (REGIONS["padding"](colour) == REGIONS["padding"](image)).all()
+    color = np.stack([image] * 3, -1)
+    assert (REGIONS["padding"](color) == REGIONS["padding"](image)).all()
     volume = noise((8, 9, 10)).astype(np.float32)
     volume[:3], volume[:, :, -1] = -2000, -2000
     assert (REGIONS["padding"](volume) == ~box((8, 9, 10), (3, 8), (0, 9), (0, 9))).all()
@@ -151,7 +151,7 @@ def test_a_fundus_has_an_aperture_and_a_square_has_none():
         REGIONS["aperture"](noise((90, 90, 3)))
 
 
-def test_ink_pen_and_glass_are_told_by_their_colour():
+def test_ink_pen_and_glass_are_told_by_their_color():
     skin = np.full((80, 80, 3), (205, 150, 125), np.uint8)
     skin[30:50, 30:50] = (90, 50, 40)  # a mole
     skin[10:20, 10:40] = (110, 60, 150)  # gentian violet
@@ -169,15 +169,15 @@ def test_ink_pen_and_glass_are_told_by_their_colour():
     for name in ("ink", "pen"):
         with pytest.raises(UndefinedError, match="nothing in the image is"):
             REGIONS[name](stained)
-        with pytest.raises(UndefinedError, match="no colours"):
+        with pytest.raises(UndefinedError, match="no colors"):
             REGIONS[name](noise((20, 20)))
 
 
 DEGENERATE = {
     "constant": np.full((20, 20), 7, np.uint8),
-    "black in colour": np.zeros((20, 20, 3), np.uint8),
+    "black in color": np.zeros((20, 20, 3), np.uint8),
     "one pixel": np.array([[5]], np.uint8),
-    "one pixel in colour": np.array([[[5, 9, 7]]], np.uint8),
+    "one pixel in color": np.array([[[5, 9, 7]]], np.uint8),
     "one row": noise((1, 30)),
     "constant volume": np.zeros((4, 5, 6), np.float32),
     "one voxel": np.ones((1, 1, 1), np.float32),
@@ -244,7 +244,7 @@ def test_a_mask_is_carried_to_where_the_model_sees_it():
 def test_a_thin_mask_is_not_lost_on_a_coarse_input():
     thin = box((90, 90), (29, 30), (10, 50))
     coarse = Placement.identity((90, 90)).resized((10, 10))
-    assert not project_region_to_input(thin, coarse).any()  # no pixel's centre lies on it
+    assert not project_region_to_input(thin, coarse).any()  # no pixel's center lies on it
     assert (project_region_to_input(thin, coarse, include_touched=True) == box((10, 10), (3, 4), (1, 6))).all()
 
 

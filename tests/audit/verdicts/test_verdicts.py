@@ -233,7 +233,7 @@ def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it
     assert told(summary, "localization")[0].conclusion == "not supported"
 
 
-def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
+def test_randomization_says_nothing_where_the_edge_detector_passes_too():
     def test(method: str, passes: bool, control: bool) -> RandomizationTest:
         similar = RandomizationSimilarity(
             name="ssim",

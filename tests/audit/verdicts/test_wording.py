@@ -142,7 +142,7 @@ def test_every_open_verdict_says_why():
 # Sanity
 
 
-def randomised(method: str, passes: bool | None, finding: str = "nodule", patients: int = 12) -> RandomizationTest:
+def randomized(method: str, passes: bool | None, finding: str = "nodule", patients: int = 12) -> RandomizationTest:
     end = (
         EstimateSummary(reason="no map has a number")
         if passes is None
@@ -171,14 +171,14 @@ def randomised(method: str, passes: bool | None, finding: str = "nodule", patien
 
 
 def test_maps_of_zeros_are_not_accused_of_ignoring_the_training():
-    tests = (randomised("gradcam", None), randomised("edges", False))
+    tests = (randomized("gradcam", None), randomized("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
     assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "nothing to compare")
 
 
 def test_each_finding_has_its_own_edge_detector_and_its_own_images():
     tests = tuple(
-        randomised(method, passes, finding, patients)
+        randomized(method, passes, finding, patients)
         for finding, patients, fails in (("nodule", 12, False), ("effusion", 11, True))
         for method, passes in (("gradcam", True), ("edges", fails))
     )
@@ -193,9 +193,9 @@ def test_each_finding_has_its_own_edge_detector_and_its_own_images():
 
 
 def test_the_similarity_that_failed_is_the_one_that_is_shown():
-    one = randomised("gradcam", False)
+    one = randomized("gradcam", False)
     fine = one.similarities[0].model_copy(update={"name": "hog", "passes": True, "final_similarity": num(0.05, 0.01)})
-    tests = (one.model_copy(update={"similarities": (fine, *one.similarities)}), randomised("edges", False))
+    tests = (one.model_copy(update={"similarities": (fine, *one.similarities)}), randomized("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
     assert (found.conclusion, found.effect.value, found.effect.low) == ("not supported", 1.0, 0.95)
     assert "ssim" in found.effect.reason

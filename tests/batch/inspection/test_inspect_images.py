@@ -276,12 +276,12 @@ def test_all_negative_is_no_mix(planted):
     assert planted.found()["all-monochrome1"] == [f"case-{n}" for n in range(4)]
 
 
-def test_colour_among_grey(planted):
+def test_color_among_gray(planted):
     rgb = np.random.default_rng(0).integers(0, 255, (*SIZE, 3), dtype=np.uint8)
     Image.fromarray(rgb).save(planted.file(1, ".png"))
     planted.cell(1, "path", "1.png")
     assert planted.found()["mixed-colors"] == ["case-1"]
-    Image.fromarray(np.repeat(rgb[..., :1], 3, 2)).save(planted.file(1, ".png"))  # three equal channels are grey
+    Image.fromarray(np.repeat(rgb[..., :1], 3, 2)).save(planted.file(1, ".png"))  # three equal channels are gray
     assert "mixed-colors" not in planted.found()
 
 
@@ -476,19 +476,19 @@ def test_copies_in_other_formats_have_one_digest(tmp_path):
     assert len({first, digest(tmp_path / "turned.nii"), digest(tmp_path / "other.nii")}) == 3
 
 
-def test_negatives_and_grey_in_three_channels_are_the_same_picture(tmp_path):
-    grey = PIXELS[0] % 256
-    Image.fromarray(grey.astype(np.uint8)).save(tmp_path / "grey.png")
-    Image.fromarray(np.repeat(grey[..., None], 3, 2).astype(np.uint8)).save(tmp_path / "three.png")
+def test_negatives_and_gray_in_three_channels_are_the_same_picture(tmp_path):
+    gray = PIXELS[0] % 256
+    Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "gray.png")
+    Image.fromarray(np.repeat(gray[..., None], 3, 2).astype(np.uint8)).save(tmp_path / "three.png")
     dicom(
         tmp_path / "negative.dcm",
-        -1 - grey,
+        -1 - gray,
         PhotometricInterpretation="MONOCHROME1",
     )
-    assert len({digest(tmp_path / name) for name in ("grey.png", "three.png", "negative.dcm")}) == 1
-    Image.fromarray(PIXELS[:3].astype(np.uint8).transpose(1, 2, 0)).save(tmp_path / "colour.png")
-    Image.open(tmp_path / "colour.png").save(tmp_path / "colour.bmp")
-    assert digest(tmp_path / "colour.png") == digest(tmp_path / "colour.bmp") != digest(tmp_path / "grey.png")
+    assert len({digest(tmp_path / name) for name in ("gray.png", "three.png", "negative.dcm")}) == 1
+    Image.fromarray(PIXELS[:3].astype(np.uint8).transpose(1, 2, 0)).save(tmp_path / "color.png")
+    Image.open(tmp_path / "color.png").save(tmp_path / "color.bmp")
+    assert digest(tmp_path / "color.png") == digest(tmp_path / "color.bmp") != digest(tmp_path / "gray.png")
 
 
 def test_the_digest_knows_shape_values_nan_and_key():

@@ -63,7 +63,7 @@ def slow_ablation(model, layer, x, targets, *args, to_maps=None, call=0, **kwarg
 
 
 def slow_recipro(model, layer, x, targets, gaussian=False):
-    """ReciproCAM in loops over cells and their neighbours."""
+    """ReciproCAM in loops over cells and their neighbors."""
     output, _ = kept(model, layer, x)
     to_maps = infer_layout(output.shape, x.shape, model.get_submodule(layer)).to_maps
     grid = to_maps(output).shape[2:]

@@ -72,7 +72,7 @@ def kernel_of(kind, gamma, a, b):
 
 @pytest.mark.parametrize("gamma", [None, 2.0])
 @pytest.mark.parametrize("kind", ["sigmoid", "rbf", "linear", "cosine"])
-def test_kpca_cam_is_the_first_component_of_the_centred_kernel(kind, gamma):
+def test_kpca_cam_is_the_first_component_of_the_centered_kernel(kind, gamma):
     model, x, layer = case("residual")
     heat = KPCACAM(model, "block", kernel=kind, gamma=gamma).attribute(x).flatten(1).numpy()
     for values, found in zip(activation(model, x, layer), heat, strict=True):

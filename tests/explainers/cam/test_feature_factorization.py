@@ -180,7 +180,7 @@ def test_a_model_without_class_scores_has_concepts_without_classes():
     assert heat.shape == (2, 8, 8)
 
 
-def test_the_legends_colour_is_the_colour_in_the_picture():
+def test_the_legends_color_is_the_color_in_the_picture():
     values = torch.zeros(2, 8, 8, dtype=torch.float64)
     values[0, :4], values[1, 6:] = 2.0, 1.0
     model = Flat(nn.MaxPool2d(1), 128, classes=2).double()
@@ -189,12 +189,12 @@ def test_the_legends_colour_is_the_colour_in_the_picture():
     first, second = (entry.color for entry in concepts.legend)
     assert concepts.shares == pytest.approx([64 / 80, 16 / 80])
     assert tuple(picture[0, 0]) == first == choose_region_colors(1)[0]
-    grey = picture[4, 0]  # no concept is here
-    assert grey[0] == grey[1] == grey[2]
+    gray = picture[4, 0]  # no concept is here
+    assert gray[0] == gray[1] == gray[2]
     blend = np.array(picture[7, 7], float) - 0.75 * np.array(second)  # half as strong, so three quarters opaque
     assert np.ptp(blend) <= 1.5
     figure = concepts.figure()
-    assert all((figure == colour).all(2).sum() > 50 for colour in (first, second))
+    assert all((figure == color).all(2).sum() > 50 for color in (first, second))
 
 
 def test_every_finding_of_the_phantom_is_a_concept_that_lies_on_it():

@@ -97,8 +97,8 @@ def test_without_noise_it_is_grad_cam_plus_plus_and_every_setting_counts():
     settings = [{}, {"sigma": 0.3}, {"n_samples": 4}, {"seed": 1}]
     maps = [SmoothGradCAMPlusPlus(model, "middle", **{"n_samples": 3, **one}).attribute(x, 2) for one in settings]
     assert not any(torch.allclose(maps[0], other, rtol=1e-6) for other in [*maps[1:], right])
-    grey = torch.ones_like(x)  # no range, no noise
-    maps = [method(model, "middle").attribute(grey, 2) for method in (SmoothGradCAMPlusPlus, GradCAMPlusPlus)]
+    gray = torch.ones_like(x)  # no range, no noise
+    maps = [method(model, "middle").attribute(gray, 2) for method in (SmoothGradCAMPlusPlus, GradCAMPlusPlus)]
     torch.testing.assert_close(*maps, rtol=1e-10, atol=0)
 
 

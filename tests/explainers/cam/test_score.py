@@ -221,18 +221,18 @@ def test_a_blur_is_the_same_under_autocast():
 
 
 def opti_cam_by_the_book(model: Pooled, x: Tensor, steps: int, rate: float) -> Tensor:
-    """One sample, with torch's own optimiser."""
+    """One sample, with torch's own optimizer."""
     channels = model.features(x).detach()[0]
     channels = channels[channels.flatten(1).std(1) > 0]  # a constant one has no share
     shares = torch.zeros(len(channels), dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.Adam([shares], lr=rate, eps=1e-300, maximize=True)
+    optimizer = torch.optim.Adam([shares], lr=rate, eps=1e-300, maximize=True)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         mixture = (shares.softmax(0)[:, None, None] * channels).sum(0)
         large = F.interpolate(mixture[None, None], (16, 12), mode="bilinear")[0, 0]
         shown = (large - large.min()) / (large.max() - large.min())
         model(x * shown)[0, 1].backward(inputs=[shares])
-        optimiser.step()
+        optimizer.step()
     mixture = (shares.detach().softmax(0)[:, None, None] * channels).sum(0)
     return mixture - mixture.min()
 

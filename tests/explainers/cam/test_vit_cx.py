@@ -136,7 +136,7 @@ def test_clusters_are_those_of_one_pair_after_the_other(seed):
             assert sorted(found) == sorted(map(sorted, linked(list(rows), reach)))
 
 
-def test_a_chain_of_neighbours_is_not_one_cluster():
+def test_a_chain_of_neighbors_is_not_one_cluster():
     places = torch.tensor([0.0, 1.0, 2.1, 3.3])
     apart = (places[:, None] - places).abs()[None]
     assert cluster_masks(apart, 1.15).tolist() == [[0, 0, 2, 3]]

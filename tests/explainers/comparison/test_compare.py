@@ -40,10 +40,10 @@ DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 INFERNO_TOP = (252, 255, 164)
 
 
-class Centre(Explainer):
+class Center(Explainer):
     """No layer, no passes: the middle of the image."""
 
-    name, paper = "centre", "arXiv:0000.00000"
+    name, paper = "center", "arXiv:0000.00000"
 
     def attribution(self, x, score):
         score(x)
@@ -80,7 +80,7 @@ class Unsuited(BaseCAM):
         raise LayerError("no linear head")
 
 
-class Ready(Centre):
+class Ready(Center):
     """A method of its own company that fails."""
 
     name = "ready"
@@ -263,8 +263,8 @@ def net():
 
 def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a_class(net):
     scan = draw_radiograph(7, "nodule").image
-    found = compare(net, scan, ["gradcam", Centre, "layercam"], layers=["layer3", "layer4"], targets=["nodule", 2])
-    assert found.column_labels == ("gradcam", "centre", "layercam")
+    found = compare(net, scan, ["gradcam", Center, "layercam"], layers=["layer3", "layer4"], targets=["nodule", 2])
+    assert found.column_labels == ("gradcam", "center", "layercam")
     assert [row.partition(" ")[0] for row in found.row_labels] == ["nodule", "nodule", "effusion", "effusion"]
     assert [row.endswith(layer) for row, layer in zip(found.row_labels, 2 * ["layer3", "layer4"], strict=True)] == 4 * [
         True
@@ -272,7 +272,7 @@ def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a
     told = [(one.label, one.layer, one.method) for one in found.explanations]
     assert told[:5] == [
         ("nodule", "layer3", "gradcam"),
-        ("nodule", None, "centre"),
+        ("nodule", None, "center"),
         ("nodule", "layer3", "layercam"),
         ("nodule", "layer4", "gradcam"),
         ("nodule", "layer4", "layercam"),
@@ -374,7 +374,7 @@ def hot(picture):
 
 def test_the_figure_shows_the_image_and_then_its_maps_row_by_row(net):
     scan = draw_radiograph(7, "nodule").image
-    found = compare(net, scan, ["gradcam", Centre, "layercam"], layers=["layer3", "layer4"], targets=["nodule"])
+    found = compare(net, scan, ["gradcam", Center, "layercam"], layers=["layer3", "layer4"], targets=["nodule"])
     figure = found.figure(alpha=1.0, height=128)
     lines = squares(figure, 128)
     assert [len(line) for line in lines] == [4, 3]  # a hole where the method without a layer has said all
@@ -538,7 +538,7 @@ def test_what_is_no_list_is_refused(net):
     with pytest.raises(LayerError, match="layers is empty: name one at least"):
         compare(net, scan, layers=[])
     with pytest.raises(LayerError, match="no layer 'nope'"):
-        compare(net, scan, ["centre"], layers=["nope"])
+        compare(net, scan, ["center"], layers=["nope"])
     with pytest.raises(TargetError, match="targets is a list"):
         compare(net, scan, targets="nodule")
     with pytest.raises(InputError, match="nearest names: gradcam"):

@@ -48,7 +48,7 @@ def test_fuse_by_hand():
 def test_fuse_brings_a_coarse_map_to_the_finest_grid():
     coarse, fine = explanation([[0.0, 4.0]]), explanation(np.zeros((2, 4)), status="no_positive_evidence", layer="b")
     fused = fuse([coarse, fine])
-    # cell centres 0.5 and 1.5 hold 0 and 1; the four new centres lie at 0.25, 0.75, 1.25, 1.75, the ends are flat
+    # cell centers 0.5 and 1.5 hold 0 and 1; the four new centers lie at 0.25, 0.75, 1.25, 1.75, the ends are flat
     np.testing.assert_allclose(fused.attribution, [[0.0, 0.25, 0.75, 1.0]] * 2)
     assert fused.status == "ok"
     assert any("b: nothing in the map is positive" in note for note in fused.notes)
@@ -208,7 +208,7 @@ def test_fused_takes_methods_that_share_no_passes():
 
 
 def enlarged(heat, rows, columns):
-    """One map on a finer grid, one cell at a time: linear between the cells' centres, flat beyond the outermost."""
+    """One map on a finer grid, one cell at a time: linear between the cells' centers, flat beyond the outermost."""
     made = np.zeros((rows, columns))
     for i in range(rows):
         for j in range(columns):

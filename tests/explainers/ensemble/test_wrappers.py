@@ -88,7 +88,7 @@ def test_the_map_of_the_flipped_input_is_the_flipped_map_on_every_network(case):
     torch.testing.assert_close(flipped.flip(-1), tool.attribute(x, 1), rtol=1e-9, atol=1e-14)
 
 
-def test_other_scales_are_brought_back_between_cell_centres():
+def test_other_scales_are_brought_back_between_cell_centers():
     model, x = pointwise(), inputs(2, 3, 8, 6)
     tool = HiResCAM(model, "features")
     size = {0.5: (4, 3), 2.0: (16, 12)}

@@ -238,7 +238,7 @@ def test_a_segments_pixels_hold_what_the_score_loses_with_it():
     assert torch.equal(called, heat)
 
 
-def test_superpixels_are_of_one_colour_each():
+def test_superpixels_are_of_one_color_each():
     pytest.importorskip("skimage")
     model, x, _ = linear(3, 24, 24)
     x = torch.zeros_like(x)

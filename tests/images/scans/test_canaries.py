@@ -46,10 +46,10 @@ def flat():
 def deep():
     return positive(nn.Conv3d(1, 3, 3), nn.AdaptiveAvgPool3d)
 
-def colours():
+def colors():
     return positive(nn.Conv2d(3, 3, 3, 2), nn.AdaptiveAvgPool2d)
 
-raising, warning, own = flat, colours, colours
+raising, warning, own = flat, colors, colors
 
 class Raising(ScanPreprocess):
     def __call__(self, scan):
@@ -315,7 +315,7 @@ def test_explanations(ward, ears, tmp_path):
     ]
     explain("flat", "flat", *each, *everything, code=1)
     assert "have output" in explain("flat", "flat", *each, *everything, code=1).stderr
-    explain("colours", "photos", files["photo"], files["ct"], "--preprocess", "imagenet", "--format", "png,json")
+    explain("colors", "photos", files["photo"], files["ct"], "--preprocess", "imagenet", "--format", "png,json")
     moving = ["--format", "png,npz,json,gif", "--export", "nifti"]
     explain("deep", "deep", *(files[one] for one in ("nifti", "packed", "cut nifti")), *moving, code=1)
     explain("deep", "series", files["series"], "--series", *moving)

@@ -194,19 +194,19 @@ def test_an_orientation_that_is_none_gives_no_place():
     assert any("perpendicular" in flag for flag in scan.flags)
 
 
-# --- colours
+# --- colors
 
 
-def test_colours_are_rgb_of_eight_bits():
+def test_colors_are_rgb_of_eight_bits():
     rng = np.random.default_rng(0)
-    colours = rng.integers(0, 256, (6, 7, 3)).astype(np.uint8)
-    scan = read_dicom(written(dicom(colours, "RGB")))
+    colors = rng.integers(0, 256, (6, 7, 3)).astype(np.uint8)
+    scan = read_dicom(written(dicom(colors, "RGB")))
     assert scan.is_color
-    np.testing.assert_array_equal(scan.values, colours)
-    planes = dicom(colours, "RGB", PixelData=np.moveaxis(colours, -1, 0).tobytes(), PlanarConfiguration=1)
-    np.testing.assert_array_equal(read_dicom(written(planes)).values, colours)
-    deep = (colours.astype(np.uint16) * 257)[:, :, :]
-    np.testing.assert_array_equal(read_dicom(written(dicom(deep, "RGB"))).values, colours)
+    np.testing.assert_array_equal(scan.values, colors)
+    planes = dicom(colors, "RGB", PixelData=np.moveaxis(colors, -1, 0).tobytes(), PlanarConfiguration=1)
+    np.testing.assert_array_equal(read_dicom(written(planes)).values, colors)
+    deep = (colors.astype(np.uint16) * 257)[:, :, :]
+    np.testing.assert_array_equal(read_dicom(written(dicom(deep, "RGB"))).values, colors)
     with pytest.raises(PreprocessError, match="in color"):
         scan.apply_window((40, 400))
 
@@ -219,7 +219,7 @@ def test_ybr_becomes_rgb():
     scan = read_dicom(written(dicom(np.tile(ybr, (2, 2, 1)), "YBR_FULL")))
     assert abs(scan.values.astype(int) - [red, green, blue]).max() <= 2
     assert "colors: YBR_FULL to RGB" in scan.steps
-    half = np.tile([ybr[0], ybr[0], ybr[1], ybr[2]], 2).astype(np.uint8)  # two pixels share their colour
+    half = np.tile([ybr[0], ybr[0], ybr[1], ybr[2]], 2).astype(np.uint8)  # two pixels share their color
     header = dicom(np.zeros((2, 2, 3), np.uint8), "YBR_FULL_422", PixelData=half.tobytes())
     np.testing.assert_array_equal(read_dicom(written(header)).values, scan.values)
 
@@ -228,10 +228,10 @@ def test_ybr_becomes_rgb():
 def test_palettes(bits):
     table = np.array([[0, 10, 20], [255, 128, 0], [1, 2, 3]], np.uint16)
     tags = {}
-    for at, colour in enumerate(("Red", "Green", "Blue")):
-        tags[f"{colour}PaletteColorLookupTableDescriptor"] = [3, 5, bits]
+    for at, color in enumerate(("Red", "Green", "Blue")):
+        tags[f"{color}PaletteColorLookupTableDescriptor"] = [3, 5, bits]
         entries = table[:, at] * 257 if bits == 16 else table[:, at]
-        tags[f"{colour}PaletteColorLookupTableData"] = entries.astype("<u2").tobytes()
+        tags[f"{color}PaletteColorLookupTableData"] = entries.astype("<u2").tobytes()
     header = dicom(np.array([[4, 5, 6], [7, 8, 300]], np.uint16), "PALETTE COLOR", **tags)
     for element in header:
         if "Descriptor" in element.keyword:

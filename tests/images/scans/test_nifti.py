@@ -82,7 +82,7 @@ def test_the_qform_where_there_is_no_sform_and_neither(tmp_path):
     assert neither.flags == ("no place: neither sform nor qform is set",)
 
 
-def test_micrometres_become_millimetres(tmp_path):
+def test_micrometres_become_millimeters(tmp_path):
     scan = read_nifti(saved(tmp_path / "a.nii", VOLUME, change=lambda head: head.set_xyzt_units("micron")))
     np.testing.assert_allclose(scan.affine[:3], AFFINE[:3] / 1000, atol=1e-9)
     assert "micrometers converted to mm" in scan.steps[-1]
@@ -105,13 +105,13 @@ def test_a_volume_of_a_series(tmp_path):
             read_nifti(path, volume=3)
 
 
-def test_nan_is_flagged_and_colours_are_colours(tmp_path):
+def test_nan_is_flagged_and_colors_are_colors(tmp_path):
     holes = VOLUME.astype(np.float32)
     holes[0, 0, :2] = np.nan, np.inf
     assert read_nifti(saved(tmp_path / "a.nii", holes)).flags == ("not finite: 2 of 24 values",)
-    colours = np.zeros((2, 3, 4), [("R", "u1"), ("G", "u1"), ("B", "u1")])
-    colours["G"] = VOLUME
-    scan = read_nifti(saved(tmp_path / "c.nii", colours))
+    colors = np.zeros((2, 3, 4), [("R", "u1"), ("G", "u1"), ("B", "u1")])
+    colors["G"] = VOLUME
+    scan = read_nifti(saved(tmp_path / "c.nii", colors))
     assert (scan.is_color, scan.shape, scan.values.shape) == (True, (2, 3, 4), (2, 3, 4, 3))
     np.testing.assert_array_equal(scan.values[..., 1], VOLUME)
 
@@ -288,19 +288,19 @@ def test_rasters_are_as_stored(suffix, dtype, tmp_path):
     assert (scan.values.dtype, scan.affine, scan.spacing) == (np.float32, None, None)
 
 
-def test_pages_floats_and_colours(tmp_path):
+def test_pages_floats_and_colors(tmp_path):
     pages = [Image.fromarray(plane.astype(np.float32) / 7) for plane in VOLUME]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
     np.testing.assert_array_equal(read_raster(tmp_path / "a.tif").values, VOLUME.astype(np.float32) / 7)
     np.testing.assert_array_equal(read_raster(f"{tmp_path / 'a.tif'}#1").values, VOLUME[1].astype(np.float32) / 7)
     with pytest.raises(ImageError, match=r"frame 2 is out of range: the file has 2 \(0\.\.1\)"):
         read_raster(tmp_path / "a.tif", frame=2)
-    colours = np.random.default_rng(0).integers(0, 256, (3, 4, 3)).astype(np.uint8)
+    colors = np.random.default_rng(0).integers(0, 256, (3, 4, 3)).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(colours).save(buffer, "PNG")
+    Image.fromarray(colors).save(buffer, "PNG")
     scan = read_scan(buffer.getvalue())
     assert scan.is_color
-    np.testing.assert_array_equal(scan.values, colours)
+    np.testing.assert_array_equal(scan.values, colors)
     with pytest.raises(ImageError, match="damaged"):
         read_scan(buffer.getvalue()[:60])
 

@@ -79,7 +79,7 @@ def _as_pydicom_reads_it(path):
     array = theirs.pixel_array.astype(np.float64)
     if theirs.PhotometricInterpretation == "PALETTE COLOR":
         assert scan.is_color
-        return  # tests/images/scans/test_dicom.py has its colours
+        return  # tests/images/scans/test_dicom.py has its colors
     if scan.is_color:
         deep = 2 ** int(theirs.BitsStored) - 1
         assert abs(scan.values - array * 255 / deep).max() <= 0.5

@@ -59,7 +59,7 @@ def test_letters_are_nibabels_also_of_oblique_volumes():
         assert get_axis_codes(world) == "".join(nibabel.aff2axcodes(world))
 
 
-def test_spacing_resamples_to_millimetres_and_the_place_follows():
+def test_spacing_resamples_to_millimeters_and_the_place_follows():
     scan = Scan(np.arange(8, dtype=np.float32)[:, None].repeat(4, 1), "s", pixel_spacing=(2.0, 1.0))
     x, place = ScanPreprocess(spacing=4.0)(scan)
     assert x.shape == (1, 4, 1)
@@ -80,7 +80,7 @@ def test_a_crop_that_is_smaller_and_larger_keeps_what_is_there_in_its_place():
     assert values.shape == (6, 2)
 
 
-def test_values_are_windowed_normalised_and_copied():
+def test_values_are_windowed_normalized_and_copied():
     scan = Scan(np.array([[-1000, -160, 39.5], [240, 500, 40]], np.float32), "s")
     x, _ = ScanPreprocess(window=(40, 400), normalize=((0.5, 0.5), (0.5, 0.25)), channels=2)(scan)
     torch.testing.assert_close(x[0, 0, :], torch.tensor([-1.0, -1.0, 0.0]))
@@ -95,7 +95,7 @@ def test_values_are_windowed_normalised_and_copied():
     assert ScanPreprocess(normalize="range")(flat)[0].abs().max() == 0
 
 
-def test_colour_is_from_0_to_1_and_grey_by_luminance():
+def test_color_is_from_0_to_1_and_gray_by_luminance():
     scan = Scan(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8), "s", is_color=True)
     assert ScanPreprocess(channels=3)(scan)[0].tolist() == [[[1, 0]], [[0, 1]], [[0, 0]]]
     torch.testing.assert_close(ScanPreprocess()(scan)[0], torch.tensor([[[0.299, 0.587]]]))

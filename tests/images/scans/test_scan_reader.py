@@ -163,11 +163,11 @@ def edges(start, stop, *, size, resized, crop=None, flipped=False):
 
 
 def check(one, where, pixel):
-    """The map on the image is the box: its centre within half a pixel of the model, IoU at half its height 0.9 and more."""
+    """The map on the image is the box: its center within half a pixel of the model, IoU at half its height 0.9 and more."""
     values, covered = one.heatmap("image", scale=None), one.coverage_mask()
-    centres = np.stack(np.meshgrid(*(np.arange(n) + 0.5 for n in values.shape), indexing="ij"), -1)
-    inside = np.all([(centres[..., i] > low) & (centres[..., i] < high) for i, (low, high) in enumerate(where)], 0)
-    centroid = (centres * values[..., None]).reshape(-1, values.ndim).sum(0) / values.sum()
+    centers = np.stack(np.meshgrid(*(np.arange(n) + 0.5 for n in values.shape), indexing="ij"), -1)
+    inside = np.all([(centers[..., i] > low) & (centers[..., i] < high) for i, (low, high) in enumerate(where)], 0)
+    centroid = (centers * values[..., None]).reshape(-1, values.ndim).sum(0) / values.sum()
     assert (abs(centroid - np.mean(where, 1)) <= 0.5 * np.array(pixel) + 1e-9).all()
     found = values >= values.max() / 2
     assert (found & inside).sum() / (found | inside).sum() >= 0.9

@@ -35,12 +35,12 @@ def test_worked_numbers(window, value, expected):
 
 
 @pytest.mark.parametrize("kind", WINDOW_KINDS)
-@pytest.mark.parametrize(("centre", "width"), [(40, 400), (-600, 1500), (300.5, 2.5), (0, 1)])
-def test_equal_to_pydicoms(kind, centre, width):
+@pytest.mark.parametrize(("center", "width"), [(40, 400), (-600, 1500), (300.5, 2.5), (0, 1)])
+def test_equal_to_pydicoms(kind, center, width):
     header = dicom(np.zeros((1, 1), np.int16), RescaleSlope=1, RescaleIntercept=0)
-    header.WindowCenter, header.WindowWidth, header.VOILUTFunction = centre, width, kind
+    header.WindowCenter, header.WindowWidth, header.VOILUTFunction = center, width, kind
     low, high = -(2**15), 2**15 - 1  # the range that pydicom maps to
-    ours = Window(centre, width, kind)(HU, low, high)
+    ours = Window(center, width, kind)(HU, low, high)
     with np.errstate(over="ignore"):  # of theirs
         theirs = apply_windowing(HU, header)
     np.testing.assert_allclose(ours / (high - low), theirs / (high - low), rtol=0, atol=1e-6)

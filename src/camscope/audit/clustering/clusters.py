@@ -117,15 +117,15 @@ def cluster_maps(
     max_maps: int = 1000,
     seed: int = 0,
 ) -> ClusteringResult:
-    """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbours; Lapuschkin et al. 2019.
+    """(N,*s) maps of one target, (N,) patients -> clusters of their graph of nearest neighbors; Lapuschkin et al. 2019.
 
     After doi:10.1038/s41467-019-08987-4: maps pooled to `grid_size` cells an axis, of sum 1; a graph of `n_neighbors` nearest, of
-    other patients; eigenvectors of its normalised Laplacian. `merge_left_right`: left and right are one place, for a
+    other patients; eigenvectors of its normalized Laplacian. `merge_left_right`: left and right are one place, for a
     finding in either
     lung is one strategy. `blur_fraction`: heat as near as that share of the picture is in about the same place.
 
     Clusters can always be made, and are often stable. They are `claimed` where they are more stable than in every
-    reference, where each has `n_neighbors` patients or more, and where hardly any two neighbours are in different ones: the
+    reference, where each has `n_neighbors` patients or more, and where hardly any two neighbors are in different ones: the
     next eigenvalue is 8 times the k-th. Maps of one finding that wander along a line have eigenvalues as 1, 4, 9, of any
     other shape nearer to one another: they leap, but by 4.
 

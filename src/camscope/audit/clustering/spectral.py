@@ -163,7 +163,7 @@ def smooth_and_normalize(
 
     `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is
     still in about the same
-    place, as a share of the picture: heat in neighbouring cells is alike, and noise cancels out.
+    place, as a share of the picture: heat in neighboring cells is alike, and noise cancels out.
     """
     folded = pooled_maps + pooled_maps[..., ::-1] if merge_left_right else pooled_maps
     soft = _apply_along_axes(

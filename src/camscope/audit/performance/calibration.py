@@ -107,7 +107,7 @@ def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _fit_slope_and_intercept(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(N,) standardised -> (r,), (r,): slope and intercept, by Newton's method; NaN where it does not end."""
+    """(N,) standardized -> (r,), (r,): slope and intercept, by Newton's method; NaN where it does not end."""
     slope, intercept = np.zeros(len(weights)), _logit(weights @ y / weights.sum(1))
     moved = np.full(len(weights), np.inf)
     for _ in range(MAX_NEWTON_STEPS):

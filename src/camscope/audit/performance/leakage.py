@@ -76,7 +76,7 @@ def probe_leakage(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """(N,D), (N,) labels, (N,) patients -> AUROC of an L2 logistic probe of standardised features, patients held out whole.
+    """(N,D), (N,) labels, (N,) patients -> AUROC of an L2 logistic probe of standardized features, patients held out whole.
 
     Left out are rows without a label, and levels with fewer than two patients a fold. UndefinedError where fewer than two
     levels remain, or no feature varies.

@@ -44,7 +44,7 @@ from camscope.plurals import inflect
 if TYPE_CHECKING:
     import jinja2
 
-SITE_COLUMNS = ("site", "hospital", "center", "centre", "institution", "clinic")
+SITE_COLUMNS = ("site", "hospital", "center", "center", "institution", "clinic")
 NO_QUESTIONS_TEXT = "No question was tested. This is not evidence in favor of the model."
 
 

@@ -169,7 +169,7 @@ def _segment_body(bright_mask: BoolArray) -> BoolArray:
 
 
 def _check_hounsfield(image: NDArray[Any]) -> None:
-    """Grey levels are no HU, and every one of them is above -500."""
+    """Gray levels are no HU, and every one of them is above -500."""
     if is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:
         raise UndefinedError(
             f"no air: the least value is {image.min():g}, and a CT in HU has some below {SKIN_THRESHOLD_HU:g}"
@@ -245,8 +245,8 @@ MIN_EDGE_STEP: Final = 0.25  # of the image's range: the smallest step at a mark
 INK_HUE_RANGE: Final = (0.69, 0.87)  # hues of gentian violet, in turns
 PEN_HUE_RANGES: Final = ((0.22, 0.50), (0.50, 0.63))  # green and blue; red is also that of blood
 MIN_INK_SATURATION: Final = 0.25
-MIN_COLORED_FRACTION: Final = 0.0005  # of the image: fewer coloured pixels are noise
-MIN_STAIN_SATURATION: Final = 0.04  # saturation: a slide without anything more colourful shows no stain
+MIN_COLORED_FRACTION: Final = 0.0005  # of the image: fewer colored pixels are noise
+MIN_STAIN_SATURATION: Final = 0.04  # saturation: a slide without anything more colorful shows no stain
 
 
 def detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
@@ -289,10 +289,10 @@ def detect_pen(image: NDArray[Any]) -> BoolArray:
 
 
 def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
-    """Not more colourful than Otsu's threshold of the saturation: glass."""
+    """Not more colorful than Otsu's threshold of the saturation: glass."""
     _, vivid, _ = _convert_to_hsv(image, "tissue")
     if vivid.max() < MIN_STAIN_SATURATION or vivid.min() == vivid.max():
-        raise UndefinedError(f"no tissue: nothing in the image has a colour (saturation up to {vivid.max():.2f})")
+        raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {vivid.max():.2f})")
     glass: BoolArray = vivid <= compute_otsu_threshold(vivid)
     return glass
 
@@ -300,7 +300,7 @@ def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Hue in turns, saturation and value, 0..1; floats that reach over 1 are read as 0..255."""
     if not is_color_image(image):
-        raise UndefinedError(f"no {region_name}: the image has no colours")
+        raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
     hsv = import_skimage("color").rgb2hsv(np.clip(values / (255 if values.max() > 1 else 1), 0, 1))
     return hsv[..., 0], hsv[..., 1], hsv[..., 2]

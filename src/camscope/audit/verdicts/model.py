@@ -56,7 +56,7 @@ def judge_performance(summary: Summary) -> Iterator[Verdict]:
     """Judge the AUROC of each finding and its differences between subgroups."""
     for performance in summary.predict.performance:
         margin = summary.margins["useful_auroc"]
-        claim = f"The model distinguishes images with {performance.finding} from images without."
+        claim = f"The model distinguishes images with {performance.finding} from those without."
         yield build_verdict(
             "performance",
             claim,

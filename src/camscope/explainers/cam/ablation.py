@@ -51,7 +51,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
 class ReciproCAM(LayerExplainer, BatchedMixin):
     """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
-    B_c keeps all channels of cell c. `gaussian`: also its neighbours, each weighed by (1/4, 1/2, 1/4) along every axis, as
+    B_c keeps all channels of cell c. `gaussian`: also its neighbors, each weighed by (1/4, 1/2, 1/4) along every axis, as
     the authors' code for transformers does; their code for convolutions spreads the cell's own vector instead, which is no
     longer a part of A. Class and register tokens stay. The authors stretch p to 0..1, where every map has its 0 and its 1;
     taken off here is p of nothing left, so that zero is no evidence. A single output and a callable target have no
@@ -108,7 +108,7 @@ class LIFTCAM(BaseWeightedChannels):
     """Each channel weighs its DeepLIFT contribution, reference 0: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
 
     m: the gradient where elementwise functions pass on Δout/Δin between A and 0 (Rescale rule). Products, max pooling,
-    softmax and normalisations behind the layer keep their gradient: where Σ_k a_k misses y(A) - y(0) by more than 1 %,
+    softmax and normalizations behind the layer keep their gradient: where Σ_k a_k misses y(A) - y(0) by more than 1 %,
     a note says so. Pooling and a linear head have none of these: there a_k = w_k mean(A_k), the exact Shapley value.
     """
 

@@ -24,7 +24,7 @@ class CAM(BaseWeightedChannels):
     Of the difference of two classes, the difference of their rows. Its mean over the cells (its sum, where the head
     pools by a sum) is the score without its bias. That is measured, not believed: scores that are not the head of the
     layer's mean or sum, because a ReLU, a norm, attention, a maximum or a flattening makes something else of it, are a
-    ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last norm, ConvNeXt, whose norm follows the
+    ModelError; Grad-CAM is the generalization. So Swin has a CAM at its last norm, ConvNeXt, whose norm follows the
     pooling, none. Where only a constant is added to the head's scores, that is told by an empty layer's, in two more
     passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the class scores; None: the one with
     which they come out right.
@@ -58,20 +58,20 @@ class CAM(BaseWeightedChannels):
             before = "name the layer before the head, or " if features.activation.shape[1] == logits.shape[1] else ""
             raise ModelError(
                 f"cam needs a linear head, and {what} {channels} to {plural(logits.shape[1], 'class')}; {before}use gradcam, its "
-                f"generalisation"
+                f"generalization"
             )
         rows = _find_exact_head_weights(features, logits, heads)
         rows = _find_head_weights_up_to_constant(features, pairs, heads) if rows is None else rows
         if rows is None and (dropped := _find_active_dropout(features.score.model)):
             raise ModelError(
                 f"the class scores are not {' or '.join(map(repr, heads))} of layer {features.layer!r} while dropout is on, "
-                f"at {dropped!r}: leave mode at 'eval', or use gradcam, the generalisation of cam"
+                f"at {dropped!r}: leave mode at 'eval', or use gradcam, the generalization of cam"
             )
         if rows is None:
             raise ModelError(
                 f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer "
                 f"{features.layer!r}: something that is not linear lies between, or more than this layer is read; choose "
-                f"the layer that is pooled, or use gradcam, the generalisation of cam"
+                f"the layer that is pooled, or use gradcam, the generalization of cam"
             )
         return _select_target_weights(rows, pairs)[..., None]
 

@@ -35,7 +35,7 @@ BYTES_PER_KERNEL_VALUE = 8  # of each number
 class EigenCAM(LayerExplainer):
     """Each cell's projection on the first right singular vector of A, whatever the class (Muhammad & Yeasin 2020).
 
-    Not centred, as in the paper: then no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centred map
+    Not centered, as in the paper: then no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centered map
     has a mean of 0 and either sign. Signed activations have the sign of the module's rule.
     """
 
@@ -54,7 +54,7 @@ class EigenCAM(LayerExplainer):
 class EigenGradCAM(LayerExplainer):
     """Eigen-CAM of gradient x activation: the first component of what HiResCAM adds up (Gildenblat et al. 2021).
 
-    Not centred, signed as the sum over the channels is, so that what is positive speaks for the class. It has no paper of
+    Not centered, signed as the sum over the channels is, so that what is positive speaks for the class. It has no paper of
     its own: the idea is that of the `grad-cam` package, the decomposition Eigen-CAM's.
     """
 
@@ -72,8 +72,8 @@ class EigenGradCAM(LayerExplainer):
 class KPCACAM(LayerExplainer):
     """Each cell's score on the first kernel principal component of A's cells (Karmani et al. 2024).
 
-    The cells are centred first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
-    "cosine". `gamma`: γ; None: 1 / K. The sign is that of the module's rule: a centred map has no other. A layer whose
+    The cells are centered first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
+    "cosine". `gamma`: γ; None: 1 / K. The sign is that of the module's rule: a centered map has no other. A layer whose
     cells are all the same has no component: zeros. Each cell is compared with each, of 8192 at most.
     """
 
@@ -108,9 +108,9 @@ class KPCACAM(LayerExplainer):
         activation = torch.where(finite[..., None], activation, 0)
         kernel = self._compute_kernel((activation - activation.mean(SPATIAL_AXIS, keepdim=True)).mT)
         middle = kernel.mean(1, keepdim=True)
-        centred = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
-        spread = centred.abs().amax((1, 2), keepdim=True) > RELATIVE_ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
-        axes = compute_leading_axes(torch.where(spread, centred, 0), channels.dtype)
+        centered = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
+        spread = centered.abs().amax((1, 2), keepdim=True) > RELATIVE_ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
+        axes = compute_leading_axes(torch.where(spread, centered, 0), channels.dtype)
         heat = project_on_axes(axes, activation.square().sum(1), channels.dtype)
         return torch.where(finite, heat, torch.nan).to(channels.dtype)
 

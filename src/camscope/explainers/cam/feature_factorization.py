@@ -72,18 +72,18 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """What the colour of each concept stands for: its number from 0, its share, and the classes that it raises."""
+        """What the color of each concept stands for: its number from 0, its share, and the classes that it raises."""
         return tuple(
             render.LegendEntry(
-                colour,
+                color,
                 f"concept {c} · {_format_percent(float(self.shares[c]))}",
                 _format_class_gains(self.top_classes[c]),
             )
-            for c, colour in enumerate(render.choose_region_colors(len(self)))
+            for c, color in enumerate(render.choose_region_colors(len(self)))
         )
 
     def concept_image(self, image_index: int = 0, *, alpha: float = 0.8) -> render.RGBImage:
-        """(H,W,3): one image, each pixel in the colour of its strongest concept, as opaque as that is strong.
+        """(H,W,3): one image, each pixel in the color of its strongest concept, as opaque as that is strong.
 
         The strongest cell of all images has the opacity `alpha`. What the preprocessing cropped away is hatched.
         """
@@ -99,9 +99,9 @@ class Concepts:
         largest = float(self.maps.max())
         if picture is None:
             picture = np.full((*strength.shape, 3), 128, dtype=np.uint8)
-        colours = [entry.color for entry in self.legend]
+        colors = [entry.color for entry in self.legend]
         opacity = strength / largest if largest > 0 else strength
-        return render.draw_regions(picture, numbers, opacity, colours, alpha=alpha, covered=covered)
+        return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
         """(H,W,3): every image as `concept_image` has it, beside the legend. `height`: rows of an image."""

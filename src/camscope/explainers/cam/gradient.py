@@ -114,7 +114,7 @@ class GradCAMElementWise(BaseCAM):
 class BagCAM(BaseCAM):
     """Each channel's positive evidence, times one plus its mean: Σ_k relu((1 + mean(g_k A_k)) g_k A_k) (Zhu et al. 2022).
 
-    Every cell's gradient is a localiser of its own; all of them are applied to every cell and bagged. The authors' code
+    Every cell's gradient is a localizer of its own; all of them are applied to every cell and bagged. The authors' code
     takes the gradient of log y and clamps gradients in the ReLUs on the way; here it is that of y itself: a constant
     added to the logits changes log y, turns its sign where y is negative, and must change nothing. In return the 1 sets
     a scale: where the evidence is small beside it, the map is that of Grad-CAM element-wise.
@@ -140,7 +140,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise that is Grad-CAM++. The paper
     is reported to have <g> on top of α, which makes α depend on the score's unit; <g²> is what Grad-CAM++ has there.
     `n_samples`: noisy inputs; `sigma`: their noise's standard deviation, as a part of each input's own range of values, as
-    in SmoothGrad, since an absolute one means something else after every normalisation. The noise is the same for every
+    in SmoothGrad, since an absolute one means something else after every normalization. The noise is the same for every
     input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
     """
 

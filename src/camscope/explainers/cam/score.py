@@ -212,7 +212,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
 
     b: the input, blurred. p: the class's probability, so that a constant added to all logits changes nothing; the score
     itself where it has no rivals (a callable target, one output). M_g: relu Σ_k mean(g_k) A_k over one of `n_groups`
-    groups of neighbouring channels, without the cells up to its 70th percentile, enlarged and stretched to 0..1; the
+    groups of neighboring channels, without the cells up to its 70th percentile, enlarged and stretched to 0..1; the
     map is the sum before it is enlarged. The signs of the weights are kept, as in the authors' first code. An empty mask
     restores nothing and costs nothing.
     """
@@ -272,7 +272,7 @@ class OptiCAM(LayerExplainer):
     S masks the input enlarged and stretched to 0..1; the map is S less its least cell: zero where the mask hides most.
     `n_steps` of Adam at `learning_rate` start from equal shares, each sample for itself. A constant channel has no share:
     no mask shows it, and its gradient would be rounding. Adam goes without its epsilon, so that the unit of the score
-    does not matter. The mask hides with zero, the mean colour of most preprocessings; the authors' demo with black.
+    does not matter. The mask hides with zero, the mean color of most preprocessings; the authors' demo with black.
     """
 
     name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"

@@ -200,7 +200,7 @@ def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) 
     """(n,d) bool, (n,) -> (d,): HSIC of each column and the scores.
 
     K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form of
-    the centred s, for which a part of L at a time will do.
+    the centered s, for which a part of L at a time will do.
     """
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])

@@ -107,10 +107,10 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbours u of each cell, v_u = k(their distance) m'_u.
+    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(their distance) m'_u.
 
     Over the border m' goes on as it is there. With zeros beyond, corners would have the largest values of an even m', as
-    they have fewer neighbours to be mixed with, and the area's constraint would make them the mask.
+    they have fewer neighbors to be mixed with, and the area's constraint would make them the mask.
     """
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
@@ -133,7 +133,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     m: a mask of `grid_size` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
     it is; hidden places are blurred. `n_steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
-    starts from the smallest of ten discs in the centre that takes 99 % of what the blur of all takes from p, from no disc
+    starts from the smallest of ten discs in the center that takes 99 % of what the blur of all takes from p, from no disc
     where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels
     at each step and smooth the enlarged mask; here nothing is drawn.
     """
@@ -193,7 +193,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """(11,*s): 0 within discs round the centre, the first one empty and the last one the whole, 1 outside."""
+    """(11,*s): 0 within discs round the center, the first one empty and the last one the whole, 1 outside."""
     kind = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=kind, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

@@ -284,7 +284,7 @@ class SegmentAblation(PerturbationExplainer):
     """f(x) - f(x with segment s filled), in every pixel of s: ablation (Zeiler & Fergus 2014) of superpixels.
 
     `segments`: so many superpixels, a label map, or what makes one: see `segments.labels_of`. `compactness`: of SLIC, how
-    much nearness counts beside colour.
+    much nearness counts beside color.
     """
 
     name, title, paper = "segmentablation", "Segment Ablation", "arXiv:1311.2901"

@@ -191,7 +191,9 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
         reason = "several time points, echoes or phases? Pass a list of the files of one"
-        raise ImageError(f"{name}: {count} of {len(group)} slices share a position with another one ({reason})")
+        raise ImageError(
+            f"{name}: {count} of {plural(len(group), 'slice')} share a position with another one ({reason})"
+        )
     group = [group[index] for index in stack.order]
     decoded = _read_slice_pixels(group, name)
     # None (unknown) outranks False, and True outranks both
