@@ -2,9 +2,9 @@
 
     python -m benchmarks.audit_real DATA -o FOLDER
 
-DATA holds `models.py`, `chest_xray` and `blood_cells` with COCO-like `map_annotations.json`. Prints where the maps lie: the share of
-the chest network's maps on the radiologists' opacities beside the opacities' share of the image, and the same for white cells.
-Every estimate is kept in benchmarks/results/audit_real.json: numbers only.
+DATA holds `models.py`, `chest_xray` and `blood_cells` with COCO-like `map_annotations.json`. Prints the share of the
+chest network's maps on the radiologists' opacities next to the opacities' share of the image, and the same for white
+cells. Every estimate is saved in benchmarks/results/audit_real.json: numbers only.
 """
 
 import argparse

@@ -42,7 +42,7 @@ BLOCK = 8
 
 
 class Remembering:
-    """A judge that knows what every candidate makes of every image: `objective` (candidates,criteria,images), `patch_start` maps."""
+    """Evaluator with precomputed values: `objective` (candidates,criteria,images) and `patch_start` maps."""
 
     def __init__(self, tools: Sequence[Explainer], pool: Sequence[SelectionSample], known: Mapping[str, Any]) -> None:
         self.tools, self.pool, self.known = list(map(id, tools)), list(map(id, pool)), known

@@ -227,7 +227,7 @@ def test_no_match_is_said_and_writes_nothing(show, tmp_path):
     [
         (("--where", "nope = 1"), "the columns are row, id, path"),
         (("--sort", "nope"), "the columns are row, id, path"),
-        (("-o", "page.png"), "expected a file of .html"),
+        (("-o", "page.png"), "expected a .html file"),
         (("--limit", "0"), "limit"),
     ],
 )

@@ -48,8 +48,8 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert result.exit_code == 1
     assert result.stdout == "maps    2 of 3 images: out\n"
     assert "the file is empty" in result.stderr
-    (told,) = [line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("note: to see which")]
-    assert told == "to see which: camscope show out --where \"status = 'failed'\"", "as a terminal takes it"
+    (told,) = [line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("note: to list them")]
+    assert told == "to list them: camscope show out --where \"status = 'failed'\"", "as a terminal takes it"
     assert CliRunner().invoke(app, shlex.split(told.partition("camscope ")[2])).exit_code == 0
     assert "images/1.png" in (images.parent / "page.html").read_text()
     again = batch("images", "-o", "out")
@@ -65,7 +65,7 @@ def test_an_interrupted_run_says_how_to_go_on(images, monkeypatch):
     monkeypatch.setattr("camscope.batch.run_batch", interrupted)
     result = batch("images", "-o", "out")
     assert result.exit_code == 130
-    assert "interrupted; what is done is in out: start the same command again, and it goes on" in result.stderr
+    assert "interrupted; finished work is in out: run the same command again to resume" in result.stderr
 
 
 @pytest.mark.parametrize(

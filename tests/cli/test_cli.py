@@ -145,7 +145,7 @@ def test_explain_says_and_writes_the_answer(here):
 
 
 def test_explain_says_which_net_answers_where_nobody_named_one(here):
-    said = "note: model: phantom, the bundled net of drawn radiographs; name yours with --model"
+    said = "note: model: phantom, the bundled model of synthetic radiographs; choose another with --model"
     assert said in run("explain", "nodule.png").stderr.splitlines()
     assert "note: model" not in run("explain", "nodule.png", "--model", "phantom", "-o", "named").stderr
     assert said in run("compare", "nodule.png", "--methods", "gradcam").stderr.splitlines()
@@ -355,7 +355,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--set", "call"], "not name=value"),
         (["--set", "reshape=tokens"], "set it in Python"),
         (["--set", "class_names=a,b"], "set it in Python"),
-        (["--set", "layer=layer1"], "option of its own: --layers"),
+        (["--set", "layer=layer1"], "has its own option: --layers"),
         (["--methods", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
         (["--format", "bmp"], "expected some of png"),
         (["--targets", "1", "--target", "1"], "not both"),
@@ -364,7 +364,7 @@ def test_the_examples_in_the_helps_work(here):
         (["-o", "model.py/maps/today"], "model.py is a file, not a folder"),
         (["-o", "model.py/map.png"], "model.py is a file, not a folder"),
         (["-o", "x.npz", "--targets", "0,1"], "holds one map"),
-        (["-o", "x.png", "--format", "npz"], "says the format already"),
+        (["-o", "x.png", "--format", "npz"], "sets the format already"),
         (["-o", "x.png", "model.py"], "one file for 2 images"),
         (["no/images/*.png"], "no image for the pattern"),
         (["--nosuch"], "No such option"),
@@ -461,7 +461,7 @@ def test_nothing_is_overwritten_unless_asked(here):
 
 
 def test_neither_the_image_nor_what_a_link_points_to_is_overwritten(here):
-    assert_refused("explain", "nodule.png", "-o", "nodule.png", "--overwrite", code=1, saying="is the image itself")
+    assert_refused("explain", "nodule.png", "-o", "nodule.png", "--overwrite", code=1, saying="is the input image")
     Path("link.png").symlink_to("elsewhere.png")
     assert_refused("explain", "nodule.png", "-o", "link.png", code=1, saying="link.png exists")
     run("explain", "nodule.png", "-o", "link.png", "--overwrite")
@@ -573,7 +573,7 @@ def test_settings_that_take_lists_are_said_with_commas():
     assert read("several=none", "shares=1,0") == {"several": None, "shares": [1.0, 0.0]}
     assert read("baseline=cat.png,blur", methods={"m": METHODS["rise"]}) == {"baseline": ["cat.png", "blur"]}
     assert read("background=cat.png", methods={"m": METHODS["gradientshap"]}) == {"background": ["cat.png"]}
-    with pytest.raises(typer.BadParameter, match=r"expected int or what only Python can say$"):
+    with pytest.raises(typer.BadParameter, match=r"expected int or a Python object$"):
         read("segments=cells.png", methods={"m": METHODS["segmentablation"]})
     for pair in ("several=12,x", "shares=1,", "n=1,2"):
         with pytest.raises(typer.BadParameter, match=r"expected (int|float)$"):

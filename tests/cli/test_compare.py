@@ -155,11 +155,11 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
     monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     for command in ("explain", "compare"):
         (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,center", code=2))
-        assert "fullgrad and center have no layer to choose" in error
+        assert "fullgrad and center have no layer setting" in error
     (error,) = errors(
         run("explain", "nodule.png", "--layers", "layer3,layer4", "--methods", "refinecam,gradcam", code=2)
     )
-    assert "gradcam looks at one layer, and 2 are named; camscope compare draws several" in error
+    assert "gradcam takes one layer, but 2 are named; to compare layers use camscope compare" in error
 
 
 def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_methods):
@@ -194,17 +194,17 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
     ("words", "code", "saying"),
     [
         (["none.png"], 1, "none.png: there is no such file"),
-        (["nodule.png", "-o", "nodule.png", "--overwrite"], 1, "is the image itself"),
+        (["nodule.png", "-o", "nodule.png", "--overwrite"], 1, "is the input image"),
         (["model.py"], 1, "not an image"),
         (["nodule.png", "--methods", "gradcma"], 2, "nearest names: gradcam"),
         (["nodule.png", "--layers", "layer9"], 2, "no layer 'layer9'"),
         (["nodule.png", "--layers", ","], 2, "no layer is named"),
         (["nodule.png", "--methods", ""], 2, "no method is named"),
-        (["nodule.png", "--methods", "center", "--layers", "layer4"], 2, "center has no layer to choose"),
+        (["nodule.png", "--methods", "center", "--layers", "layer4"], 2, "center has no layer setting"),
         (["nodule.png", "--targets", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--methods", "all", "--targets", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--colormap", "pink"], 2, "choose from auto, inferno"),
-        (["nodule.png", "-o", "x.gif"], 2, "expected a file of png"),
+        (["nodule.png", "-o", "x.gif"], 2, "expected a file ending in png"),
         (["nodule.png", "--set", "speed=3"], 2, "known: mode"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -230,9 +230,9 @@ def test_a_rerun_says_once_what_is_there_already_and_goes_on_with_the_rest(here)
     result = run("explain", "nodule.png", "effusion.png", "new.png", "none.png", code=1)
     assert errors(result) == [
         "error: none.png: there is no such file",
-        f"error: 2 images have output, as {min(before)}; pass --overwrite, or another -o",
+        f"error: 2 images have output already, such as {min(before)}; pass --overwrite, or another -o",
     ]
-    assert result.stderr.splitlines()[-1] == "1 of 4 images failed, 2 are left as they were, 1 are explained"
+    assert result.stderr.splitlines()[-1] == "1 of 4 images failed, 2 are unchanged, 1 are explained"
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(Path("camscope-explain").iterdir())) == 3
 

@@ -83,12 +83,12 @@ def test_what_cannot_be_is_one_line_with_what_to_do(tmp_path):
     Path("text.dcm").write_text("hello")
     folder = series(tmp_path / "in", 4)
     for words, said in (
-        (["photo.jpg", "--window", "40,400"], "photo.jpg is no scan: --window is for DICOM"),
-        (["photo.jpg", "--slices", "0"], "photo.jpg is no scan: --slices is for volumes"),
+        (["photo.jpg", "--window", "40,400"], "photo.jpg is not a scan: --window applies only to DICOM"),
+        (["photo.jpg", "--slices", "0"], "photo.jpg is not a scan: --slices applies only to volumes"),
         ([CT, "--slices", "0"], "is 128 x 128: expected a volume; use explain (no --slices)"),
         ([folder, "--series"], "use explain_slices (--slices 0)"),
-        ([CT, "--mask", "mask.png"], "the mask is 30 x 40 and the image 128 x 128"),
-        ([CT, "--mask", "lungs=mask.png"], "the mask lungs is 30 x 40 and the image 128 x 128"),
+        ([CT, "--mask", "mask.png"], "the mask is 30 x 40 and the image is 128 x 128"),
+        ([CT, "--mask", "lungs=mask.png"], "the mask lungs is 30 x 40 and the image is 128 x 128"),
         (["text.dcm"], "this is not a DICOM file"),
     ):
         _, error = run("explain", *words, "-o", "out", code=1)

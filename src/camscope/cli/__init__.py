@@ -1,4 +1,4 @@
-"""The command line: one file a command. Heavy imports wait inside the commands, so `--help` is quick."""
+"""The command line: one module per command. Heavy imports happen inside the commands, so `--help` is quick."""
 
 from typing import Annotated
 
@@ -54,7 +54,7 @@ def show_help_or_version(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Where a vision model looked. Start with: camscope demo"""
+    """Show where a vision model looked. Start with: camscope demo"""
     if version:
         from camscope.version import __version__
 
@@ -64,5 +64,5 @@ def show_help_or_version(
 
 
 def main() -> None:
-    """The console command `camscope`; it ends the process with 0, 1 (some inputs failed) or 2 (wrongly used)."""
+    """Run the command `camscope`; the exit code is 0, 1 (some inputs failed) or 2 (wrong usage)."""
     app(prog_name="camscope")

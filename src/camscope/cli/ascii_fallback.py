@@ -1,4 +1,4 @@
-"""Terminals and files that are not UTF-8: a character that the encoding does not have is printed as plain ASCII."""
+"""ASCII replacements for characters that the encoding of a terminal or file does not have."""
 
 import codecs
 import io
@@ -44,24 +44,24 @@ LOSSY_ERROR_HANDLERS = (
     "backslashreplace",
     "namereplace",
     "xmlcharrefreplace",
-)  # which lose characters, never fail
+)  # handlers that drop characters but never fail
 
 
 def install_ascii_fallback() -> None:
-    """Let standard output and error print every text in whatever encoding they have."""
+    """Make standard output and standard error print any text, whatever their encoding."""
     codecs.register_error(ERROR_HANDLER, _replace_unencodable)
-    for stream, respected in (
+    for stream, kept_handlers in (
         (sys.stdout, LOSSY_ERROR_HANDLERS),
         (sys.stderr, ()),
     ):  # Python itself sets backslashreplace on stderr
-        if isinstance(stream, io.TextIOWrapper) and stream.errors not in respected:
+        if isinstance(stream, io.TextIOWrapper) and stream.errors not in kept_handlers:
             stream.reconfigure(errors=ERROR_HANDLER)
 
 
 def to_ascii(text: str) -> str:
-    """A text in ASCII: letters without accents, Greek letters by name, and `?` for what has no plain form.
+    """Convert text to ASCII: letters lose accents, Greek letters become names, and `?` replaces the rest.
 
-    >>> plain("Σ α² → é…")
+    >>> to_ascii("Σ α² → é…")
     'sigma alpha2 -> e...'
     """
     return "".join(letter if letter.isascii() else _spell_character(letter) for letter in text)

@@ -1,4 +1,4 @@
-"""`camscope audit`: does a model use the finding, or something that travels with it? Stages, verdicts, a report."""
+"""`camscope audit`: test whether a model relies on the finding or on a confounder, and write a report."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
-MAPS_CONTRADICT_STYLE = "yellow"  # which speaks against no model
+MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
 
 
 @app.command(
@@ -54,7 +54,7 @@ def init(
         typer.Option(
             "--finding",
             metavar="A,B",
-            help="Findings to audit: class names, or columns of 0 and 1; default: every label.",
+            help="Findings to audit: class names, or columns of 0 and 1; default: all labels.",
         ),
     ] = None,
     modality: Annotated[
@@ -70,11 +70,11 @@ def init(
     ),
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Write a config with a word on every setting, from what the manifest and the model say of themselves."""
-    from camscope.audit.config_template import generate_config as begun
+    """Write a commented config file, filled in from the manifest and the model."""
+    from camscope.audit.config_template import generate_config
 
     findings = base.split_list(finding_names or "")
-    text = begun(
+    text = generate_config(
         manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
     )
     write_bytes(output, text.encode(), overwrite=overwrite)
@@ -96,19 +96,18 @@ def run(
     ] = Path("camscope-audit"),
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Run all stages, and write summary.json, the tables and report.html. Start it again, and it goes on.
+    """Run all stages and write summary.json, the tables and report.html. The same command resumes an interrupted audit.
 
-    Exit code 1 where images had no answer or no map: they are in failures.csv.
+    The exit code is 1 if images have no prediction or no map; failures.csv lists them.
     """
-    from camscope.audit import run_audit as audited
+    from camscope.audit import run_audit
 
-    with evaluation_request.resume_hint(output), base.collect_warnings(), stage_progress() as told:
-        made = audited(config, output, overwrite=overwrite, on_progress=told, on_estimate=print_time_estimate)
-    print_audit_result(made)
-    if made.n_failures:
-        base.print_note(
-            f"{plural(made.n_failures, 'image has', 'images have')} no answer or no map: {base.display_text(made.folder / 'failures.csv')}"
-        )
+    with evaluation_request.resume_hint(output), base.collect_warnings(), stage_progress() as on_progress:
+        audit = run_audit(config, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate)
+    print_audit_result(audit)
+    if audit.n_failures:
+        failures = base.display_text(audit.folder / "failures.csv")
+        base.print_note(f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}")
         raise typer.Exit(base.EXIT_FAILED)
 
 
@@ -127,37 +126,38 @@ def compare(
     ] = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Paired tests between two audits of the same images: answers, maps, reliance; and which verdicts changed."""
+    """Compare two audits of the same images: paired tests of predictions, maps and reliance, and changed verdicts."""
     from camscope.audit.comparison import compare_audits
 
-    made = compare_audits(first_run, second_run)
+    comparison = compare_audits(first_run, second_run)
     if output is not None:
-        write_bytes(output, made.to_json().encode(), overwrite=overwrite)
-    console, table = base.stdout_console(), base.new_table("of", "finding", "A>", "B>", "B - A [95 %]>", "p>")
-    for one in made.differences:
-        style = "bold" if one.is_significant else None
-        p = "" if one.difference.p_value is None else f"{one.difference.p_value:.2g}"
+        write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
+    console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
+    for difference in comparison.differences:
+        style = "bold" if difference.is_significant else None
+        p = "" if difference.difference.p_value is None else f"{difference.difference.p_value:.2g}"
         table.add_row(
-            base.display_text(one.name),
-            base.display_text(one.finding),
-            format_number(one.first),
-            format_number(one.second),
-            format_interval(one.difference),
+            base.display_text(difference.name),
+            base.display_text(difference.finding),
+            format_number(difference.first),
+            format_number(difference.second),
+            format_interval(difference.difference),
             p,
             style=style,
         )
     console.print(table)
-    for alike in made.cross_model_agreements:
-        words = f"{alike.method}, {alike.finding}: rank correlation of both models' maps {format_interval(alike.correlation)}"
-        console.print(base.styled_text(("maps    ", "bold"), (base.display_text(words), "")), soft_wrap=True)
-    for change in made.verdict_changes:
+    for agreement in comparison.cross_model_agreements:
+        correlation = format_interval(agreement.correlation)
+        description = f"{agreement.method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
+        console.print(base.styled_text(("maps    ", "bold"), (base.display_text(description), "")), soft_wrap=True)
+    for change in comparison.verdict_changes:
         console.print(
             base.styled_text(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")),
             soft_wrap=True,
         )
-    if not made.verdict_changes:
+    if not comparison.verdict_changes:
         console.print(base.styled_text(("no verdict changed", "dim")))
-    for text in made.notes:
+    for text in comparison.notes:
         base.print_note(text)
 
 
@@ -169,48 +169,44 @@ def verify(
         typer.Option(
             "--config",
             metavar="CONFIG",
-            help="The config of the audit, to check the data, the weights and some rows as well.",
+            help="Config of the audit; with it the data, the weights and some rows are checked too.",
         ),
     ] = None,
-    n_rows: Annotated[
-        int, typer.Option("--rows", min=0, help="Number of rows, drawn at random, to compute again.")
-    ] = 8,
+    n_rows: Annotated[int, typer.Option("--rows", min=0, help="Number of random rows to recompute.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random choice of rows.")] = 0,
 ) -> None:
-    """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
+    """Check every file of an audit against its digest, and recompute some rows. The exit code is 1 if something differs."""
     from camscope.audit.core.config import Config
     from camscope.audit.verification.verify import verify_audit
 
-    given = None if config is None else Config.from_source(config)
+    parsed_config = None if config is None else Config.from_source(config)
     try:
-        with stage_progress() as told:
-            found = verify_audit(
+        with stage_progress() as on_progress:
+            result = verify_audit(
                 audit_folder,
-                given,
+                parsed_config,
                 n_rows=n_rows,
                 seed=seed,
-                on_progress=lambda done, total: told("images", done, total),
+                on_progress=lambda done, total: on_progress("images", done, total),
             )
     except InputError as error:
         if not audit_folder.is_dir():
             raise
-        base.print_error(base.format_error(error))  # the right folder, of which a file is missing or no file
+        base.print_error(base.format_error(error))  # an audit folder with a missing or damaged file
         raise typer.Exit(base.EXIT_FAILED) from None
     console = base.stdout_console()
-    for one in found.checks:
-        mark = ("✓ ", "green") if one.is_intact else ("✗ ", "bold red")
-        console.print(base.styled_text(mark, (one.name, "bold"), (f"  {one.message}", "")), soft_wrap=True)
-    if found.not_recomputed:
-        console.print(
-            base.styled_text((f"not computed again: {', '.join(found.not_recomputed)}", "dim")), soft_wrap=True
-        )
-    if not found.is_intact:
+    for check in result.checks:
+        mark = ("✓ ", "green") if check.is_intact else ("✗ ", "bold red")
+        console.print(base.styled_text(mark, (check.name, "bold"), (f"  {check.message}", "")), soft_wrap=True)
+    if result.not_recomputed:
+        console.print(base.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True)
+    if not result.is_intact:
         raise typer.Exit(base.EXIT_FAILED)
 
 
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for the stage at work; without a terminal a line for each stage."""
+    """Show a progress bar per stage, or one line per stage without a terminal; yield its callback."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -228,27 +224,27 @@ def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    known: dict[str, int] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
+    n_done_by_stage: dict[str, int] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, object] = {}
 
-        def told(stage: str, done: int, total: int) -> None:
+        def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = drawn.add_task(stage, total=total)
+                tasks[stage] = progress.add_task(stage, total=total)
                 if not console.is_terminal:
                     console.print(stage, soft_wrap=True)
-            known[stage] = done
-            drawn.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]  # what add_task gave
+            n_done_by_stage[stage] = done
+            progress.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]  # a TaskID
 
-        yield told
+        yield on_progress
 
 
 def print_time_estimate(seconds: "Mapping[str, float]") -> None:
-    """How long it will take, about, and which stages the longest."""
+    """Print the estimated time that is left, and the three longest stages."""
     longest = sorted(seconds, key=lambda name: -seconds[name])[:3]
-    words = ", ".join(f"{name} {_format_duration(seconds[name])}" for name in longest)
+    stage_durations = ", ".join(f"{name} {_format_duration(seconds[name])}" for name in longest)
     base.stderr_console().print(
-        f"about {_format_duration(sum(seconds.values()))} from here: {words}", style="dim", soft_wrap=True
+        f"about {_format_duration(sum(seconds.values()))} from here: {stage_durations}", style="dim", soft_wrap=True
     )
 
 
@@ -263,14 +259,14 @@ def _format_duration(seconds: float) -> str:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """The verdicts as a table, and where the report is."""
+    """Print the verdicts, annotation sources, warnings and the path of the report."""
     console = base.stdout_console()
     console.print(build_verdict_table(audit))
-    for one in audit.summary.check.annotation_sources:
-        counted = f"{', '.join(one.categories)} of {one.source}" if one.categories else one.source
-        left_out = f"; not counted: {', '.join(one.excluded_categories)}" if one.excluded_categories else ""
-        words = f"{one.name}: {counted}{left_out}"
-        console.print(base.styled_text(("marked  ", "bold"), (base.display_text(words), "")), soft_wrap=True)
+    for source in audit.summary.check.annotation_sources:
+        counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
+        left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
+        description = f"{source.name}: {counted}{left_out}"
+        console.print(base.styled_text(("marked  ", "bold"), (base.display_text(description), "")), soft_wrap=True)
     for text in audit.summary.warnings[:5]:
         base.print_note(text)
     console.print(
@@ -279,33 +275,33 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
-    """A line for each question, those that speak against the model first."""
+    """Build a table with one row per verdict, those that contradict the model first."""
     from rich.text import Text
 
     from camscope.audit.report.verdict_labels import VERDICT_TOPICS
 
-    table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "why")
-    for one in audit.verdicts:
-        of_maps = one.direction == "contradicts" and one.question in VERDICT_TOPICS["maps"].questions
-        style = MAPS_CONTRADICT_STYLE if of_maps else DIRECTION_STYLES[one.direction]
-        word = Text(f"{VERDICT_SYMBOLS[one.conclusion]} {one.conclusion}", style)
+    table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
+    for verdict in audit.verdicts:
+        contradicts_maps = verdict.direction == "contradicts" and verdict.question in VERDICT_TOPICS["maps"].questions
+        style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
+        conclusion = Text(f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)
         table.add_row(
-            Text(base.display_text(one.claim), style),
-            word,
-            format_interval(one.effect),
-            str(one.effect.n_values or ""),
-            base.display_text(one.reason),
+            Text(base.display_text(verdict.claim), style),
+            conclusion,
+            format_interval(verdict.effect),
+            str(verdict.effect.n_values or ""),
+            base.display_text(verdict.reason),
         )
     return table
 
 
 def format_number(estimate: "EstimateSummary") -> str:
-    """A value by itself."""
+    """Format the value of an estimate without its interval."""
     return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
-    """A value with its interval."""
+    """Format the value of an estimate with its 95 % interval, if it has one."""
     if estimate.value is None:
         return "–"
     return (

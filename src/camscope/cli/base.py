@@ -1,4 +1,4 @@
-"""What the commands share: consoles, options, a loaded model, and how an error becomes one line and an exit code."""
+"""Parts shared by the commands: consoles, common options, model loading, tables, errors and exit codes."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, RunError)
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
-REMEDY_WORDING = {  # the fix of an error in options; the errors word it for a Python program
+REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
     Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
@@ -55,7 +55,8 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, or FILE.py:FUNCTION, which runs that file.",
+        help="Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, "
+        "or FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
@@ -74,7 +75,9 @@ LayersOption = Annotated[
 MethodsOption = Annotated[
     str,
     typer.Option(
-        "--methods", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."
+        "--methods",
+        metavar="A,B",
+        help="One or several methods, or all for every fast one; to list them: camscope methods.",
     ),
 ]
 ChoiceOption = Annotated[
@@ -135,7 +138,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace exis
 
 
 class Command(TyperCommand):
-    """A command whose options stand in panels, and may be spelled in the singular or the plural."""
+    """A command that groups its options into help panels and accepts their names in singular or plural."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -144,14 +147,14 @@ class Command(TyperCommand):
                 parameter.rich_help_panel = find_panel(parameter.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments up to `--` after each unknown option took the number, `--method` or `--methods`, that exists."""
+        """Parse the arguments; an unknown option before `--` becomes its existing singular or plural form."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*(_find_option(arg, names) for arg in args[:end]), *args[end:]])
 
 
 def _find_option(argument: str, names: set[str]) -> str:
-    """The argument, with the other number of its option's name where only that is an option."""
+    """Return the argument, with its option name switched between singular and plural if only that form exists."""
     name, equals, value = argument.partition("=")
     if name.startswith("--") and name not in names:
         for other in (f"{name}s", name.removesuffix("s")):
@@ -161,7 +164,7 @@ def _find_option(argument: str, names: set[str]) -> str:
 
 
 class CommandGroup(TyperGroup):
-    """The command group: errors end as one line on stderr and an exit code, with a traceback only under `--debug`."""
+    """A command group that turns errors into one line on stderr and an exit code; `--debug` adds the traceback."""
 
     def main(
         self,
@@ -172,17 +175,17 @@ class CommandGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Parse, run, and end the process; usage errors are told here."""
+        """Parse the arguments, run the command and exit; usage errors are printed here."""
         install_ascii_fallback()
-        given = (args, prog_name, complete_var, False, windows_expand_args)
+        main_args = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
-            return super().main(*given, **extra)
+            return super().main(*main_args, **extra)
         try:
-            code = super().main(*given, **extra)
+            code = super().main(*main_args, **extra)
         except Exception as error:
             if not is_usage_error(error):
                 raise
-            print_error(error.format_message())  # type: ignore[attr-defined]  # is_usage has seen it
+            print_error(error.format_message())  # type: ignore[attr-defined]  # checked by is_usage_error
             context = getattr(error, "ctx", None)
             if context is not None:
                 stderr_console().print(f"see: {context.command_path} --help", style="dim", soft_wrap=True)
@@ -190,18 +193,18 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The group's own options; `--debug` counts wherever it stands, for it is asked for after the fact."""
+        """Parse the options of the group; `--debug` is accepted at any position before `--`."""
         head = args[: args.index("--")] if "--" in args else args
         if "--debug" in head:
             args = ["--debug", *(arg for arg in head if arg != "--debug"), *args[len(head) :]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command and turn errors into one line and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            print_error("; ".join(["interrupted", *getattr(error, "__notes__", [])]))  # how far a method came
+            print_error("; ".join(["interrupted", *getattr(error, "__notes__", [])]))  # notes say what is finished
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
             if isinstance(error, typer.Exit | typer.Abort) or is_usage_error(error) or _is_closed_pipe(error):
@@ -209,9 +212,9 @@ class CommandGroup(TyperGroup):
             try:
                 if ctx.params.get("debug"):
                     traceback.print_exc()
-                said = format_error(error)
-                print_error(said if isinstance(error, CamscopeError) else f"{said}; run again with --debug")
-            except MemoryError:  # not even for the console that prints in color
+                message = format_error(error)
+                print_error(message if isinstance(error, CamscopeError) else f"{message}; run again with --debug")
+            except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
             misused = isinstance(error, CamscopeError) and not isinstance(error, SINGLE_INPUT_ERRORS)
@@ -219,17 +222,17 @@ class CommandGroup(TyperGroup):
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Whether typer raised it of the arguments; by version the class is click's or typer's own."""
+    """Return whether the error is a usage error of click or typer; the class depends on typer's version."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 def stdout_console() -> "Console":
-    """Standard output. Nothing is markup and no `:cat:` an emoji: paths and class names are shown as they are."""
+    """Return the console of standard output; it prints text unchanged, without markup or emoji codes."""
     return _build_console(stderr=False)
 
 
 def stderr_console() -> "Console":
-    """Standard error, for errors and notes."""
+    """Return the console of standard error, for errors, notes and progress."""
     return _build_console(stderr=True)
 
 
@@ -238,29 +241,27 @@ def _build_console(stderr: bool) -> "Console":
 
     console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
-        console.width = max(
-            console.width, MIN_WIDTH_WITHOUT_TERMINAL
-        )  # a file has no edge at which a table must be cut
+        console.width = max(console.width, MIN_WIDTH_WITHOUT_TERMINAL)  # tables in files and pipes are not cut
     return console
 
 
 def display_text(value: object) -> str:
-    """A text from outside as one line that a terminal cannot be steered with."""
+    """Return external text as one line without control characters, safe to print on a terminal."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 def format_error(error: Exception) -> str:
-    """An error in one line: what camscope says itself, in options, or the type and message of anything else."""
+    """Format an error as one line: a camscope message with its fix as an option, else type and message."""
     if isinstance(error, CamscopeError):
         return display_text(word_remedy(error, str(error)))[:MAX_ERROR_LENGTH]
     if is_out_of_memory(error):
-        return f"{describe_out_of_memory(error)}; take smaller images, a smaller picture, or a smaller --batch-size"
+        return f"{describe_out_of_memory(error)}; use smaller images, a smaller figure, or a smaller --batch-size"
     return f"{type(error).__name__}: {display_text(error)[:MAX_ERROR_LENGTH]}"
 
 
 def word_remedy(error: CamscopeError, text: str) -> str:
-    """A message of the error with its fix in terms of options, where the command line has its own words for it."""
+    """Return the text of an error with its fix worded as command-line options, if such a wording exists."""
     wording = REMEDY_WORDING.get(error.remedy) if error.remedy else None
     if wording is None or not error.fix or not text.endswith(error.fix):
         return text
@@ -268,96 +269,97 @@ def word_remedy(error: CamscopeError, text: str) -> str:
 
 
 def print_error(message: str) -> None:
-    """`standard_error: message` on stderr."""
+    """Print `error: message` on stderr."""
     stderr_console().print(styled_text(("error: ", "bold red"), (display_text(message), "")), soft_wrap=True)
 
 
 def print_note(message: str) -> None:
-    """A remark on stderr that leaves the result as it is."""
+    """Print `note: message` on stderr."""
     stderr_console().print(f"note: {display_text(message)}", style="dim", soft_wrap=True)
 
 
 def failed_rows_command(folder: str) -> str:
-    """The command that lists the rows of a run without a map."""
+    """Return the command that lists the failed rows of a run."""
     return f"camscope show {folder} --where \"status = 'failed'\""
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":
-    """Texts with their styles, one after the other."""
+    """Concatenate pairs of text and style."""
     from rich.text import Text
 
     return Text.assemble(*parts)
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of `a,b,c`, without spaces and empty ones."""
+    """Split `a,b,c` at the commas; drop surrounding spaces and empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def is_debug(context: typer.Context) -> bool:
-    """Whether `--debug` was given."""
+    """Return whether `--debug` was given."""
     return bool(context.find_root().params.get("debug"))
 
 
 def is_option_set(context: typer.Context, parameter: str) -> bool:
-    """Whether somebody said what an option is, even where that is its default."""
+    """Return whether the user set the option of this parameter, even to its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 def print_default_model_note(context: typer.Context) -> None:
-    """Say which net answers where nobody named one."""
+    """Print a note that the bundled model is used, if the user named no model."""
     if not is_option_set(context, "model") and not is_option_set(context, "weights"):
-        print_note("model: phantom, the bundled net of drawn radiographs; name yours with --model")
+        print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
 
 
 def parse_methods(names: str) -> "dict[str, type[Explainer]]":
-    """The methods of `a,b`, or all of them but the slow ones."""
+    """Return the methods named in `a,b` by name; `all` means every method that is not slow."""
     from camscope.explainers import METHODS
 
-    quick = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
-    wanted = quick if names == "all" else split_list(names)
-    if not wanted:
-        raise typer.BadParameter(f"no method is named; there are: {', '.join(METHODS)}", param_hint="'--methods'")
+    fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
+    requested = fast_names if names == "all" else split_list(names)
+    if not requested:
+        raise typer.BadParameter(f"no method is named; choose from {', '.join(METHODS)}", param_hint="'--methods'")
     try:
-        found = [METHODS.find(name) for name in wanted]
+        explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
         raise typer.BadParameter(str(error), param_hint="'--methods'") from error
-    return {method.name: method for method in found}
+    return {method.name: method for method in explainer_classes}
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
-    """By what they declare: a known number of passes before one in words, the class's own maps before those of any class.
+    """Sort methods by declared cost, the cheapest first; ties keep their order.
 
-    Then the fewest passes, in words the shortest; the members of a family stay as they were written.
+    Methods with a fixed number of passes come before those whose cost is a formula. Within both groups,
+    class-specific methods come first, then those with fewer passes.
     """
 
     def cost(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
         passes = (method.backward_passes, method.forward_passes)
-        known = all(each.isdecimal() for each in passes)
-        return not known, not method.class_specific, tuple((len(each), each) for each in passes)
+        all_numeric = all(count.isdecimal() for count in passes)
+        return not all_numeric, not method.class_specific, tuple((len(count), count) for count in passes)
 
     return sorted(explainer_classes, key=cost)
 
 
 def format_class(index: int | None, label: str) -> str:
-    """`3 cat`, or `class 3` where the name is not known."""
+    """Format a class as `3 cat`, or as `class 3` if it has no name."""
     return display_text(label if index is None or label == f"class {index}" else f"{index} {label}")
 
 
 def new_table(*columns: str) -> "Table":
-    """An empty table for a terminal; a column whose name ends in `>` holds numbers."""
+    """Create an empty table; a column whose name ends in `>` is right-aligned."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    made = Table(box=SIMPLE, pad_edge=False, header_style="bold")
+    table = Table(box=SIMPLE, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    return made
+        table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return table
 
 
 def load_model_on_device(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Module":
-    """A model by its words on the command line, on a device."""
+    """Load the model that `--model` and `--weights` name onto a device."""
     import torch
 
     with spinner(f"loading {spec}"):
@@ -367,21 +369,21 @@ def load_model_on_device(spec: str, weights: str | None = None, device: str = "c
         if colon and library not in LOADER_BY_LIBRARY and not _is_missing_file(library):
             print_note(f"{library} is executed as code")
         try:
-            place = torch.device(device)
-            torch.empty(1, device=place, dtype=torch.float32)
+            torch_device = torch.device(device)
+            torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise typer.BadParameter(display_text(error), param_hint="'--device'") from error
-        return load_model(spec, weights=weights).to(place)
+        return load_model(spec, weights=weights).to(torch_device)
 
 
 def _is_missing_file(library: str) -> bool:
-    """Whether it is the name of a file that is not there: none of it is executed."""
+    """Return whether the library part of a model spec names a Python file that does not exist."""
     return library.endswith(".py") and not Path(library).is_file()
 
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """A spinner while something runs; silent where stdout is no terminal."""
+    """Show a spinner inside the block; do nothing if stdout is not a terminal."""
     console = stdout_console()
     with console.status(styled_text((display_text(text), ""))) if console.is_terminal else contextlib.nullcontext():
         yield
@@ -389,19 +391,20 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """What is warned of inside, as lines without repeats, filled in at the end; an error leaves them unsaid.
+    """Collect warnings raised inside the block; yield a list of unique lines that is filled when the block ends.
 
-    `quote_messages`: also in the words of others, which may name a patient.
+    An error inside leaves the list empty. With `quote_messages=False`, the texts of warnings from other libraries
+    are hidden, because they may name a patient.
     """
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CamscopeWarning)
         yield lines
     for warning in caught:
-        own = issubclass(warning.category, CamscopeWarning)
+        is_own_warning = issubclass(warning.category, CamscopeWarning)
         text = display_text(warning.message)
-        said = text if quote_messages else "its words are not shown, for they may name a patient"
-        lines.append(text if own else f"{warning.category.__name__}: {said}")
+        foreign_text = text if quote_messages else "the text is hidden because it may name a patient"
+        lines.append(text if is_own_warning else f"{warning.category.__name__}: {foreign_text}")
     lines[:] = dict.fromkeys(lines)
 
 

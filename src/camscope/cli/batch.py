@@ -1,4 +1,4 @@
-"""`camscope batch`: the maps of many images in one Parquet dataset, restartable at any instant."""
+"""`camscope batch`: compute the maps of many images into one Parquet dataset, resumable at any time."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,7 +81,9 @@ def run(
     ] = None,
     chunk_size: Annotated[
         int,
-        typer.Option("--chunk", min=1, help="Images per part file: at most this many are computed again after a kill."),
+        typer.Option(
+            "--chunk", min=1, help="Images per part file: at most this many are recomputed after an interruption."
+        ),
     ] = 256,
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="Process I of N that share the work, counted from 0.")
@@ -121,26 +123,29 @@ def run(
     device: base.DeviceOption = "cpu",
     setting_pairs: base.SetOption = None,
 ) -> None:
-    """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
+    """Compute the raw maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
-    asked = options.resolve_method_choice(context, choice, method_names, layer_names)
-    questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)
-    layers = None if asked.layers is None else base.split_list(asked.layers)
+    method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
+    parsed_targets, methods = options.parse_targets(targets, classes), base.parse_methods(method_choice.methods)
+    layers = None if method_choice.layers is None else base.split_list(method_choice.layers)
     options.check_layers_usable(methods, layers)
-    keywords = parse_settings(setting_pairs or [], methods)
-    keywords = {name: {**progress.silent_method_settings(kind), **keywords[name]} for name, kind in methods.items()}
+    settings_by_method = parse_settings(setting_pairs or [], methods)
+    settings_by_method = {
+        name: {**progress.silent_method_settings(explainer_cls), **settings_by_method[name]}
+        for name, explainer_cls in methods.items()
+    }
     manifest = build_manifest(source, "" if allow_outside_root else root)
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
-    asked.warn_if_other_model(net)
-    tools = options.build_explainers(methods, net, layers, preprocess, keywords)
-    with evaluation_request.resume_hint(output), progress.outcome_progress() as told:
+    method_choice.warn_if_other_model(net)
+    explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method)
+    with evaluation_request.resume_hint(output), progress.outcome_progress() as on_progress:
         outcome = run_batch(
-            tools,
+            explainers,
             manifest,
             output,
-            questions,
+            parsed_targets,
             overlays=None if overlays is None else OverlayOptions(overlays, overlay_height),
             options=BatchOptions(
                 chunk_size=chunk_size,
@@ -161,20 +166,20 @@ def run(
             num_threads=num_threads,
             overwrite=overwrite,
             retry_failed=retry_failed,
-            on_progress=told,
+            on_progress=on_progress,
         )
     _print_outcome(outcome, output)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    which, _, count = text.partition("/")
-    if not (which.isdecimal() and count.isdecimal() and int(which) < int(count)):
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise typer.BadParameter(f"{text!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
-    return int(which), int(count)
+    return int(index), int(count)
 
 
 def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
-    """What was made, and the reasons of failures; exit code 1 where there are any."""
+    """Print the number of maps and the reasons of failures; exit with code 1 if any image failed."""
     from rich.table import Table
 
     console, done = base.stdout_console(), outcome.n_done_before + outcome.n_processed - outcome.n_failures
@@ -184,13 +189,11 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
         base.styled_text(("maps    ", "bold"), (f"{images}{before}: {base.display_text(output)}", "")), soft_wrap=True
     )
     if outcome.n_failures:
-        table = Table("images", "why they have none", "failure", title="failures")
+        table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
             table.add_row(str(count), base.display_text(reason), kind)
         base.stderr_console().print(table)
-        base.print_note(f"to see which: {base.failed_rows_command(output)}")
+        base.print_note(f"to list them: {base.failed_rows_command(output)}")
         if outcome.transient_failure_counts:
-            base.print_note(
-                "transient failures may succeed another time: start the same command again with --retry-failed"
-            )
+            base.print_note("transient failures may succeed later: run the same command again with --retry-failed")
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`camscope benchmark`: every method where the truth is known."""
+"""`camscope benchmark`: rank the methods on images with known ground truth."""
 
 import warnings
 from pathlib import Path
@@ -43,42 +43,49 @@ def run(
     overwrite: base.OverwriteOption = False,
     setting_pairs: base.SetOption = None,
 ) -> None:
-    """Draw images, explain them by every method, and rank the methods by where the evidence is, with intervals."""
+    """Explain synthetic images with every method, and rank the methods by localization, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers import METHODS
 
     if benchmark not in BENCHMARKS:
-        raise typer.BadParameter(f"{benchmark!r}; there is: {', '.join(BENCHMARKS)}", param_hint="'WHAT'")
+        raise typer.BadParameter(f"{benchmark!r}; expected {', '.join(BENCHMARKS)}", param_hint="'WHAT'")
     file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
-    kinds = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
-    given = parse_settings(setting_pairs or [], kinds)
-    keywords = {name: {**progress.silent_method_settings(one), **given[name]} for name, one in kinds.items()}
+    explainer_classes = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
+    parsed_settings = parse_settings(setting_pairs or [], explainer_classes)
+    settings_by_method = {
+        name: {**progress.silent_method_settings(explainer_cls), **parsed_settings[name]}
+        for name, explainer_cls in explainer_classes.items()
+    }
     folder, net = Path(output), base.load_model_on_device("phantom")
     manifest = write_phantoms(folder, n_images, seed, overwrite=overwrite)
-    tools = options.build_explainers(kinds, net, None, None, keywords)
+    explainers = options.build_explainers(explainer_classes, net, None, None, settings_by_method)
     with evaluation_request.resume_hint(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        chosen = _select_supported(tools, folder / "images" / f"{seed:06d}.png") if method_names == "all" else tools
-        with progress.outcome_progress() as told:
+        supported = (
+            _select_supported(explainers, folder / "images" / f"{seed:06d}.png")
+            if method_names == "all"
+            else explainers
+        )
+        with progress.outcome_progress() as on_progress:
             run_batch(
-                chosen,
+                supported,
                 manifest,
                 folder / "maps",
                 options=BatchOptions(chunk_size=8),
                 batch_size=8,
                 overwrite=overwrite,
-                on_progress=told,
+                on_progress=on_progress,
             )
-    with evaluation_request.resume_hint(folder), progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
-        found = evaluate(
+    with evaluation_request.resume_hint(folder), progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
+        evaluation = evaluate(
             folder / "maps", folder / "measures", "mask", overwrite=overwrite, on_progress=bar.set_progress
         )
-    print_evaluation(found, PRINTED_METRICS, file, overwrite=overwrite)
+    print_evaluation(evaluation, PRINTED_METRICS, file, overwrite=overwrite)
 
 
 def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
-    """Images with findings, their masks, and the manifest of them all."""
+    """Write synthetic images, their masks and a manifest; return the manifest's path."""
     import csv
     import io
 
@@ -93,15 +100,15 @@ def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = 
     table.writerow(["path", "mask", "target"])
     for n in range(n_images):
         scan = draw_radiograph(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
-        for place, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
-            picture = encode_image(gray[..., None].repeat(3, axis=2), ".png")
-            write_generated(build_output_path(folder, place, f"{seed + n:06d}.png"), picture, overwrite=overwrite)
+        for subfolder, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
+            encoded = encode_image(gray[..., None].repeat(3, axis=2), ".png")
+            write_generated(build_output_path(folder, subfolder, f"{seed + n:06d}.png"), encoded, overwrite=overwrite)
         table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
     return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)
 
 
 def _select_supported(explainers: "list[Explainer]", image: Path) -> "list[Any]":
-    """Those methods that have an answer for this model."""
+    """Select the explainers that support this model, tried on one image."""
     from camscope.explainers.comparison.best_effort import explain_supported
 
     return list(explain_supported(explainers, image, [None])[0])

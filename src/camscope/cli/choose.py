@@ -1,4 +1,4 @@
-"""`camscope choose`: which method, at which layer, on a model and images of one's own."""
+"""`camscope choose`: select a method and layer for the user's own model and images."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +54,7 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; or all.",
         ),
     ] = None,
     group: Annotated[
@@ -82,59 +82,66 @@ def run(
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
 ) -> None:
-    """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
+    """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
     from camscope.evaluation.ground_truth import load_ground_truth
     from camscope.evaluation.map_generation import check_ground_truth
     from camscope.evaluation.selection.candidates import build_candidates
     from camscope.evaluation.selection.samples import format_exclusions, load_samples
-    from camscope.evaluation.selection.select import save_selection as write
-    from camscope.evaluation.selection.select import select_method
+    from camscope.evaluation.selection.select import save_selection, select_method
     from camscope.explainers import GradCAM
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
-            raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
+            raise typer.BadParameter(f"{save}; expected a .toml file", param_hint="'--save'")
         check_free(Path(save), overwrite, option="--save")
-    (question,) = options.parse_targets(target, None)
+    (parsed_target,) = options.parse_targets(target, None)
     manifest = build_manifest(source, "" if allow_outside_root else root)
-    known = None
+    ground_truth = None
     if masks is not None:
-        names, places = manifest.table.column_names, manifest.path_resolver
-        known = load_ground_truth(
-            masks, names, places, base.split_list(categories or ""), allow_outside_root=allow_outside_root
+        names, path_resolver = manifest.table.column_names, manifest.path_resolver
+        ground_truth = load_ground_truth(
+            masks, names, path_resolver, base.split_list(categories or ""), allow_outside_root=allow_outside_root
         )
-        check_ground_truth(known, manifest)
+        check_ground_truth(ground_truth, manifest)
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
     with base.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
-        samples, left_out = load_samples(manifest, reader, question, known, group, max_images=n_images, seed=seed)
-        for line in format_exclusions(left_out):
+        samples, exclusions = load_samples(
+            manifest, reader, parsed_target, ground_truth, group, max_images=n_images, seed=seed
+        )
+        for line in format_exclusions(exclusions):
             base.print_note(line)
         names = None if method_names is None else list(base.parse_methods(method_names))
-        first = samples[0].item.x[None].to(device)
-        with base.spinner("looking for layers"):
-            tools = build_candidates(net, first, names, None if layer_names is None else base.split_list(layer_names))
-        with progress.progress_bar(plural(len(tools), "candidate"), len(samples), base.stdout_console()) as bar:
+        first_input = samples[0].item.x[None].to(device)
+        with base.spinner("searching for layers"):
+            candidates = build_candidates(
+                net, first_input, names, None if layer_names is None else base.split_list(layer_names)
+            )
+        with progress.progress_bar(plural(len(candidates), "candidate"), len(samples), base.stdout_console()) as bar:
             choice = select_method(
-                tools,
+                candidates,
                 samples,
                 seed=seed,
                 never_drop=exhaustive,
-                on_progress=lambda seen, count, left: bar.set_status(seen, f"{plural(left, 'candidate')} left"),
+                on_progress=lambda n_done, count, n_remaining: bar.set_status(
+                    n_done, f"{plural(n_remaining, 'candidate')} left"
+                ),
             )
     base.stdout_console().print(_build_candidate_table(choice))
-    if known is not None:
+    if ground_truth is not None:
         base.stdout_console().print(
-            base.styled_text(("evidence ", "bold"), (base.display_text(str(known)), "")), soft_wrap=True
+            base.styled_text(("evidence ", "bold"), (base.display_text(str(ground_truth)), "")), soft_wrap=True
         )
     base.stdout_console().print(
         base.styled_text(("choice  ", "bold"), (base.display_text(choice.recommendation), "")), soft_wrap=True
     )
     if save is not None:
         base.stdout_console().print(
-            base.styled_text(("saved   ", "bold"), (base.display_text(write(choice, save, overwrite=overwrite)), ""))
+            base.styled_text(
+                ("saved   ", "bold"), (base.display_text(save_selection(choice, save, overwrite=overwrite)), "")
+            )
         )
 
 
@@ -142,16 +149,16 @@ def _build_candidate_table(choice: "MethodSelection") -> "Table":
     from rich.text import Text
 
     criteria = list(choice.candidates[0].metric_values)
-    table = base.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "out")
-    for one in choice.candidates:
-        cells = [str(one.estimate_metric(name) or "–") for name in criteria]
-        style = "bold" if one in choice.best else "dim" if one.drop_reason else ""
-        title = Text(base.display_text(one.title), style)
+    table = base.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "dropped")
+    for candidate in choice.candidates:
+        cells = [str(candidate.estimate_metric(name) or "–") for name in criteria]
+        style = "bold" if candidate in choice.best else "dim" if candidate.drop_reason else ""
+        title = Text(base.display_text(candidate.title), style)
         table.add_row(
             title,
             *cells,
-            str(one.n_images),
-            f"{one.seconds_per_image:.3f}" if one.n_images else "–",
-            Text(base.display_text(one.drop_reason)),
+            str(candidate.n_images),
+            f"{candidate.seconds_per_image:.3f}" if candidate.n_images else "–",
+            Text(base.display_text(candidate.drop_reason)),
         )
     return table

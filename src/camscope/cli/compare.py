@@ -1,4 +1,4 @@
-"""`camscope compare`: what several methods, layers and classes make of one image, side by side, or of many."""
+"""`camscope compare`: compare methods, layers and classes on one image or on many."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DEFAULT_ALPHA = 0.85
-LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
+LEGEND = "correlation: with the first map of the class; seconds of a shared pass are split between its methods"
 
 
 def run(
@@ -78,7 +78,7 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; or all.",
         ),
     ] = None,
     metrics: Annotated[
@@ -120,32 +120,34 @@ def run(
     device: base.DeviceOption = "cpu",
     setting_pairs: base.SetOption = None,
 ) -> None:
-    """Compare methods: of an image one figure, the numbers, and which maps are one and the same; of many by metrics.
+    """Compare methods on one image (a figure, numbers, identical maps) or on many (metrics).
 
-    Of many images: a table for each metric, with intervals and differences, what the maps have in common, which methods cannot
-    be told apart, and one figure. Start it again, and it goes on; a file that --figure names is not replaced: name another.
+    For many images, the output is a table per metric with intervals and differences, the agreement of the maps, the
+    methods without a significant difference, and one figure. The same command resumes an interrupted comparison. An
+    existing --figure file is not replaced: name another.
     """
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
     from camscope.safe_files import write_bytes
 
-    questions, path = options.parse_targets(None, targets), Path(source)
+    parsed_targets, path = options.parse_targets(None, targets), Path(source)
     if evaluation_request.is_image_source(source) or evaluation_request.is_run(source):
-        of_one = {
+        single_image_options = {
             "--columns": columns,
             "--shared-scale": shared_scale,
             "--colormap": None if colormap == "auto" else colormap,
         }
         evaluation_request.check_options_unset(
-            of_one | {"--alpha": None if alpha == DEFAULT_ALPHA else alpha}, "it is for the figure of one image"
+            single_image_options | {"--alpha": None if alpha == DEFAULT_ALPHA else alpha},
+            "this option applies only to one image",
         )
-        wanted = evaluation_request.EvaluationRequest(
+        request = evaluation_request.EvaluationRequest(
             source,
             model,
             weights,
             method_names or (None if evaluation_request.is_run(source) else ",".join(DEFAULT_METHODS)),
             layer_names,
-            questions,
+            parsed_targets,
             preprocess,
             root,
             n_images,
@@ -163,10 +165,10 @@ def run(
         if not (a_run := evaluation_request.is_run(source)):
             base.print_default_model_note(context)
         compare_images.compare_images(
-            replace(wanted, model=None) if a_run and not wanted.needs_model else wanted, output, figure
+            replace(request, model=None) if a_run and not request.needs_model else request, output, figure
         )
         return
-    of_many = {
+    dataset_options = {
         "--masks": masks,
         "--category": categories,
         "--metrics": metrics,
@@ -178,35 +180,47 @@ def run(
         "--fetch": fetch,
         "--anywhere": allow_outside_root,
     }
-    evaluation_request.check_options_unset(of_many, f"it is for many images, and {source} is one file")
-    kinds = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
-    named = None if layer_names is None else base.split_list(layer_names)
-    options.check_layers_usable(kinds, named)
-    keywords, look = parse_settings(setting_pairs or [], kinds), options.parse_render_options(colormap, alpha)
-    called = ScanOptions().pseudonym(path)
-    check_image_exists(path, called)
-    file = resolve_figure_path(output, "camscope-compare", path, "", overwrite, called)
+    evaluation_request.check_options_unset(
+        dataset_options, f"this option applies only to many images, and {source} is one file"
+    )
+    explainer_classes = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
+    layers = None if layer_names is None else base.split_list(layer_names)
+    options.check_layers_usable(explainer_classes, layers)
+    settings_by_method, render_options = (
+        parse_settings(setting_pairs or [], explainer_classes),
+        options.parse_render_options(colormap, alpha),
+    )
+    pseudonym = ScanOptions().pseudonym(path)
+    check_image_exists(path, pseudonym)
+    file = resolve_figure_path(output, "camscope-compare", path, "", overwrite, pseudonym)
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
-    tools = options.build_explainers(kinds, net, named, preprocess, keywords)
-    with base.collect_warnings(quote_messages=called is None) as remarks:
-        found = _compare_with_progress(tools, path, questions, skip_unsupported=method_names == "all")
-    picture = found.figure(
-        scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns
+    explainers = options.build_explainers(explainer_classes, net, layers, preprocess, settings_by_method)
+    with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+        comparison = _compare_with_progress(explainers, path, parsed_targets, skip_unsupported=method_names == "all")
+    comparison_figure = comparison.figure(
+        scale="shared" if shared_scale else "auto",
+        alpha=render_options.alpha,
+        colormap=render_options.colormap,
+        columns=columns,
     )
-    write_bytes(file, encode_image(picture, file.suffix), overwrite=overwrite)
-    _print_comparison(found, called or base.display_text(path), file, remarks)
+    write_bytes(file, encode_image(comparison_figure, file.suffix), overwrite=overwrite)
+    _print_comparison(comparison, pseudonym or base.display_text(path), file, warnings)
 
 
 def _compare_with_progress(
     explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], *, skip_unsupported: bool
 ) -> "Comparison":
-    """Comparison, with a bar that says which methods are at work."""
+    """Compare the explainers under a progress bar that names the running methods."""
     from camscope.explainers import LayerExplainer
     from camscope.explainers.comparison.compare import compare_explainers
 
-    alone = [tool for tool in explainers if isinstance(tool, LayerExplainer) and tool.runs_model]
-    total = len({(tool.mode, tool.share_key) for tool in explainers}) + len(alone) * len(targets)
+    layer_explainers = [
+        explainer for explainer in explainers if isinstance(explainer, LayerExplainer) and explainer.runs_model
+    ]
+    total = len({(explainer.mode, explainer.share_key) for explainer in explainers}) + len(layer_explainers) * len(
+        targets
+    )
     with progress.progress_bar("", total, base.stdout_console()) as bar:
         return compare_explainers(
             explainers, path, targets, skip_unsupported=skip_unsupported, on_pass=_pass_callback(bar)
@@ -215,7 +229,7 @@ def _compare_with_progress(
 
 def _pass_callback(progress_bar: progress.ProgressBar) -> "OnPass":
     def watch(working: "Sequence[BaseMethod]") -> None:
-        names = list(dict.fromkeys(tool.name for tool in working))
+        names = list(dict.fromkeys(method.name for method in working))
         progress_bar.start_step(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
         progress_bar.pause_for_methods(working)
 
@@ -229,14 +243,14 @@ def _print_comparison(comparison: "Comparison", display_name: str, file: Path, w
     console.print(base.styled_text((LEGEND, "dim")), soft_wrap=True)
     for sentence in comparison.equivalence_notes:
         console.print(base.styled_text(("same    ", "bold"), (base.display_text(sentence), "")), soft_wrap=True)
-    notes = [*warnings, *(note for one in comparison.explanations for note in one.notes)]
+    notes = [*warnings, *(note for explanation in comparison.explanations for note in explanation.notes)]
     for text in dict.fromkeys(notes):
         console.print(base.styled_text((f"note    {base.display_text(text)}", "dim")), soft_wrap=True)
     console.print(base.styled_text(("figure  ", "bold"), (base.display_text(file), "cyan")), soft_wrap=True)
 
 
 def _build_map_table(comparison: "Comparison") -> "Table":
-    """A line for each map."""
+    """Build a table with one row per map."""
     from rich.text import Text
 
     from camscope.explanation import STATUS_OK

@@ -1,4 +1,4 @@
-"""What `camscope compare` makes of many images: tables, sentences and a figure."""
+"""`camscope compare` on many images: tables, statements and a figure."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,30 +19,28 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER, FIGURE_NAME = "camscope-compare", "figure.png"
 LEGEND = (
-    "behind: difference to the first of the methods; over: to the best control; paired, p corrected for all pairs of "
-    "methods (behind) or all methods (over), and for all metrics; s: seconds an image, those of a shared pass shared out"
+    "behind: paired difference to the first method; over: to the best control; p corrected for all pairs of "
+    "methods (behind) or all methods (over), and for all metrics; s: seconds per image, split between sharing methods"
 )
-MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
+MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 
 
 def compare_images(request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None) -> None:
-    """Make the maps that are not there, measure them, and tell."""
+    """Compute missing maps, evaluate all maps, and print and draw the comparison."""
     from camscope.batch.run_store import RunStore
     from camscope.evaluation.comparison import compare_methods
     from camscope.evaluation.metric_plots import import_matplotlib_figure
 
     import_matplotlib_figure()
     folder = _resolve_output_folder(request.source, output)
-    where = folder / FIGURE_NAME if figure is None else metric_tables.check_figure_path(figure, request.overwrite)
-    if (
-        figure is None and RunStore(folder).run_info is None
-    ):  # a figure in the folder of a comparison is that comparison's
-        check_free(where, request.overwrite)
+    figure_path = folder / FIGURE_NAME if figure is None else metric_tables.check_figure_path(figure, request.overwrite)
+    if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
+        check_free(figure_path, request.overwrite)
     with evaluation_request.resume_hint(folder):
-        made, net, outcome = request.open_or_generate_run(str(folder))
+        run, net, outcome = request.open_or_generate_run(str(folder))
         with progress.progress_bar("comparing", 1, base.stdout_console()) as bar:
-            found = compare_methods(
-                made,
+            comparison = compare_methods(
+                run,
                 folder,
                 request.masks,
                 request.metrics,
@@ -55,8 +53,8 @@ def compare_images(request: evaluation_request.EvaluationRequest, output: str | 
                 on_progress=bar.set_progress,
             )
         with base.spinner("drawing"):
-            found.save(where)
-    _print_dataset_comparison(found, where)
+            comparison.save(figure_path)
+    _print_dataset_comparison(comparison, figure_path)
     evaluation_request.print_failures(outcome)
 
 
@@ -67,13 +65,13 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
         return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         raise typer.BadParameter(
-            f"{output}: of many images it is a folder; --figure names a file", param_hint="'--output'"
+            f"{output}: for many images --output must be a folder; name a file with --figure", param_hint="'--output'"
         )
     return Path(output)
 
 
 def _comparison_name(source: str) -> str:
-    """What the folder of a comparison is called after; of medical images a keyed hash."""
+    """Return the name of a comparison's folder: the stem of the source, or a keyed hash for medical images."""
     from camscope.batch import build_manifest
     from camscope.batch.pseudonymize import contains_scans
     from camscope.batch.sources import DATASET_PREFIXES
@@ -91,9 +89,9 @@ def _comparison_name(source: str) -> str:
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
     console = base.stdout_console()
     console.print(base.styled_text((base.display_text(comparison.title), "bold cyan")), soft_wrap=True)
-    for name, own in comparison.summaries.items():
-        console.print(metric_tables.format_metric_heading(name, own[0]), soft_wrap=True)
-        console.print(_build_metric_table(comparison, own))
+    for name, lines in comparison.summaries.items():
+        console.print(metric_tables.format_metric_heading(name, lines[0]), soft_wrap=True)
+        console.print(_build_metric_table(comparison, lines))
     if 1 < len(comparison.method_names) <= MAX_METHODS_IN_TABLE:
         console.print(
             base.styled_text(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim"))
@@ -114,7 +112,7 @@ def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> N
 
 
 def _build_metric_table(comparison: "ComparisonResult", summary_lines: "Sequence[MethodSummary]") -> "Table":
-    """A line for each method, the first on top."""
+    """Build the table of one metric, with one row per method, the best first."""
     from rich.text import Text
 
     from camscope.evaluation.comparison_statements import has_controls
@@ -124,18 +122,26 @@ def _build_metric_table(comparison: "ComparisonResult", summary_lines: "Sequence
     leader = next(
         (line for line in summary_lines if ranked and not line.is_control and line.estimate is not None), None
     )
-    over = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
-    columns = ["method", "mean [95 %]>", "behind>", *(["over>"] if any(over) else []), "n>", "undefined>", "s>"]
+    control_differences = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
+    columns = [
+        "method",
+        "mean [95 %]>",
+        "behind>",
+        *(["over>"] if any(control_differences) else []),
+        "n>",
+        "undefined>",
+        "s>",
+    ]
     table = base.new_table(*columns)
-    for line, gap in zip(summary_lines, over, strict=True):
-        one, price = line.estimate, comparison.seconds_per_image.get((line.method, line.layer, line.parameters))
+    for line, control_difference in zip(summary_lines, control_differences, strict=True):
+        estimate, seconds = line.estimate, comparison.seconds_per_image.get((line.method, line.layer, line.parameters))
         cells = [
-            "–" if one is None else str(one),
+            "–" if estimate is None else str(estimate),
             _format_gap_to_leader(line, leader),
-            *([_format_difference(gap, "+")] if any(over) else []),
+            *([_format_difference(control_difference, "+")] if any(control_differences) else []),
             str(line.n_values),
             str(line.n_undefined),
-            "" if price is None or line.is_control else f"{price:.2g}",
+            "" if seconds is None or line.is_control else f"{seconds:.2g}",
         ]
         style = "dim" if line.is_control or line.is_worse_than_best else ""
         title = comparison.get_name(line) + (
@@ -146,7 +152,7 @@ def _build_metric_table(comparison: "ComparisonResult", summary_lines: "Sequence
 
 
 def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary | None") -> str:
-    """`patch_start`, the difference to the first, or that the maps are the same as those of the first."""
+    """Format `first`, `same maps`, or the difference to the first method."""
     if summary_line is leader:
         return "first"
     if (
@@ -160,7 +166,7 @@ def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary 
 
 
 def _format_difference(difference: "Estimate | None", sign: str = "") -> str:
-    """A paired difference and its p."""
+    """Format a paired difference and its p-value."""
     if difference is None:
         return ""
     p = metric_tables.format_p_value(difference)
@@ -168,7 +174,7 @@ def _format_difference(difference: "Estimate | None", sign: str = "") -> str:
 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
-    """The mean correlation of each two methods' maps."""
+    """Build a table of the mean correlation of maps for each pair of methods."""
     from rich.text import Text
 
     keys, methods = comparison.agreement.keys, [base.display_text(name) for name in comparison.method_names]
@@ -176,13 +182,13 @@ def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
     for i in range(1, len(keys)):
         cells = []
         for j in range(i):
-            one = comparison.agreement.get_correlation(keys[i], keys[j])
+            correlation = comparison.agreement.get_correlation(keys[i], keys[j])
             cells.append(
                 "–"
-                if one is None
-                else str(one)
+                if correlation is None
+                else str(correlation)
                 if len(keys) <= MAX_METHODS_WITH_PRINTED_INTERVALS
-                else f"{one.mean:.2f}"
+                else f"{correlation.mean:.2f}"
             )
         table.add_row(Text(methods[i]), *cells)
     return table

@@ -1,24 +1,24 @@
-"""Completions of a shell: names of methods, metrics and color maps."""
+"""Shell completion for names of methods, metrics and color maps."""
 
 from collections.abc import Iterable
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Names of methods for the completion of a shell; the last of a list `a,b`."""
+    """Complete the last method name of a list `a,b`."""
     from camscope.explainers import METHODS
 
     return _complete_last(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Names of metrics for the completion of a shell; the last of a list `a,b`."""
+    """Complete the last metric name of a list `a,b`."""
     from camscope.metrics import METRICS
 
     return _complete_last(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Names of color maps for the completion of a shell."""
+    """Complete the name of a color map."""
     from camscope.render import COLORMAPS
 
     return _complete_last(incomplete, ("auto", *COLORMAPS))

@@ -1,4 +1,4 @@
-"""`camscope evaluate`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
+"""`camscope evaluate`: metrics of the maps of a run or of images, with intervals, compared with control maps."""
 
 from math import isnan
 from pathlib import Path
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
 PRINTED_METRICS = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
-LEGEND = "over the best control: paired; intervals and p corrected for all methods in all metrics (Bonferroni)"
+LEGEND = (
+    "over the best control: paired difference; intervals and p corrected for all methods in all metrics (Bonferroni)"
+)
 PRINTED_MODEL_METRICS = (
     "deletion",
     "insertion",
     "lerf-morf-gap",
     "average-drop",
-)  # of a model, which says the rest in other words
+)  # the other model metrics repeat these
 
 
 def run(
@@ -49,7 +51,7 @@ def run(
         typer.Option(
             "--category",
             metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, to use; all: every one.",
+            help="Categories of a COCO file, or labels of masks, to use; or all.",
         ),
     ] = None,
     metrics: Annotated[
@@ -67,7 +69,8 @@ def run(
             "--model",
             "-m",
             metavar="MODEL",
-            help="Model of the run, for metrics that remove what the map shows: 39 forward passes per map, and as many for each of four control maps. For images: the model to explain, default phantom.",
+            help="Model of the run, for metrics that remove what the map shows: 39 forward passes per map, and as many "
+            "for each of four control maps. For images: the model to explain, default phantom.",
         ),
     ] = None,
     weights: base.WeightsOption = None,
@@ -130,15 +133,16 @@ def run(
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Judge maps by where the evidence is, by what they are like, and with --model by what the model says.
+    """Evaluate maps by localization and by their own properties; with --model also by faithfulness.
 
-    The maps are those of a run, or are made first. Start it again, and it goes on; a figure that is there stays: name another.
+    The maps are those of a run, or are computed first. The same command resumes an interrupted evaluation. An existing
+    figure is not replaced: name another.
     """
     from camscope.evaluation import evaluate
 
     file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
     names = None if metrics is None else base.split_list(metrics)
-    wanted = evaluation_request.EvaluationRequest(
+    request = evaluation_request.EvaluationRequest(
         source,
         model,
         weights,
@@ -160,10 +164,10 @@ def run(
     if evaluation_request.has_images(source):
         base.print_default_model_note(context)
     with evaluation_request.resume_hint(output):
-        made, net, outcome = wanted.open_or_generate_run(output)
-        with progress.progress_bar("measuring", 1, base.stdout_console()) as bar:
-            found = evaluate(
-                made,
+        run_to_evaluate, net, outcome = request.open_or_generate_run(output)
+        with progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
+            evaluation = evaluate(
+                run_to_evaluate,
                 output,
                 masks,
                 names,
@@ -177,10 +181,10 @@ def run(
                 overwrite=overwrite,
                 on_progress=bar.set_progress,
             )
-    usual = (
+    printed_metrics = (
         None if names is not None else [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
     )
-    print_evaluation(found, usual or None, file, where, group, overwrite=overwrite)
+    print_evaluation(evaluation, printed_metrics or None, file, where, group, overwrite=overwrite)
     evaluation_request.print_failures(outcome)
 
 
@@ -193,7 +197,7 @@ def print_evaluation(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Print what metrics say, of `metrics` or of all, and draw it."""
+    """Print a table per metric, for `metrics` or all, and draw them to `figure` if given."""
     from camscope.evaluation.comparison_statements import has_controls
     from camscope.evaluation.metric_plots import draw_summary_figure
     from camscope.evaluation.summary import check_some_ground_truth, summarize_values
@@ -202,43 +206,58 @@ def print_evaluation(
     if not table.num_rows:
         base.print_error(f"no row matches {where}")
         raise typer.Exit(base.EXIT_FAILED)
-    told = summarize_values(table, group, metrics=metrics)
-    check_some_ground_truth(table, told)
-    for name, own in told.items():
-        console.print(metric_tables.format_metric_heading(name, own[0]), soft_wrap=True)
-        console.print(_build_evaluation_table(own))
+    summaries = summarize_values(table, group, metrics=metrics)
+    check_some_ground_truth(table, summaries)
+    for name, lines in summaries.items():
+        console.print(metric_tables.format_metric_heading(name, lines[0]), soft_wrap=True)
+        console.print(_build_evaluation_table(lines))
         for text in [
-            *metric_tables.format_undefined_reasons(table, own[0]),
-            *metric_tables.format_missing_interval(own),
+            *metric_tables.format_undefined_reasons(table, lines[0]),
+            *metric_tables.format_missing_interval(lines),
         ]:
             console.print(text, soft_wrap=True)
     if figure is not None:
-        write_bytes(figure, draw_summary_figure(told, figure.suffix.lower(), evaluation.title), overwrite=overwrite)
+        write_bytes(
+            figure, draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title), overwrite=overwrite
+        )
     if evidence := evaluation.facts.get("evidence"):
         console.print(base.styled_text(("evidence ", "bold"), (base.display_text(str(evidence)), "")), soft_wrap=True)
-    if any(has_controls(line) and line.difference_to_control is not None for own in told.values() for line in own):
+    if any(
+        has_controls(line) and line.difference_to_control is not None for lines in summaries.values() for line in lines
+    ):
         console.print(base.styled_text((LEGEND, "dim")), soft_wrap=True)
-    where_to = base.display_text(evaluation.folder)
+    folder_text = base.display_text(evaluation.folder)
     console.print(
-        base.styled_text(("values  ", "bold"), (f"{plural(table.num_rows, 'row')}: {where_to}", "")), soft_wrap=True
+        base.styled_text(("values  ", "bold"), (f"{plural(table.num_rows, 'row')}: {folder_text}", "")), soft_wrap=True
     )
 
 
 def _build_evaluation_table(summary_lines: "list[MethodSummary]") -> "Table":
-    """A line for each method, the best first."""
+    """Build a table with one row per method, the best first."""
     from rich.text import Text
 
     from camscope.evaluation.comparison_statements import has_controls
 
-    over = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
+    control_differences = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
     table = base.new_table(
-        "method", "mean [95 %]>", *(["over the best control>", "p>"] if any(over) else []), "n>", "undefined>"
+        "method",
+        "mean [95 %]>",
+        *(["over the best control>", "p>"] if any(control_differences) else []),
+        "n>",
+        "undefined>",
     )
-    for line, gap in zip(summary_lines, over, strict=True):
-        interval = "" if gap is None or isnan(gap.low) else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
-        gained = "" if gap is None else f"{gap.mean:+.3f}{interval}"
-        cells = [str(line.estimate or "–"), *([gained, metric_tables.format_p_value(gap)] if any(over) else [])]
-        style = "dim" if line.is_control else "bold" if gap is not None and line.beats_control else ""
+    for line, control_difference in zip(summary_lines, control_differences, strict=True):
+        interval = (
+            ""
+            if control_difference is None or isnan(control_difference.low)
+            else f" [{control_difference.low:+.3f}, {control_difference.high:+.3f}]"
+        )
+        difference_text = "" if control_difference is None else f"{control_difference.mean:+.3f}{interval}"
+        cells = [
+            str(line.estimate or "–"),
+            *([difference_text, metric_tables.format_p_value(control_difference)] if any(control_differences) else []),
+        ]
+        style = "dim" if line.is_control else "bold" if control_difference is not None and line.beats_control else ""
         title = Text(base.display_text(line.title) + (" (control)" if line.is_control else ""), style)
         table.add_row(
             title, *cells, str(line.n_values), str(line.n_undefined), style="dim" if line.is_control else None

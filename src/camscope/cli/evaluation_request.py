@@ -1,4 +1,4 @@
-"""Maps first: what `camscope evaluate` and `camscope compare` do with images that have no maps yet."""
+"""Input of `camscope evaluate` and `camscope compare`: an existing run, or images whose maps are computed first."""
 
 import contextlib
 import glob
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from camscope.batch.manifest import Manifest
     from camscope.explainers import Explainer
 
-RUN_FOLDER = "run"  # the folder of the maps, in that of the values
-MAX_IMAGES_TRIED = 8  # images, to find one that can be read
+RUN_FOLDER = "run"  # subfolder of the maps in the output folder
+MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The maps of a command line: those of a run, or of images that `camscope batch` takes."""
+    """Options of a command that evaluates maps: those of a run, or of images as for `camscope batch`."""
 
     source: str
     model: str | None = None
@@ -50,7 +50,10 @@ class EvaluationRequest:
     image_source: str | None = None
 
     def open_or_generate_run(self, output: str) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
-        """The run, the model if metrics ask it, and what became of images, if maps are made: in a folder of `output`."""
+        """Open the run, or compute it below `output`.
+
+        Returns the run, the model if a metric needs it, and the outcome of the computation, if there was one.
+        """
         from camscope.batch import BatchRun
         from camscope.errors import InputError
         from camscope.evaluation.map_metrics import build_value_schema
@@ -61,21 +64,22 @@ class EvaluationRequest:
             return BatchRun(folder, self.image_source or manifest), net if self.needs_model else None, outcome
         if Path(self.source).is_file():
             raise InputError(
-                f"{self.source}: it is a file, and no image; expected the folder of a run, or images: a file, a folder, a "
+                f"{self.source} is a file, but not an image; expected the folder of a run, or images: a file, a folder, a "
                 "pattern in quotes, or a .csv or .parquet manifest"
             )
         run = BatchRun(self.source, self.image_source, fetch=self.fetch)
         self._check_group_column(build_value_schema(run.dataset.schema).names)
         print_not_fetched_note(run)
-        given: dict[str, object] = {
+        options_for_images: dict[str, object] = {
             "--methods": self.methods,
             "--layers": self.layers,
             "--root": self.root,
             "--images": self.n_images,
         }
-        given |= {"--target": self.targets[0], "--set": self.setting_pairs or None}
+        options_for_images |= {"--target": self.targets[0], "--set": self.setting_pairs or None}
         check_options_unset(
-            given, f"{self.source} is a run, whose maps are made; for its images name them, as '{self.source}/*.png'"
+            options_for_images,
+            f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'",
         )
         return (
             run,
@@ -85,23 +89,29 @@ class EvaluationRequest:
 
     @property
     def needs_model(self) -> bool:
-        """Whether a metric that is named asks the model."""
+        """Return whether a requested metric runs the model."""
         from camscope.evaluation.metric_evaluation import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metrics or ())
 
     def _generate_run(self, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
-        """The run in `folder`, or the rest of it, the model and the images. What is wrong is told before the model is loaded."""
+        """Compute or resume the run in `folder`; return its outcome, the model and the manifest.
+
+        Options are checked before the model is loaded.
+        """
         from camscope.batch import build_manifest
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.metric_evaluation import select_metrics
 
-        kinds = base.parse_methods(self.methods or "gradcam")
-        named = None if self.layers is None else base.split_list(self.layers)
-        options.check_layers_usable(kinds, named)
-        given = parse_settings(self.setting_pairs, kinds)
-        keywords = {name: {**progress.silent_method_settings(kind), **given[name]} for name, kind in kinds.items()}
+        explainer_classes = base.parse_methods(self.methods or "gradcam")
+        layers = None if self.layers is None else base.split_list(self.layers)
+        options.check_layers_usable(explainer_classes, layers)
+        parsed_settings = parse_settings(self.setting_pairs, explainer_classes)
+        settings_by_method = {
+            name: {**progress.silent_method_settings(explainer_cls), **parsed_settings[name]}
+            for name, explainer_cls in explainer_classes.items()
+        }
         select_metrics(self.metrics, self.masks is not None, True)
         manifest = sample_manifest(
             build_manifest(self.source, "" if self.allow_outside_root else self.root), self.n_images, self.seed
@@ -112,22 +122,24 @@ class EvaluationRequest:
                 self.masks, manifest, base.split_list(self.categories or ""), allow_outside_root=self.allow_outside_root
             )
         net = base.load_model_on_device(self.model or "phantom", self.weights, self.device)
-        tools = options.build_explainers(kinds, net, named, self.preprocess, keywords)
+        explainers = options.build_explainers(explainer_classes, net, layers, self.preprocess, settings_by_method)
         if self.methods == "all":
-            tools = _select_answering_explainers(tools, manifest)
-        with base.collect_warnings(), progress.outcome_progress("maps") as told:
-            outcome = generate_maps(tools, manifest, folder, self.targets, overwrite=self.overwrite, on_progress=told)
+            explainers = _select_answering_explainers(explainers, manifest)
+        with base.collect_warnings(), progress.outcome_progress("maps") as on_progress:
+            outcome = generate_maps(
+                explainers, manifest, folder, self.targets, overwrite=self.overwrite, on_progress=on_progress
+            )
         return outcome, net, manifest
 
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
             raise typer.BadParameter(
-                f"no column {self.group!r}; there are {', '.join(columns)}", param_hint="'--group'"
+                f"no column {self.group!r}; choose from {', '.join(columns)}", param_hint="'--group'"
             )
 
 
 def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
-    """Those that have an answer for the first image that can be read; else all of them, and the run says what is wrong."""
+    """Select the explainers that support the first readable image; return all of them if no image is readable."""
     from camscope.errors import ImageError, InputError
     from camscope.explainers.comparison.best_effort import explain_supported
 
@@ -135,7 +147,7 @@ def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manif
         with (
             contextlib.suppress(ImageError, InputError),
             base.collect_warnings(),
-            base.spinner("looking for methods that answer"),
+            base.spinner("checking which methods support the model"),
         ):
             source = manifest.resolve_path(row["path"]) if manifest.images is None else manifest.images[row["row"]]
             return list(explain_supported(explainers, source, [None])[0])
@@ -143,12 +155,12 @@ def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manif
 
 
 def is_run(source: str) -> bool:
-    """Whether maps are there already: a folder that `camscope batch` wrote."""
+    """Return whether the source is a folder that `camscope batch` wrote."""
     return (Path(source) / "run.json").is_file()
 
 
 def is_image_source(source: str) -> bool:
-    """Whether images are meant, of which there may be many: a folder, a pattern, a manifest, or a dataset's name."""
+    """Return whether the source may name many images: a folder, a pattern, a manifest, or a dataset."""
     from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 
     path = Path(source)
@@ -158,7 +170,7 @@ def is_image_source(source: str) -> bool:
 
 
 def has_images(source: str) -> bool:
-    """Whether images are meant, of which there may be only one: a file that a reader takes."""
+    """Return whether the source names one or more images."""
     from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES
     from camscope.images.scans.scan_reader import is_scan
 
@@ -169,7 +181,7 @@ def has_images(source: str) -> bool:
 
 
 def print_not_fetched_note(run: "BatchRun") -> None:
-    """A note where images of a run are not on this machine, and nobody asked to fetch them."""
+    """Print a note if images of a run are missing on this machine and `--fetch` was not given."""
     if count := run.n_unfetched_images:
         base.print_note(
             f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine, not fetched; "
@@ -178,7 +190,7 @@ def print_not_fetched_note(run: "BatchRun") -> None:
 
 
 def check_options_unset(options: Mapping[str, object], reason: str) -> None:
-    """typer.BadParameter for the first option that was given, and has no meaning here."""
+    """Raise typer.BadParameter with the reason for the first option that is set."""
     for option, value in options.items():
         if value not in (None, False):
             raise typer.BadParameter(reason, param_hint=f"'{option}'")
@@ -186,16 +198,16 @@ def check_options_unset(options: Mapping[str, object], reason: str) -> None:
 
 @contextlib.contextmanager
 def resume_hint(folder: "str | Path") -> Iterator[None]:
-    """Where it is interrupted, it is said what is kept and how to go on."""
+    """Add a note on what is kept and how to resume to a KeyboardInterrupt raised inside the block."""
     try:
         yield
     except KeyboardInterrupt as error:
-        error.add_note(f"what is done is in {folder}: start the same command again, and it goes on")
+        error.add_note(f"finished work is in {folder}: run the same command again to resume")
         raise
 
 
 def print_failures(outcome: "BatchOutcome | None") -> None:
-    """Why images have no map, on stderr; exit code 1 where there are any."""
+    """Print why images have no map on stderr, and exit with code 1 if there are any."""
     if outcome is not None and outcome.n_failures:
         for reason, count in outcome.failure_counts.most_common(20):
             base.print_note(f"{plural(count, 'image')} without a map: {reason}")

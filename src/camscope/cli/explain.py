@@ -1,4 +1,4 @@
-"""`camscope explain`: where a model looked, on images of yours."""
+"""`camscope explain`: show where a model looked in an image."""
 
 import traceback
 from collections.abc import Sequence
@@ -85,7 +85,8 @@ def run(
         typer.Option(
             "--mask",
             metavar="NAME=FILE[:LABEL]",
-            help="Draw the outline of a mask over the map; repeat for several. LABEL: one label of the mask, such as 2; all: every label.",
+            help="Draw the outline of a mask over the map; repeat for several. "
+            "LABEL: one label of the mask, such as 2; or all.",
         ),
     ] = None,
     export_formats: Annotated[
@@ -102,52 +103,52 @@ def run(
     setting_pairs: base.SetOption = None,
     n_top_classes: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="Number of top classes to list.")] = 5,
 ) -> None:
-    """Explain images: a figure of each one, and the numbers behind it."""
-    asked = options.resolve_method_choice(context, choice, method_names, layer_names)
-    questions, methods = options.parse_targets(targets, classes), base.parse_methods(asked.methods)
-    layers = None if asked.layers is None else base.split_list(asked.layers)
+    """Explain images: write a figure and print the numbers of each."""
+    method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
+    parsed_targets, methods = options.parse_targets(targets, classes), base.parse_methods(method_choice.methods)
+    layers = None if method_choice.layers is None else base.split_list(method_choice.layers)
     options.check_layers_usable(methods, layers)
     options.check_single_layer(methods, layers)
-    keywords, look = (
+    settings_by_method, render_options = (
         parse_settings(setting_pairs or [], methods),
         options.parse_render_options(colormap, alpha, contour, boxes),
     )
-    reading = scan_options.ScanOptions(
+    scan_settings = scan_options.ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
     )
     destination, paths = (
         Destination.from_options(output, formats, overwrite),
         list_images(images, folders_are_series=series),
     )
-    _check_single_file_output(destination, len(paths), len(methods) * len(questions))
-    reading.require_export_packages()
-    reading = reading.for_images(paths, all_private=profile == "research" or series)
-    outcome = _ExplainOutcome(base.is_debug(context), reading)
-    present = _list_existing(paths, outcome)
-    if present:
+    _check_single_file_output(destination, len(paths), len(methods) * len(parsed_targets))
+    scan_settings.require_export_packages()
+    scan_settings = scan_settings.for_images(paths, all_private=profile == "research" or series)
+    outcome = _ExplainOutcome(base.is_debug(context), scan_settings)
+    existing_paths = _list_existing(paths, outcome)
+    if existing_paths:
         base.print_default_model_note(context)
         net = base.load_model_on_device(model, weights, device)
-        asked.warn_if_other_model(net)
-        tools = options.build_explainers(methods, net, layers, preprocess, keywords)
-        reading = outcome.scan_settings = reading.for_explainers(tools)
-        answers = ImageExplanationWriter(
-            tools,
-            questions,
+        method_choice.warn_if_other_model(net)
+        explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method)
+        scan_settings = outcome.scan_settings = scan_settings.for_explainers(explainers)
+        writer = ImageExplanationWriter(
+            explainers,
+            parsed_targets,
             destination,
-            look,
+            render_options,
             n_top_classes,
             shared_scale=shared_scale,
             skip_unsupported=method_names == "all",
-            scan_settings=reading,
+            scan_settings=scan_settings,
             mask_options=masks or (),
         )
-        _explain_images(answers, present, outcome)
+        _explain_images(writer, existing_paths, outcome)
     outcome.print_summary(len(paths))
 
 
 @dataclass
 class _ExplainOutcome:
-    """What became of the images: why some failed, and what others would have replaced."""
+    """Counts and errors of the explained images, and files that already existed."""
 
     debug: bool
     scan_settings: scan_options.ScanOptions
@@ -156,37 +157,36 @@ class _ExplainOutcome:
     existing_files: list[OutputExistsError] = field(default_factory=list)
 
     def record_error(self, path: Path, error: Exception) -> None:
-        """One image is not explained; call it where the error is caught."""
+        """Record the error of one image; call this inside the `except` block."""
         if isinstance(error, OutputExistsError):
             self.existing_files.append(error)
             return
         if self.debug:
             traceback.print_exc()
-        why, name = self.scan_settings.format_redacted_error(error, path), self.scan_settings.display_name(path)
-        self.failures.append(why if why.startswith(name) else f"{name}: {why}")
+        reason, name = self.scan_settings.format_redacted_error(error, path), self.scan_settings.display_name(path)
+        self.failures.append(reason if reason.startswith(name) else f"{name}: {reason}")
 
     def print_summary(self, n_images: int) -> None:
-        """Say it on stderr; exit code 1 unless every image is explained."""
+        """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
         for line in self.failures:
             base.print_error(line)
         if len(self.existing_files) > 1:
             first = self.existing_files[0].path
-            base.print_error(
-                f"{plural(len(self.existing_files), 'image has', 'images have')} output, as {first}; pass --overwrite, or another -o"
-            )
+            count = plural(len(self.existing_files), "image has", "images have")
+            base.print_error(f"{count} output already, such as {first}; pass --overwrite, or another -o")
         elif self.existing_files:
             base.print_error(str(self.existing_files[0]))
         if self.n_explained == n_images:
             return
         if n_images > 1:
             failed = [f"{len(self.failures)} of {plural(n_images, 'image')} failed"] if self.failures else []
-            kept = [f"{len(self.existing_files)} are left as they were"] if self.existing_files else []
-            base.stderr_console().print(", ".join([*failed, *kept, f"{self.n_explained} are explained"]))
+            skipped = [f"{len(self.existing_files)} are unchanged"] if self.existing_files else []
+            base.stderr_console().print(", ".join([*failed, *skipped, f"{self.n_explained} are explained"]))
         raise typer.Exit(base.EXIT_FAILED)
 
 
 def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tuple[int, Path]]:
-    """Numbers and paths of the images that are there; the others are noted before a model is loaded."""
+    """Return row numbers and paths of existing images; record an error for each of the others."""
     present = []
     for row, path in enumerate(paths, start=1):
         try:
@@ -201,7 +201,7 @@ def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tupl
 def _explain_images(
     writer: ImageExplanationWriter, paths: Sequence[tuple[int, Path]], outcome: _ExplainOutcome
 ) -> None:
-    """Every image in turn. A question that suits no image is an error at once."""
+    """Explain and print every image; an error of target or model before the first success ends the command."""
     from rich.text import Text
 
     console = base.stdout_console()
@@ -209,9 +209,9 @@ def _explain_images(
         for row, path in paths:
             try:
                 for line in writer.explain_and_write(row, path, bar):
-                    console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
+                    console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
                 outcome.n_explained += 1
-            except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
+            except Exception as error:  # decoder, model and disk may raise anything; other images continue
                 if isinstance(error, TARGET_AND_MODEL_ERRORS) and not outcome.n_explained:
                     writer.scan_settings.redact_error(error, path)
                     raise
@@ -229,6 +229,6 @@ def _check_single_file_output(destination: Destination, n_images: int, n_maps: i
         )
     if destination.formats[0] in MAP_FILE_FORMATS and n_maps > 1:
         raise typer.BadParameter(
-            f"{file} holds one map and {n_maps} are asked for; name a folder, and --format {destination.formats[0]}",
+            f"{file} holds one map, but {n_maps} are requested; name a folder, and --format {destination.formats[0]}",
             param_hint="'--output'",
         )

@@ -1,4 +1,4 @@
-"""`camscope export`: rows of a run as files of other programs."""
+"""`camscope export`: write rows of a run as files for other programs."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from camscope.batch import ExportResult
 
 EXAMPLE = """camscope export heatmaps --format png,csv --where "label = 'nodule'" -o nodules"""
-SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # of what is one file for all rows
+SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # formats with one file for all rows
 
 
 def run(
@@ -35,35 +35,35 @@ def run(
     threshold: Annotated[
         float,
         typer.Option(
-            "--threshold", min=0.01, max=1, help="coco: share of the maximum of a map from which pixels lie in a box."
+            "--threshold", min=0.01, max=1, help="coco: pixels from this share of a map's maximum lie in a box."
         ),
     ] = 0.5,
     image_source: scan_options.ImageSourceOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Write rows of a run as pictures, arrays, a table for spreadsheets, or COCO annotations."""
+    """Write rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
     from camscope.batch.export import FORMATS, Exporter
 
-    kinds = list(dict.fromkeys(base.split_list(formats.lower())))
-    if not kinds or (unknown := [one for one in kinds if one not in FORMATS]):
-        came = ", ".join(unknown) if kinds else "nothing"
-        raise typer.BadParameter(f"{came}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
-    found, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    file = _resolve_table_file(output, kinds)
-    made = Exporter(found, Path(output), kinds, threshold, overwrite, file)
-    matching = query.count_matching(found.dataset)
+    format_names = list(dict.fromkeys(base.split_list(formats.lower())))
+    if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
+        received = ", ".join(unknown) if format_names else "nothing"
+        raise typer.BadParameter(f"{received}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
+    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    file = _resolve_table_file(output, format_names)
+    exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
+    matching = query.count_matching(batch_run.dataset)
     if not matching:
-        base.print_error(f"no row of {len(found):,} matches: {where}")
+        base.print_error(f"no row of {len(batch_run):,} matches: {where}")
         raise typer.Exit(base.EXIT_FAILED)
     with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
-        done = made.write(query, os.cpu_count() or 1, bar.advance)
-    _print_export_result(done, folder, output)
+        result = exporter.write(query, os.cpu_count() or 1, bar.advance)
+    _print_export_result(result, folder, output)
 
 
 def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
-    """The one file that is meant; None: a folder."""
+    """Return the single output file, or None if the output is a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None
@@ -80,7 +80,7 @@ def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
 
 
 def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
-    """What was written, and why some rows have no file; exit code 1 where there are such."""
+    """Print what was written and why rows have no file; exit with code 1 if a row failed."""
     files = plural(result.n_files, "file")
     rows = plural(result.n_rows, "row")
     base.stdout_console().print(
@@ -91,10 +91,10 @@ def _print_export_result(result: "ExportResult", folder: str, output: str) -> No
     if result.n_escaped_cells:
         base.print_note(
             f"{plural(result.n_escaped_cells, 'cell of the table was', 'cells of the table were')} given an "
-            "apostrophe, so that a spreadsheet reads no formula"
+            "apostrophe so that spreadsheets do not read them as formulas"
         )
     if result.failure_counts:
-        table = base.new_table("rows>", "why they have no file", "as")
+        table = base.new_table("rows>", "reason", "example")
         for reason, count in result.failure_counts.most_common(20):
             table.add_row(str(count), base.display_text(reason), base.display_text(result.failure_examples[reason]))
         base.stderr_console().print(table)

@@ -1,4 +1,4 @@
-"""`camscope features`: what a layer's channels make of an image."""
+"""`camscope features`: draw the activations of a layer's channels on an image."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,22 +34,23 @@ def run(
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Draw a layer's channels as a grid of pictures."""
+    """Draw the channels of a layer as a grid of images."""
     from camscope.render import draw_channel_grid, encode_image
     from camscope.safe_files import write_bytes
 
     path = Path(image)
-    called = ScanOptions().pseudonym(path)
-    check_image_exists(path, called)
-    file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, called)
+    pseudonym = ScanOptions().pseudonym(path)
+    check_image_exists(path, pseudonym)
+    file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
     base.print_default_model_note(context)
     maps = _extract_channels(base.load_model_on_device(model, weights, device), path, layer, preprocess)
-    picture = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
-    write_bytes(file, encode_image(picture, file.suffix), overwrite=overwrite)
+    channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
+    write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
     console = base.stdout_console()
     console.print(
-        base.styled_text((called or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True
+        base.styled_text((pseudonym or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", "")),
+        soft_wrap=True,
     )
     console.print(
         f"  {min(max_channels, len(maps))} of {plural(len(maps), 'channel')}: {base.display_text(file)}", soft_wrap=True
@@ -57,7 +58,7 @@ def run(
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
-    """(K,h,w): the layer's channels."""
+    """Return the activations of the layer's channels, (K,h,w)."""
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import read_model_input
     from camscope.hooks import extract_features, find_layer
@@ -69,17 +70,17 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
 
     inner, card = inspect_model(model).model, get_card(model)
     name, module = find_layer(inner, layer)
-    known = card.preprocess if card is not None else None
-    way = as_preprocess(preprocess or known) if preprocess or known else None
-    x = read_model_input(image, way, inner, device_and_dtype(inner)).x[None]
+    card_preprocess = card.preprocess if card is not None else None
+    resolved_preprocess = as_preprocess(preprocess or card_preprocess) if preprocess or card_preprocess else None
+    x = read_model_input(image, resolved_preprocess, inner, device_and_dtype(inner)).x[None]
     with ExitStack() as scope:
-        seen = record_layout_hints(inner, scope)
+        layout_hints = record_layout_hints(inner, scope)
         output = extract_features(inner, module, x)[name]
-    layout = infer_layer_layout(inner, name, output, x, seen)
+    layout = infer_layer_layout(inner, name, output, x, layout_hints)
     if not isinstance(module, CHANNELS_FIRST_MODULES):
         (finding,) = probe_layout(inner, [OutputLocation(name)], layout, x, inner)
         undecided = finding.verdict is LayoutVerdict.UNDECIDED
-        reason = find_doubt_reason(inner, layout, output.shape, seen) if undecided else finding.reason
+        reason = find_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason
         if finding.verdict is LayoutVerdict.CONTRADICTED or reason:
             raise make_layout_error(f"layer {name!r}", layout, reason)
     return layout.to_maps(output)[0]

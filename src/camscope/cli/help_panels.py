@@ -1,4 +1,4 @@
-"""The panel of the help that each option stands in."""
+"""Panels that group the options in the help."""
 
 PANELS = {
     "Model": (
@@ -60,5 +60,5 @@ _PANEL_BY_OPTION = {option: panel for panel, options in PANELS.items() for optio
 
 
 def find_panel(option: str) -> str:
-    """The panel of an option such as `--model`; `Advanced` for all that are in no other."""
+    """Return the panel of an option such as `--model`; `Advanced` if no panel lists it."""
     return _PANEL_BY_OPTION.get(option, ADVANCED_PANEL)

@@ -1,4 +1,4 @@
-"""`camscope info`: versions, extras and devices, for a report of a bug."""
+"""`camscope info`: versions, extras and devices for a bug report."""
 
 import json
 import platform
@@ -18,7 +18,7 @@ DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
 def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
-    """Show versions, installed extras and devices, for a report of a bug."""
+    """Show versions, installed extras and devices for a bug report."""
     facts = collect_facts()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -36,7 +36,7 @@ def run(
 
 
 def collect_facts() -> dict[str, Any]:
-    """Versions of packages, devices that torch sees, and for each extra the packages that it lacks."""
+    """Collect package versions, devices that torch sees, and the missing packages of each extra."""
     import torch
 
     devices = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
@@ -66,7 +66,7 @@ def _find_version(package: str) -> str | None:
 
 
 def _find_missing_packages() -> dict[str, list[str]]:
-    """Extra -> its packages that are not installed, read from the metadata of the installed camscope."""
+    """Map each extra to its missing packages, read from the metadata of the installed camscope."""
     try:
         facts = metadata("camscope")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`camscope inspect-images`: what is in a set of images, before any model sees it."""
+"""`camscope inspect-images`: check a dataset of images before using it with a model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-MAX_ROW_IDS, MAX_REASONS, MAX_VALUES_PRINTED, MAX_TARGETS, MAX_GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
-MAX_INLINE_REASON_LENGTH = 50  # letters of a reason that has a line of its own
+MAX_ROW_IDS, MAX_REASONS, MAX_VALUES_PRINTED, MAX_TARGETS, MAX_GROUPS = 4, 5, 6, 6, 20  # limits of printed tables
+MAX_INLINE_REASON_LENGTH = 50  # longer reasons get their own line
 GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " = ", "pixels-in-several-splits": " = "}
 
 
@@ -80,7 +80,7 @@ def run(
         str | None,
         typer.Option("--keep", metavar="A,B", help="More columns for the table under the research profile."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Return exit code 1 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Return exit code 1 for warnings too.")] = False,
     num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads that read images; default: one per core.")
     ] = None,
@@ -89,17 +89,19 @@ def run(
     ] = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Check a set of images before a model sees it. The exit code is 1 where images cannot be used."""
-    files = [(Path(file), kinds) for file, kinds in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
-    for file, kinds in files:
-        option = "--table" if ".csv" in kinds else "--output"
-        if file.suffix.lower() not in kinds:
-            raise typer.BadParameter(f"{file}; expected a file of {' or '.join(kinds)}", param_hint=f"'{option}'")
+    """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""
+    files = [(Path(file), suffixes) for file, suffixes in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
+    for file, suffixes in files:
+        option = "--table" if ".csv" in suffixes else "--output"
+        if file.suffix.lower() not in suffixes:
+            raise typer.BadParameter(
+                f"{file}; expected a file ending in {' or '.join(suffixes)}", param_hint=f"'{option}'"
+            )
         check_free(file, overwrite, option=option)
     from camscope.batch import inspect_images
 
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
-        found = inspect_images(
+        inspection = inspect_images(
             source,
             root="" if allow_outside_root else root,
             patient_column=patient_column,
@@ -114,48 +116,46 @@ def run(
             on_progress=bar.set_progress,
         )
     for file, _ in files:
-        found.save(file, overwrite=overwrite)
+        inspection.save(file, overwrite=overwrite)
     if as_json:
-        typer.echo(found.to_json(), nl=False)
+        typer.echo(inspection.to_json(), nl=False)
     else:
-        _print_inspection(found)
+        _print_inspection(inspection)
         for file, _ in files:
             line = base.styled_text(("written ", "bold"), (base.display_text(file), ""))
             base.stdout_console().print(line, soft_wrap=True)
-    if found.severity_counts["error"] or (strict and found.severity_counts["warning"]):
+    if inspection.severity_counts["error"] or (strict and inspection.severity_counts["warning"]):
         raise typer.Exit(base.EXIT_FAILED)
 
 
 def _print_inspection(inspection: "DatasetInspection") -> None:
     console = base.stdout_console()
-    private = "; files are not named: profile research" if inspection.profile == "research" else ""
-    said = f"{len(inspection):,}, {'all' if inspection.n_readable == len(inspection) else f'{inspection.n_readable:,}'} readable{private}"
-    console.print(base.styled_text(("images  ", "bold"), (said, "")), soft_wrap=True)
+    privacy_text = "; file names are hidden (profile research)" if inspection.profile == "research" else ""
+    n_readable = "all" if inspection.n_readable == len(inspection) else f"{inspection.n_readable:,}"
+    description = f"{len(inspection):,}, {n_readable} readable{privacy_text}"
+    console.print(base.styled_text(("images  ", "bold"), (description, "")), soft_wrap=True)
     console.print(_build_value_count_table(inspection))
-    for one in inspection.prevalences:
-        console.print(_build_prevalence_table(one))
+    for prevalence in inspection.prevalences:
+        console.print(_build_prevalence_table(prevalence))
     if inspection.issues:
         console.print(_build_issue_table(inspection))
     if inspection.missing_roles:
-        base.print_note(
-            f"no column, and not checked: {', '.join(inspection.missing_roles)}; to name one: --{inspection.missing_roles[0]}"
-        )
+        roles = inspection.missing_roles
+        base.print_note(f"not checked, because there is no column: {', '.join(roles)}; name one with --{roles[0]}")
     counts = ", ".join(
-        f"{count} {each}{'s' * (count != 1)}" for each, count in inspection.severity_counts.items() if count
+        f"{count} {severity}{'s' * (count != 1)}" for severity, count in inspection.severity_counts.items() if count
     )
-    console.print(
-        base.styled_text(("found   ", "bold"), (counts or "nothing to be said against them", "")), soft_wrap=True
-    )
+    console.print(base.styled_text(("found   ", "bold"), (counts or "no issues", "")), soft_wrap=True)
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
-    """What the set is made of."""
-    table = base.new_table("what they are", "images")
+    """Build a table of value counts per property of the dataset."""
+    table = base.new_table("property", "images")
     for name, values in inspection.value_counts.items():
-        shown = list(values.items())[:MAX_VALUES_PRINTED]
-        words = " · ".join(f"{base.display_text(value)}: {count:,}" for value, count in shown)
-        rest = len(values) - len(shown)
-        table.add_row(name, words + (f" · and {rest} more" if rest else ""))
+        printed = list(values.items())[:MAX_VALUES_PRINTED]
+        text = " · ".join(f"{base.display_text(value)}: {count:,}" for value, count in printed)
+        n_more = len(values) - len(printed)
+        table.add_row(name, text + (f" · and {n_more} more" if n_more else ""))
     if "values" in inspection.value_ranges:
         low, high = inspection.value_ranges["values"]
         table.add_row("values", f"{low:g} to {high:g}")
@@ -163,20 +163,22 @@ def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
 
 
 def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
-    """Counts of targets in each group, with their shares of the group."""
-    alone = prevalence.association is None and prevalence.targets == ("images",)
-    targets = () if alone else prevalence.targets[:MAX_TARGETS]
-    rest = 0 if alone else len(prevalence.targets) - len(targets)
-    names = [f"{base.display_text(name)}>" for name in targets] + [f"{plural(rest, 'other')}>"] * bool(rest)
+    """Build a table of target counts per group, with their shares of the group."""
+    has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
+    targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
+    n_other_targets = 0 if has_no_targets else len(prevalence.targets) - len(targets)
+    names = [f"{base.display_text(name)}>" for name in targets] + [f"{plural(n_other_targets, 'other')}>"] * bool(
+        n_other_targets
+    )
     table = base.new_table(base.display_text(prevalence.column), "images>", *names)
     association = (
         ""
         if prevalence.association is None
-        else f": Cramér's V {prevalence.association:.2f} (1: the group says the target)"
+        else f": Cramér's V {prevalence.association:.2f} (1: the group determines the target)"
     )
-    what = "images" if alone else "targets"
+    counted = "images" if has_no_targets else "targets"
     table.title, table.title_justify, table.title_style = (
-        f"{what} by {base.display_text(prevalence.column)}{association}",
+        f"{counted} by {base.display_text(prevalence.column)}{association}",
         "left",
         "",
     )
@@ -184,8 +186,8 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
         zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)
     )[:MAX_GROUPS]:
         cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)]
-        others = [f"{sum(counts[MAX_TARGETS:]):,}"] * bool(rest)
-        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells[: len(targets)], *others)
+        other_cells = [f"{sum(counts[MAX_TARGETS:]):,}"] * bool(n_other_targets)
+        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells[: len(targets)], *other_cells)
     if len(prevalence.groups) > MAX_GROUPS:
         table.caption, table.caption_justify = (
             f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}",
@@ -195,24 +197,26 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
 
 
 def _build_issue_table(inspection: "DatasetInspection") -> "Table":
-    table = base.new_table("", "rows>", "what it is")
-    for one in inspection.issues:
+    table = base.new_table("", "rows>", "issue")
+    for issue in inspection.issues:
         table.add_row(
-            base.styled_text((one.severity, SEVERITY_STYLES[one.severity])),
-            f"{one.n_rows:,}",
-            _format_issue(inspection, one),
+            base.styled_text((issue.severity, SEVERITY_STYLES[issue.severity])),
+            f"{issue.n_rows:,}",
+            _format_issue(inspection, issue),
         )
     return table
 
 
 def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
-    """The message, the reasons, and the first of the rows."""
+    """Format the message, the reasons, and the first rows of an issue."""
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
-    said = {words: count for words, count in issue.row_counts.items() if words != issue.message}
-    details = [f"{count:,} x {base.display_text(words)}" for words, count in list(said.items())[:MAX_REASONS]]
-    details += [f"and {len(said) - MAX_REASONS} more"] if len(said) > MAX_REASONS else []
-    between = "\n" if max(map(len, details), default=0) > MAX_INLINE_REASON_LENGTH else " · "
-    parts += [("\n" + between.join(details), "")] if details else []
+    reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
+    details = [
+        f"{count:,} x {base.display_text(reason)}" for reason, count in list(reason_counts.items())[:MAX_REASONS]
+    ]
+    details += [f"and {len(reason_counts) - MAX_REASONS} more"] if len(reason_counts) > MAX_REASONS else []
+    separator = "\n" if max(map(len, details), default=0) > MAX_INLINE_REASON_LENGTH else " · "
+    parts += [("\n" + separator.join(details), "")] if details else []
     if issue.n_rows < len(inspection):
         parts.append((f"\n{_format_issue_rows(inspection, issue)}", "cyan"))
     return base.styled_text(*parts)
@@ -220,13 +224,13 @@ def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Te
 
 def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -> str:
     if issue.row_groups:
-        between = GROUP_SEPARATORS.get(issue.code, " + ")
-        told = [
-            between.join(map(base.display_text, _abbreviate_ids(inspection.row_ids(group[:MAX_ROW_IDS]), len(group))))
+        separator = GROUP_SEPARATORS.get(issue.code, " + ")
+        groups = [
+            separator.join(map(base.display_text, _abbreviate_ids(inspection.row_ids(group[:MAX_ROW_IDS]), len(group))))
             for group in issue.row_groups[:2]
         ]
         more = sum(map(len, issue.row_groups[:2])) < issue.n_rows
-        return "; ".join(told) + ("; …" if more else "")
+        return "; ".join(groups) + ("; …" if more else "")
     return ", ".join(
         map(base.display_text, _abbreviate_ids(inspection.row_ids(issue.rows[:MAX_ROW_IDS]), issue.n_rows))
     )

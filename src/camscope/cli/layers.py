@@ -1,4 +1,4 @@
-"""`camscope layers`: the layers of a model, and which of them have a grid to explain."""
+"""`camscope layers`: list the layers of a model, and mark those that can be explained."""
 
 import json
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope layers phantom"
 MAX_LISTED_DEPTH = 2  # levels of a layer's name that are listed without --all
-MAX_INPUT_VALUES = 2**26  # of an input, in each channel
+MAX_INPUT_VALUES = 2**26  # per channel of the input
 DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
@@ -29,35 +29,39 @@ def run(
     size: Annotated[
         str | None,
         typer.Option(
-            "--size", metavar="N|HxW", help="Input size; default: the size the model is known to take, or 224."
+            "--size", metavar="N|HxW", help="Input size; default: the size of the model's preprocessing, or 224."
         ),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--all", help="List the layers inside other layers, too.")] = False,
+    list_all: Annotated[bool, typer.Option("--all", help="List nested layers too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
 ) -> None:
-    """List a model's layers, and mark those with a grid of cells to explain."""
+    """List the layers of a model, and mark those with a spatial grid, which can be explained."""
     from camscope.hooks import inspect_layers
 
     net = base.load_model_on_device(model, weights)
-    with base.collect_warnings() as remarks, base.spinner("one forward pass"):
+    with base.collect_warnings() as warnings, base.spinner("one forward pass"):
         x = _example_input(net, size)
-        seen = inspect_layers(net, x)
+        layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
     if as_json:
-        typer.echo(json.dumps(_describe_layers(seen, candidates, default), indent=2))
+        typer.echo(json.dumps(_describe_layers(layer_table, candidates, default), indent=2))
         return
-    kept = {row.name for row in seen if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default}
+    listed_names = {
+        row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
+    }
     console = base.stdout_console()
-    console.print(_build_layer_table(seen, kept, candidates, default))
+    console.print(_build_layer_table(layer_table, listed_names, candidates, default))
     console.print(base.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
-    if len(kept) < len(seen):
-        console.print(f"{len(seen) - len(kept)} more inside these: --all", style="dim")
-    for text in remarks:
+    if len(listed_names) < len(layer_table):
+        console.print(
+            f"{len(layer_table) - len(listed_names)} more layers inside these; to list them: --all", style="dim"
+        )
+    for text in warnings:
         base.print_note(text)
 
 
 def _describe_layers(inspection: "LayerTable", candidates: set[str], default: str | None) -> list[dict[str, Any]]:
-    """The facts of each layer as JSON takes them."""
+    """Return the facts of each layer as values for JSON."""
     return [
         {
             "name": row.name,
@@ -74,7 +78,7 @@ def _describe_layers(inspection: "LayerTable", candidates: set[str], default: st
 
 
 def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """(1,C,*S): noise of the size that the model is known to take, or of the size asked for."""
+    """Return noise (1,C,*S) of the given size, or of the size that the model expects."""
     import torch
 
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
@@ -85,11 +89,11 @@ def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
     shape = _card_input_shape(model) or (_count_input_channels(inner, rank), *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
-    place, kind = device_and_dtype(inner)
+    device, dtype = device_and_dtype(inner)
     noise = torch.randn(
         (1, *shape), generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float32, device="cpu"
     )
-    return noise.to(place, kind)
+    return noise.to(device, dtype)
 
 
 def _parse_size(text: str, rank: int) -> list[int]:
@@ -103,7 +107,7 @@ def _parse_size(text: str, rank: int) -> list[int]:
 
 
 def _card_input_shape(model: "nn.Module") -> tuple[int, ...] | None:
-    """(C,H,W): what the model's own preprocessing makes of an image."""
+    """Return the shape (C,H,W) that the model's own preprocessing produces."""
     import numpy as np
 
     from camscope.model_card import get_card
@@ -115,29 +119,29 @@ def _card_input_shape(model: "nn.Module") -> tuple[int, ...] | None:
 
 
 def _count_input_channels(model: "nn.Module", rank: int) -> int:
-    """Of the first convolution of so many dimensions; 3 without one."""
+    """Return the input channels of the first convolution of this spatial rank; 3 without one."""
     from torch.nn.modules.conv import _ConvNd
 
     convolutions = (module for module in model.modules() if isinstance(module, _ConvNd))
-    return next((one.in_channels for one in convolutions if len(one.kernel_size) == rank), 3)
+    return next((convolution.in_channels for convolution in convolutions if len(convolution.kernel_size) == rank), 3)
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
-    """The layers with more than one cell, and the one that is explained where none is named."""
+    """Return the layers with more than one cell, and the layer that is explained by default."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.selection import choose_layer, find_spatial_layers
     from camscope.model_card import get_card
     from camscope.targets import Score
 
-    known, card = inspect_model(model), get_card(model)
-    inner = known.model
-    with inference_scope(known, "eval"):
+    model_info, card = inspect_model(model), get_card(model)
+    inner = model_info.model
+    with inference_scope(model_info, "eval"):
         candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)}
         if card is not None and card.layer:
             return candidates, card.layer
         try:
             return candidates, choose_layer(inner, Score(inner).combined_class_score, x).name
-        except CamscopeError as error:  # the table is asked for; without classes it has no default layer
+        except CamscopeError as error:  # a model without class scores has no default layer
             base.print_note(f"no default layer: {error}")
             return candidates, None
 
@@ -158,6 +162,6 @@ def _build_layer_table(
             mark = "★" if row.name == default else "●" if row.name in candidates else ""
             style = "bold green" if row.name == default else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
-            name, *rest = row.format_cells()
-            table.add_row(Text(mark), Text(indent + base.display_text(name)), *map(Text, rest), style=style)
+            name, *other_cells = row.format_cells()
+            table.add_row(Text(mark), Text(indent + base.display_text(name)), *map(Text, other_cells), style=style)
     return table

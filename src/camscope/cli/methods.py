@@ -1,4 +1,4 @@
-"""`camscope methods`: the table of methods, and the page of one."""
+"""`camscope methods`: list all methods, or show the page of one."""
 
 import inspect
 import json
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 EXAMPLE = "camscope methods Grad-CAM"
-MAX_COLUMN_WIDTHS = (None, None, 11, 11, 13)  # letters of a line, so that words get the room and not costs
-MIN_DESCRIPTION_WIDTH = 35  # letters of the longest id of a paper, which is never broken
+MAX_COLUMN_WIDTHS = (None, None, 11, 11, 13)  # characters; leaves room for the description
+MIN_DESCRIPTION_WIDTH = 35  # characters of the longest paper id, which is never wrapped
 FAMILY_TITLES = {  # by folder
     "gradient": "gradient at the input",
     "path": "along a path of inputs",
@@ -52,7 +52,7 @@ def run(
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """The facts of a method as JSON takes them; a setting without a default has none."""
+    """Return the facts of a method as values for JSON."""
     return {
         "name": explainer_cls.name,
         "title": explainer_cls.title,
@@ -72,7 +72,7 @@ def _print_json(facts: object) -> None:
 
 
 def _find_defaults(explainer_cls: type) -> dict[str, Any]:
-    """Setting -> default, for the settings that `--set` takes; text for a default that JSON has no form of."""
+    """Map each setting of `--set` to its default; a default without a JSON form becomes text."""
     parameters = inspect.signature(explainer_cls).parameters
     defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
     return {
@@ -82,7 +82,7 @@ def _find_defaults(explainer_cls: type) -> dict[str, Any]:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print title, paper, description, cost, settings with their defaults, and a command to start with."""
+    """Print title, paper, description, settings with their defaults, cost, and an example command."""
     console = base.stdout_console()
     facts = describe_method(explainer_cls)
     console.print(base.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim")))
@@ -114,15 +114,15 @@ def _print_method_table() -> None:
         for folder, title in FAMILY_TITLES.items()
     }
     in_folders = [m for methods in by_folder.values() for m in methods]
-    others = [m for m in ours if m not in (*controls, *layered, *attention, *in_folders)]
+    whole_network = [m for m in ours if m not in (*controls, *layered, *attention, *in_folders)]
     shared = {*list_settings(Explainer), *list_settings(BaseCAM), *list_settings(PixelExplainer)}
     table = base.new_table("method", "description", "forward>", "backward>", "settings")
-    for column, widest in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
-        column.max_width = widest
+    for column, max_width in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
+        column.max_width = max_width
     table.columns[1].min_width = MIN_DESCRIPTION_WIDTH
     _add_family(table, "class activation maps: of one layer, or several", layered, shared)
     _add_family(table, "attention of transformers", attention, shared)
-    _add_family(table, "whole network", others, shared)
+    _add_family(table, "whole network", whole_network, shared)
     for title, methods in by_folder.items():
         _add_family(table, title, methods, shared)
     _add_family(table, "controls: maps without the model, which every method must beat", controls, shared)
@@ -135,7 +135,7 @@ def _print_method_table() -> None:
 
 
 def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]) -> None:
-    """A heading, and a row for each method, its paper after its words."""
+    """Add a heading and one row per method to the table."""
     rows = base.order_methods_by_cost(methods)
     if rows:
         table.add_row("", base.styled_text((title, "bold")))
@@ -150,7 +150,7 @@ def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]"
 
 
 def _family_folder(method: type) -> str:
-    """The folder that a method is kept in."""
+    """Return the name of the folder that contains the module of a method."""
     return "".join(method.__module__.split(".")[-2:-1])
 
 

@@ -1,4 +1,4 @@
-"""How the lines of a summary are printed: what their metric is, how sure a difference is, why values are missing."""
+"""Formatting of metric summaries: headings, p-values, and reasons for missing values."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,47 +16,52 @@ if TYPE_CHECKING:
     from camscope.evaluation.summary import MethodSummary
     from camscope.metrics import Estimate
 
-MAX_UNDEFINED_REASONS = 3  # reasons that are told
+MAX_UNDEFINED_REASONS = 3  # printed per metric
 
 
 def format_metric_heading(name: str, summary_line: "MethodSummary") -> "Text":
-    """`deletion, mean, less is better: …`"""
+    """Format the heading of a metric, such as `deletion, mean, lower is better: …`."""
     from camscope.metrics import METRICS
 
     metric = METRICS[summary_line.metric]
-    way = {True: ", more is better", False: ", less is better", None: ""}[metric.higher_is_better]
-    return base.styled_text((name, "bold"), (f"{way}: {metric.formula}", "dim"))
+    direction = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
+    return base.styled_text((name, "bold"), (f"{direction}: {metric.formula}", "dim"))
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """`<0.001`, `0.034`; nothing where there is no p."""
+    """Format the p-value as `<0.001` or `0.034`; empty if there is none."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
 
 
 def format_undefined_reasons(rows: Any, summary_line: "MethodSummary") -> "list[Text]":
-    """Why rows of a metric have no value, the most frequent reasons first. `rows`: of a table of measures."""
+    """Format why values of a metric are undefined, the most frequent reasons first.
+
+    `rows` is a table of metric values.
+    """
     from camscope.evaluation.comparison_statements import join_names
 
-    every = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
+    table_rows = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
     counts = Counter(
-        own[2:] for own in every if own[:2] == (summary_line.metric, summary_line.imputation) and own[2] is not None
+        row[2:]
+        for row in table_rows
+        if row[:2] == (summary_line.metric, summary_line.imputation) and row[2] is not None
     )
     methods: dict[tuple[int, str], list[str]] = {}
     for (reason, method), count in counts.items():
         methods.setdefault((count, reason), []).append(method)
-    worst = sorted(methods, key=lambda told: -told[0])[:MAX_UNDEFINED_REASONS]
+    most_frequent = sorted(methods, key=lambda count_and_reason: -count_and_reason[0])[:MAX_UNDEFINED_REASONS]
     return [
         base.styled_text(
             (base.display_text(f"undefined {count} of {join_names(methods[count, reason])}: {reason}"), "dim")
         )
-        for count, reason in worst
+        for count, reason in most_frequent
     ]
 
 
 def format_missing_interval(summary_lines: "Sequence[MethodSummary]") -> "list[Text]":
-    """Why a metric has no intervals, where one group has most of the images."""
+    """Format why a metric has no intervals, if one group holds most of the images."""
     from camscope.evaluation.comparison_statements import describe_dominance
 
     reason = describe_dominance(summary_lines)
@@ -64,12 +69,14 @@ def format_missing_interval(summary_lines: "Sequence[MethodSummary]") -> "list[T
 
 
 def check_figure_path(path: str | Path, overwrite: bool) -> Path:
-    """Where a figure goes, before anything slow begins: a file of a kind that can be drawn, which must be free."""
+    """Return the path of a figure after checking that its format is known and that the file does not exist."""
     from camscope.evaluation.metric_plots import FIGURE_FORMATS, import_matplotlib_figure
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:
-        raise typer.BadParameter(f"{file}; expected a file of {', '.join(FIGURE_FORMATS)}", param_hint="'--figure'")
+        raise typer.BadParameter(
+            f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}", param_hint="'--figure'"
+        )
     check_is_folder(file.parent, "--figure")
     check_free(file, overwrite, option="--figure")
     import_matplotlib_figure()

@@ -1,8 +1,4 @@
-"""Options shared by commands: targets, methods with their settings, and how maps are drawn.
-
-- What is asked, of which methods, and how it is to be drawn: words of the command line as what the library takes.
-- A method's own options, `--set path=value`, read off its constructor's signature.
-"""
+"""Parsing of options shared by commands: targets, methods, layers, appearance, and `--set NAME=VALUE`."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """How a map is drawn."""
+    """Options of drawing a map."""
 
     colormap: str
     alpha: float
@@ -38,7 +34,7 @@ class RenderOptions:
         scale: "ScaleOption" = "auto",
         masks: "dict[str, Any] | None" = None,
     ) -> "RGBImage":
-        """(height,w,3): the map on its image, with a color bar where there are colors to read."""
+        """Draw the map over its image, (height,w,3), with a color bar unless boxes are drawn."""
         return explanation.overlay(
             scale=scale,
             colormap=self.colormap,
@@ -54,7 +50,7 @@ class RenderOptions:
 def parse_render_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> RenderOptions:
-    """Look; typer.BadParameter for no color map, or no levels."""
+    """Parse options of appearance; raise typer.BadParameter for an unknown color map or invalid levels."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
@@ -64,24 +60,26 @@ def parse_render_options(
     except ValueError:
         levels = ()
     if levels is not None and not (levels and all(0 < level <= 1 for level in levels)):
-        raise typer.BadParameter(f"{contour!r}; expected levels in 0..1, as 0.5 or 0.3,0.6", param_hint="'--contour'")
+        raise typer.BadParameter(
+            f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6", param_hint="'--contour'"
+        )
     return RenderOptions(colormap, alpha, levels, boxes)
 
 
 def parse_targets(targets: str | None, classes: str | None) -> list[int | str | None]:
-    """Indices and names, each once; None for each image's top class."""
+    """Parse the target classes as unique indices and names; None means the top class of each image."""
     if targets is not None and classes is not None:
         raise typer.BadParameter(
-            "one class with --target or several with --targets, not both", param_hint="'--targets'"
+            "pass one class with --target or several with --targets, not both", param_hint="'--targets'"
         )
-    words = base.split_list(classes) if classes is not None else [targets]
-    if not words:
+    class_names = base.split_list(classes) if classes is not None else [targets]
+    if not class_names:
         raise typer.BadParameter("no class is named", param_hint="'--targets'")
-    return [_parse_class(word) for word in dict.fromkeys(words)]
+    return [_parse_class(class_name) for class_name in dict.fromkeys(class_names)]
 
 
 def _parse_class(text: str | None) -> int | str | None:
-    """An index where the word is a whole number, else a name."""
+    """Return an index if the text is an integer, else the name."""
     try:
         return int(text) if text is not None else None
     except ValueError:
@@ -90,37 +88,37 @@ def _parse_class(text: str | None) -> int | str | None:
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Method and layer, and the digest of the model that they were chosen for, if they were."""
+    """Names of methods and layers, and the digest of the model for which `camscope choose` selected them."""
 
     methods: str
     layers: str | None
     model_digest: str | None = None
 
     def warn_if_other_model(self, model: "nn.Module") -> None:
-        """Say so where the model is another one: what was best there need not be best here."""
+        """Print a note if the choice was made for another model."""
         from camscope.hooks.base import unwrap
         from camscope.model_card import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
-            base.print_note("the choice was made on another model, or on other weights of it")
+            base.print_note("the choice was made for another model or other weights")
 
 
 def resolve_method_choice(context: typer.Context, choice: str | None, methods: str, layers: str | None) -> MethodChoice:
-    """What `--choice` says, or the other two options; typer.BadParameter for both, be it the default's own name."""
+    """Return the selection in the `--choice` file, or the other two options; raise typer.BadParameter for both."""
     if choice is None:
         return MethodChoice(methods, layers)
-    if any(base.is_option_set(context, name) for name in ("method", "layer")):
+    if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
         raise typer.BadParameter(
-            "it names method and layer already: leave --methods and --layers out", param_hint="'--choice'"
+            "the file names method and layer already; omit --methods and --layers", param_hint="'--choice'"
         )
     from camscope.evaluation.selection.select import read_selection
 
-    known = read_selection(choice)
-    return MethodChoice(known.method, known.layer, known.model_digest)
+    selection = read_selection(choice)
+    return MethodChoice(selection.method, selection.layer, selection.model_digest)
 
 
 def check_layers_usable(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
-    """typer.BadParameter where layers are named, and none, or no method that has one to choose."""
+    """Raise typer.BadParameter if `--layers` is empty, or if no method takes a layer."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
     if layers is None:
@@ -128,22 +126,22 @@ def check_layers_usable(explainer_classes: "dict[str, type[Explainer]]", layers:
     if not layers:
         raise typer.BadParameter("no layer is named", param_hint="'--layers'")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
-        who = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise typer.BadParameter(f"{who} no layer to choose", param_hint="'--layers'")
+        subject = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
+        raise typer.BadParameter(f"{subject} no layer setting", param_hint="'--layers'")
 
 
 def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
-    """typer.BadParameter where several layers are named, and a method makes a map of each."""
+    """Raise typer.BadParameter if several layers are named and a method takes only one."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
 
-    each = [
+    single_layer_methods = [
         name
-        for name, kind in explainer_classes.items()
-        if accepts_layer_choice(kind) and not accepts_several_layers(kind)
+        for name, explainer_cls in explainer_classes.items()
+        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
     ]
-    if layers is not None and len(layers) > 1 and each:
+    if layers is not None and len(layers) > 1 and single_layer_methods:
         raise typer.BadParameter(
-            f"{each[0]} looks at one layer, and {len(layers)} are named; camscope compare draws several",
+            f"{single_layer_methods[0]} takes one layer, but {len(layers)} are named; to compare layers use camscope compare",
             param_hint="'--layers'",
         )
 
@@ -155,18 +153,18 @@ def build_explainers(
     preprocess: str | None,
     settings_by_method: dict[str, dict[str, Any]],
 ) -> "list[Explainer]":
-    """Every method at every layer; once where it has none to choose, or takes them all."""
+    """Create an explainer per method and layer; only one if the method takes no layer or several."""
     from camscope.explainers.comparison.grid_layout import create_at_layers
 
-    named = None if layers is None else list(dict.fromkeys(layers))
+    unique_layers = None if layers is None else list(dict.fromkeys(layers))
     return [
-        tool
-        for name, kind in explainer_classes.items()
-        for tool in create_at_layers(
-            kind,
+        explainer
+        for name, explainer_cls in explainer_classes.items()
+        for explainer in create_at_layers(
+            explainer_cls,
             model,
-            named,
-            {"preprocess": preprocess, **progress.method_bar_settings(kind), **settings_by_method[name]},
+            unique_layers,
+            {"preprocess": preprocess, **progress.method_bar_settings(explainer_cls), **settings_by_method[name]},
         )
     ]
 
@@ -177,70 +175,78 @@ EXCLUDED_PARAMETERS = (
     "layer",
     "preprocess",
     "class_names",
-)  # what other options say, or no option can
+)  # set by other options, or not expressible as text
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 OPTION_HINT = "'--set'"
 
 
 class NotExpressible:
-    """What no word can say: a tensor, a callable."""
+    """Marker for types that have no text form, such as a tensor or a callable."""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list whose parts are of these kinds, said with commas."""
+    """A list of items of these types, written with commas."""
 
     item_types: tuple[Any, ...]
 
 
 def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Name -> the kinds of value that the constructor takes and a word can say."""
-    hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # the signature is read, nothing is called
+    """Map each setting of a constructor to its value types, if some of them can be written as text."""
+    hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
-    kinds = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
-    return {name: known for name, known in kinds.items() if set(known) - {NoneType, NotExpressible}}
+    value_types_by_name = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
+    return {
+        name: value_types
+        for name, value_types in value_types_by_name.items()
+        if set(value_types) - {NoneType, NotExpressible}
+    }
 
 
 def parse_settings(pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Each method's keywords from `name=value` pairs; a name goes to the methods that know it."""
-    known = {name: list_settings(method) for name, method in explainer_classes.items()}
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
+    """Parse `name=value` pairs into keyword arguments per method; a name applies to every method that has it."""
+    settings_by_method = {name: list_settings(method) for name, method in explainer_classes.items()}
+    parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        takers = [name for name, kinds in known.items() if key in kinds]
-        if not equals or not takers:
-            raise typer.BadParameter(_explain_rejected_setting(pair, explainer_classes, known), param_hint=OPTION_HINT)
-        for name in takers:
-            chosen[name][key] = _parse_value(key, value, known[name][key])
-    return chosen
+        accepting_methods = [name for name, settings in settings_by_method.items() if key in settings]
+        if not equals or not accepting_methods:
+            raise typer.BadParameter(
+                _explain_rejected_setting(pair, explainer_classes, settings_by_method), param_hint=OPTION_HINT
+            )
+        for name in accepting_methods:
+            parsed[name][key] = _parse_value(key, value, settings_by_method[name][key])
+    return parsed
 
 
 def _explain_rejected_setting(
     pair: str, explainer_classes: dict[str, type], settings_by_method: dict[str, dict[str, tuple[Any, ...]]]
 ) -> str:
-    """What is wrong with a pair that no method takes."""
+    """Describe why no method accepts a `name=value` pair."""
     key, equals, _ = pair.partition("=")
     if equals and key not in ("self", *PARAMETERS_WITH_OPTION):
-        unsaid = [name for name, method in explainer_classes.items() if key in inspect.signature(method).parameters]
-        if unsaid:
-            return f"{key!r} of {', '.join(unsaid)} is nothing that a word can say: set it in Python"
+        methods_with_parameter = [
+            name for name, method in explainer_classes.items() if key in inspect.signature(method).parameters
+        ]
+        if methods_with_parameter:
+            return f"{key!r} of {', '.join(methods_with_parameter)} has no text form; set it in Python"
     if equals and key in PARAMETERS_WITH_OPTION:
-        return f"{key!r} is an option of its own: --{key}"
-    listing = ", ".join(dict.fromkeys(name for kinds in settings_by_method.values() for name in kinds)) or "none"
-    what = f"no setting {key!r} of {', '.join(explainer_classes)}" if equals else f"{pair!r} is not name=value"
-    return f"{what}; known: {listing}"
+        return f"{key!r} has its own option: --{'layers' if key == 'layer' else key}"
+    listing = ", ".join(dict.fromkeys(name for settings in settings_by_method.values() for name in settings)) or "none"
+    problem = f"no setting {key!r} of {', '.join(explainer_classes)}" if equals else f"{pair!r} is not name=value"
+    return f"{problem}; known: {listing}"
 
 
 def _iter_value_types(annotation: Any) -> Iterable[Any]:
-    """int, float, bool, str, NoneType, the words of a Literal, Several of them, and Unsaid, inside an annotation."""
+    """Yield the value types of an annotation: builtin types, literal values, `ListOf` or `NotExpressible`."""
     if get_origin(annotation) in (Union, UnionType):
         for part in get_args(annotation):
             yield from _iter_value_types(part)
     elif get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif get_origin(annotation) in (Sequence, list, tuple):
-        yield ListOf(tuple(kind for part in get_args(annotation) for kind in _iter_value_types(part)))
+        yield ListOf(tuple(value_type for part in get_args(annotation) for value_type in _iter_value_types(part)))
     elif annotation in (int, float, bool, str, NoneType):
         yield annotation
     else:
@@ -248,31 +254,34 @@ def _iter_value_types(annotation: Any) -> Iterable[Any]:
 
 
 def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
-    """The value as the first kind that it can be, the narrowest first; with a comma a list, where one is taken."""
+    """Parse text as the narrowest of the value types; text with a comma becomes a list if one is allowed."""
     if NoneType in value_types and value.lower() == "none":
         return None
     if bool in value_types and value.lower() in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[value.lower()]
-    if value in [kind for kind in value_types if isinstance(kind, str)]:
+    if value in [value_type for value_type in value_types if isinstance(value_type, str)]:
         return value
-    listed = next((kind for kind in value_types if isinstance(kind, ListOf)), None)
-    if listed and ("," in value or not {int, float, str} & set(value_types)):
-        return [_parse_value(name, part.strip(), listed.item_types) for part in value.split(",")]
-    for kind in (int, float, str):
-        if kind in value_types and value:
+    list_type = next((value_type for value_type in value_types if isinstance(value_type, ListOf)), None)
+    if list_type and ("," in value or not {int, float, str} & set(value_types)):
+        return [_parse_value(name, part.strip(), list_type.item_types) for part in value.split(",")]
+    for value_type in (int, float, str):
+        if value_type in value_types and value:
             try:
-                return kind(value)
+                return value_type(value)
             except ValueError:
                 continue
     expected = " or ".join(
-        dict.fromkeys(map(_describe_value_type, sorted(value_types, key=lambda kind: kind is NotExpressible)))
+        dict.fromkeys(
+            map(_describe_value_type, sorted(value_types, key=lambda value_type: value_type is NotExpressible))
+        )
     )
     raise typer.BadParameter(f"{name}={value!r}: expected {expected}", param_hint=OPTION_HINT)
 
 
 def _describe_value_type(value_type: Any) -> str:
     if isinstance(value_type, ListOf):
-        return f"several {' or '.join(dict.fromkeys(map(_describe_value_type, value_type.item_types)))} with commas between"
+        items = " or ".join(dict.fromkeys(map(_describe_value_type, value_type.item_types)))
+        return f"a comma-separated list of {items}"
     if value_type is NotExpressible:
-        return "what only Python can say"
+        return "a Python object"
     return "none" if value_type is NoneType else getattr(value_type, "__name__", repr(value_type))

@@ -1,4 +1,4 @@
-"""`camscope show`: rows of a run on one page, each map over its original."""
+"""`camscope show`: draw rows of a run on one HTML page."""
 
 import os
 from pathlib import Path
@@ -24,28 +24,28 @@ def run(
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """A contact sheet of a run: one page of HTML that needs nothing else. The columns of a row are those of the run."""
+    """Write a contact sheet of a run: one self-contained HTML page with a map and the columns of each row."""
     file = Path(output)
     if file.suffix.lower() not in (".html", ".htm"):
-        raise typer.BadParameter(f"{file}; expected a file of .html", param_hint="'--output'")
+        raise typer.BadParameter(f"{file}; expected a .html file", param_hint="'--output'")
     check_free(file, overwrite)
     from camscope.batch import BatchRun, Query
     from camscope.batch.contact_sheet import build_contact_sheet
     from camscope.safe_files import write_bytes
 
-    found, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    matching = query.count_matching(found.dataset)
+    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    matching = query.count_matching(batch_run.dataset)
     if not matching:
-        base.print_error(f"no row of {len(found):,} matches: {where}")
+        base.print_error(f"no row of {len(batch_run):,} matches: {where}")
         raise typer.Exit(base.EXIT_FAILED)
-    evaluation_request.print_not_fetched_note(found)
+    evaluation_request.print_not_fetched_note(batch_run)
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
-        made = build_contact_sheet(found, query, image_height, os.cpu_count() or 1, bar.advance)
-    write_bytes(file, made.html.encode(), overwrite=overwrite)
-    seen = made.row_counts
-    of = f"{plural(seen.n_displayed, 'row')} of {seen.n_matching}" + (
-        "" if seen.n_matching == seen.n_rows else f" that match, of {seen.n_rows}"
+        contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
+    write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)
+    row_counts = contact_sheet.row_counts
+    rows_text = f"{plural(row_counts.n_displayed, 'row')} of {row_counts.n_matching}" + (
+        "" if row_counts.n_matching == row_counts.n_rows else f" that match, of {row_counts.n_rows}"
     )
     base.stdout_console().print(
-        base.styled_text(("page    ", "bold"), (f"{of}: {base.display_text(file)}", "")), soft_wrap=True
+        base.styled_text(("page    ", "bold"), (f"{rows_text}: {base.display_text(file)}", "")), soft_wrap=True
     )

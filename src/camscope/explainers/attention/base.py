@@ -1,7 +1,7 @@
-"""The base of attention methods: token grids and the attention of one pass.
+"""Base of the attention methods: token grids and the attention recorded in one forward pass.
 
-- TokenAttention: what every method shares that follows a transformer's attention from token to token.
-- Tokens: what one pass shows of the attention between tokens, for one score.
+- `TokenAttentionExplainer`: base of methods that follow attention from token to token.
+- `AttentionTrace`: the attention between tokens in one forward pass, for one score.
 """
 
 import math
@@ -34,10 +34,10 @@ MAX_EXTRA_TOKENS = 9  # tokens beside those of the grid
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """The self-attentions (N,heads,T,T) between T tokens of x (N,C,*S) that a score depends on, in order.
+    """Self-attentions (N,heads,T,T) between the T tokens of x (N,C,*S) on which a score depends, in order.
 
-    `gradients`: the score's, at the probabilities of so many last ones. `output_gradient` (N,heads,T,d): at what the last
-    one made of its values, if that was seen.
+    `gradients` holds the gradient of the score at the probabilities of the last blocks. `output_gradient` (N,heads,T,d)
+    is the gradient at the output of the last attention, if it was recorded.
     """
 
     x: Tensor
@@ -50,7 +50,7 @@ class AttentionTrace:
 
     @property
     def patch_slice(self) -> slice:
-        """The tokens that lie on the grid."""
+        """Return the slice of the tokens that lie on the grid."""
         return slice(self.layout.prefix, self.layout.prefix + math.prod(self.layout.grid))
 
     @property
@@ -89,7 +89,7 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """How many tokens the model's linear layers and norms work on inside the scope: a set that fills while it runs."""
+    """Record the token counts of the model's linear layers and norms inside the scope, in the yielded set."""
     lengths: set[int] = set()
 
     def note(module: nn.Module, args: object, output: object) -> None:
@@ -110,9 +110,10 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> tuple[list[Attention], Layout, list[str]]:
-    """The attentions between all tokens of a sample of x (N,C,*S), the tokens' layout, and what was left out.
+    """Return the attentions between all tokens of x (N,C,*S), the layout of the tokens, and what was skipped.
 
-    `layout_hints`: what the pass showed, see `record_layout_hints`; `token_counts`: see `record_token_counts`. LayerError if there are none.
+    `layout_hints` come from `record_layout_hints`, `token_counts` from `record_token_counts`. Raises LayerError if the
+    model has none.
     """
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -150,9 +151,10 @@ def select_token_attentions(
     if not layouts:
         raise errors[0]
     if len(layouts) > 1:
+        counts = " and between ".join(map(str, layouts))
         raise LayerError(
-            f"{method_name} needs the same tokens in all blocks; here attention is between {' and between '.join(map(str, layouts))} "
-            f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
+            f"{method_name} needs the same tokens in all blocks; here attention is between {counts} tokens. "
+            "Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
     ((count, image_layout),) = layouts.items()
     read = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
@@ -246,14 +248,14 @@ class TokenAttentionExplainer(Explainer):
 
     @abstractmethod
     def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T): of each token, as the method's formula has it."""
+        """Return the relevance of each token, (N,T), by the formula of the method."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*grid): see `compute_shared_maps`."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from one forward pass."""
+        """Compute the maps of several scores from one forward pass."""
         return [
             result() if callable(result) else result
             for result in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
@@ -307,8 +309,9 @@ class TokenAttentionExplainer(Explainer):
     ) -> AttributionMaps:
         heat = attention_trace.layout.to_maps(self.relevance(attention_trace).detach()[..., None])[:, 0].clone()
         counts = (attention_trace.read_weights > 0).sum(1).tolist()
+        n_tokens = attention_trace.read_weights.shape[1]
         notes = (
-            f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(attention_trace.read_weights.shape[1], 'token')}",
+            f"{plural(len(attention_trace.attentions), 'self-attention')} between {plural(n_tokens, 'token')}",
             *skipped_notes,
         )
         sample_notes = tuple((f"the score reads {count} of them",) for count in counts)

@@ -19,8 +19,8 @@ HeadFusion = Literal["mean", "max", "min"]
 class Rollout(TokenAttentionExplainer):
     """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
 
-    I stands for the residual connection, with as much weight as the attention. No gradient weighs anything and no class
-    is asked for: the map is the same for all. `head_fusion`: "mean", or "max" or "min" of them.
+    I stands for the residual connection, with as much weight as the attention. No gradient or class is used, so the map
+    is the same for all classes. `head_fusion`: "mean", or "max" or "min" of them.
     """
 
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
@@ -45,7 +45,7 @@ class Rollout(TokenAttentionExplainer):
 
 @register
 class GradientRollout(TokenAttentionExplainer):
-    """Rollout of what speaks for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
+    """Rollout of positive evidence for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
 
     Abnar & Zuidema's rollout with the weights that Jacob Gildenblat gave it in vit-explain (2020), which has no paper; the
     part of the lowest attentions that is dropped there is kept here. The scale of the score sets what the blocks weigh
@@ -147,12 +147,12 @@ def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _normalize_vectors(vectors: Tensor) -> Tensor:
-    """Divided by their lengths; zero stays zero."""
+    """Divide vectors by their lengths; zero vectors stay zero."""
     length = vectors.norm(dim=-1, keepdim=True)
     return vectors / torch.where(length > 0, length, 1)
 
 
 def _scale_rows_to_unit_range(values: Tensor) -> Tensor:
-    """Each row from 0 to 1; 1 where it has one value only, since no place is less alike than another."""
+    """Scale each row to 0..1; rows of equal values become 1."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     return torch.where(high > low, (values - low) / torch.where(high > low, high - low, 1), 1)

@@ -1,6 +1,6 @@
-"""Methods that change the layer's activation and see what the rest of the model makes of it. A: (N,K,cells).
+"""Methods that weight channels or cells by their effect on the score: Ablation-CAM, Recipro-CAM and LIFT-CAM.
 
-LIFT-CAM: channels weighed by what they contribute to the score, in one backward pass. A: (N,K,*s).
+A is the activation of the layer, (N,K,cells); LIFT-CAM uses (N,K,*s).
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _axis_weights(self, length: int, activation: Tensor) -> Tensor:
-        """(extent,extent): for each place along an axis, how much of every place is left."""
+        """Return (extent,extent): for each position along an axis, the share of every position that is kept."""
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)
         return identity / 2 + (near + near.T) / 4 if self.gaussian else identity
@@ -140,7 +140,7 @@ class LIFTCAM(BaseWeightedChannels):
         return contributions
 
     def _note_incomplete_contributions(self, features: LayerFeatures, total: Tensor, change: Tensor) -> None:
-        """A note where a sample's contributions miss the score's change."""
+        """Add a note if the contributions of a sample do not sum to the change of its score."""
         gap = (total - change).abs() / change.abs()
         rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
         gap = torch.where((total - change).abs() > rounding, gap, 0)

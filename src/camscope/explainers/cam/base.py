@@ -1,8 +1,8 @@
-"""The base of methods that explain at one layer, and of weighted sums of its channels.
+"""Base classes of methods that explain at one layer, and of weighted sums of its channels.
 
-- CAM: a weighted sum of one layer's channels.
-- LayerExplainer: what every method shares that looks at one layer.
-- AtLayer: the settings by which a method is told which layer it looks at.
+- `LayerSelectionMixin`: the settings that select a layer.
+- `LayerExplainer`: base of all methods that use the channels of one layer.
+- `BaseCAM`: weighted sum of the channels of one layer.
 """
 
 from abc import abstractmethod
@@ -61,11 +61,11 @@ class LayerSelectionMixin(Explainer):
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """The same method at the layer that it chooses for this input."""
+        """Return the same method at the layer that it chooses for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
-        """A note of the layer that was chosen: where somebody named it, here or for the loaded model, there is none."""
+        """Return a note that names the chosen layer; none if the user or the loaded model named the layer."""
         card = get_card(model)
         named = self.layer is not None or (card is not None and card.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
@@ -92,11 +92,15 @@ class LayerSelectionMixin(Explainer):
 
 
 class LayerExplainer(LayerSelectionMixin):
-    """A map made of one layer's channels. A method writes `combine`.
+    """Base of methods that make a map from the channels of one layer. A subclass implements `combine`.
 
-    Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines; of those, `runs_partial_forward`: what comes before the layer sees the same input again; `has_custom_backward`: what goes
-    back to the layer is no gradient, and nothing may shorten its way.
+    Class constants describe a method:
+
+    - `needs_gradient`: it needs the gradient of the score at the layer.
+    - `second_order`: it also needs second derivatives.
+    - `runs_model`: it runs the model again inside `combine`.
+    - `runs_partial_forward`: of those runs, the part before the layer sees the same input again.
+    - `has_custom_backward`: what reaches the layer is not a gradient, so the backward pass cannot be shortened.
     """
 
     needs_gradient: ClassVar[bool] = False
@@ -109,17 +113,17 @@ class LayerExplainer(LayerSelectionMixin):
         """(N,K,*s) and what else `features` offer -> (N,*s): the map, as the method's formula has it."""
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """(N,): the number whose gradient is taken: the score, unless a method asks another question."""
+        """Return (N,), the quantity whose gradient is taken: by default the score."""
         return score.read_score(output, n_samples)
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether later passes, if there are any, are of the same input."""
+        """Return whether later forward passes, if any, use the same input."""
         return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
 
     @property
     def objective_key(self) -> Hashable:
-        """Methods whose `objective` are the same share a backward pass."""
+        """Return the key of `objective`; methods with equal keys share a backward pass."""
         return "score" if type(self).objective is LayerExplainer.objective else id(self)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -127,7 +131,7 @@ class LayerExplainer(LayerSelectionMixin):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from one forward pass, one backward pass each."""
+        """Compute the maps of several scores from one forward pass, and one backward pass each."""
         return [resolve_map(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
@@ -201,7 +205,7 @@ MAX_CANCELLED_SHARE = 0.1  # of the map, by terms with such a denominator
 
 
 class BaseWeightedChannels(LayerExplainer):
-    """A weighted sum of one layer's channels, whatever the weights come from. A method writes `channel_weights`."""
+    """Weighted sum of the channels of one layer. A subclass implements `channel_weights`."""
 
     relu: ClassVar[bool] = True
 
@@ -210,17 +214,17 @@ class BaseWeightedChannels(LayerExplainer):
         """-> (N,K,1) or (N,K,cells): what each channel, or each of its cells, counts."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s): Σ_k of `contributions`, and the ReLU where the method has one."""
+        """Return (N,*s): Σ_k of `contributions`, followed by a ReLU if the method has one."""
         cells = self.contributions(features).sum(1)
         return (cells.relu() if self.relu else cells).view(len(cells), *features.activation.shape[2:])
 
     def contributions(self, features: LayerFeatures) -> Tensor:
-        """(N,K,cells): each channel's part of the map."""
+        """Return (N,K,cells), the contribution of each channel to the map."""
         return self.channel_weights(features) * features.activation.flatten(2)
 
 
 class BaseCAM(BaseWeightedChannels):
-    """A weighted sum of one layer's channels, by the score's gradient. A method writes `weights`, and nothing else."""
+    """Weighted sum of the channels of one layer, by the gradient of the score. A subclass implements only `weights`."""
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
@@ -238,7 +242,7 @@ class BaseCAM(BaseWeightedChannels):
 
 
 class BaseQuotientCAM(BaseCAM):
-    """A CAM whose channels weigh Σ n / d, with a note where d's that nearly cancel carry the map. Writes `quotient_terms`."""
+    """CAM with channel weights Σ n / d, and a note if nearly canceling d carry the map. Implement `quotient_terms`."""
 
     @abstractmethod
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,7 +260,10 @@ class BaseQuotientCAM(BaseCAM):
 
 
 def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tensor, term_size: Tensor) -> Tensor:
-    """(N,K,1): Σ above / below, 0 where that is; a note on a sample of whose Σ|w A| much has a `denominator` small beside `term_size`."""
+    """Return (N,K,1): Σ numerator / denominator, with 0 where the denominator is 0.
+
+    Adds a note for each sample in which channels with a denominator much smaller than `term_size` carry much of Σ|w A|.
+    """
     parts = _divide_or_zero(numerator, denominator)
     carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
     doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * term_size, carried, 0)

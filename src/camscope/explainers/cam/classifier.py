@@ -1,4 +1,4 @@
-"""The class activation map as it was first: weighted by the classifier itself, where that is linear."""
+"""The original class activation map (CAM), weighted by a linear classifier."""
 
 from typing import ClassVar
 
@@ -76,7 +76,7 @@ class CAM(BaseWeightedChannels):
         return _select_target_weights(rows, pairs)[..., None]
 
     def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
-        """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
+        """Find the linear modules that fit between layer and class scores: name to rows (classes,K) and bias."""
         like = features.activation
         heads: LinearHeads = {}
         for name, module in features.score.model.named_modules():
@@ -88,7 +88,7 @@ class CAM(BaseWeightedChannels):
 
 
 def _find_active_dropout(model: nn.Module) -> str | None:
-    """The first dropout that is on, by name."""
+    """Return the name of the first active dropout module."""
     return next(
         (n for n, module in model.named_modules() if isinstance(module, _DropoutNd) and module.training and module.p),
         None,
@@ -96,20 +96,20 @@ def _find_active_dropout(model: nn.Module) -> str | None:
 
 
 def _is_channelwise_linear(module: nn.Module) -> bool:
-    """Whether it maps channels to channels, at every cell alike."""
+    """Return whether a module maps channels to channels linearly, and equally at every cell."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
 
 
 def _pool_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
-    """(N,K) each: the ways of pooling under which a linear head is linear in the cells."""
+    """Yield the pooled features (N,K) of each pooling that keeps a linear head linear in the cells."""
     cells = features.activation.flatten(2)
     return cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)
 
 
 def _find_exact_head_weights(features: LayerFeatures, logits: Tensor, heads: LinearHeads) -> Tensor | None:
-    """The rows of a head that makes all class scores of the pooled layer."""
+    """Find the rows of the linear head that computes all class scores from the pooled layer."""
     for rows, bias in heads.values():
         for pooled in _pool_cells(features):
             if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
@@ -118,7 +118,7 @@ def _find_exact_head_weights(features: LayerFeatures, logits: Tensor, heads: Lin
 
 
 def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
-    """(N,K): each sample's own row, less that of the class it is held against."""
+    """Return (N,K): the row of each sample's class, minus that of the class it is compared with."""
     first, second = class_pairs.T
     return torch.where(
         second[:, None] >= 0, head_weights[first] - head_weights[second.clamp(min=0)], head_weights[first]
@@ -128,7 +128,7 @@ def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
 def _find_head_weights_up_to_constant(
     features: LayerFeatures, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
-    """The rows of a head that makes what the score gains over that of an empty layer."""
+    """Find the rows of the linear head that computes the score difference to an empty layer."""
     every = torch.arange(len(features.x), device=features.x.device)
     empty = features.score_activations(len(every), lambda part: (Tensor.zero_, every[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()

@@ -1,4 +1,4 @@
-"""Excitation backpropagation: the probability with which a unit wins, handed from the class down to the image."""
+"""Excitation backpropagation: winning probabilities of units, propagated from the class to the image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,7 +108,7 @@ class ExcitationBackprop(LayerExplainer):
         ]
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """A note of each sample, "" where nothing much is missing of one class's probability."""
+        """Return a note per sample on lost probability, or "" if little of it is missing."""
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()

@@ -1,6 +1,6 @@
-"""How a unit's winning probability is shared among the units that it was made of. p: that of the outputs.
+"""Rules that share the winning probability p of an operation's outputs among its inputs.
 
-Winners: a mode under which a model's way back hands on winning probabilities in place of gradients.
+Inside `excitation_backprop_scope`, the backward pass of a model propagates winning probabilities, not gradients.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class RuledFunction(torch.autograd.Function):
 
 @dataclass
 class PassThroughRule:
-    """Each output has one input, which gets all of it."""
+    """Rule of operations whose outputs have one input each: it receives all probability."""
 
     splits: bool = False
 
@@ -120,9 +120,9 @@ class AveragingRule:
 class LinearRule:
     """A convolution or a linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik, 0 where that sum is (Zhang et al. 2016).
 
-    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are counted from each
-    channel's least number, at the input, not from 0. `contrastive`: less what the same unit with opposite weights would hand
-    on.
+    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are
+    counted from each channel's minimum at the input, not from 0. `contrastive`: subtract what the same unit with
+    opposite weights would pass on.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -206,7 +206,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         )
 
     def set_inside_model(self, inside: bool, *_: object) -> None:
-        """Whether what is called next is the model's."""
+        """Set whether the following calls belong to the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -287,7 +287,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """A ModelError where a step of an output's graph has no rule."""
+    """Raise ModelError if an operation in the graph of an output has no rule."""
     missing = Counter(
         operation_name(node)
         for node in iter_graph_nodes(_find_differentiable_tensors(output))
@@ -321,7 +321,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
-    """The linear layers that come last on each way."""
+    """Find the last linear layer on each path to the output."""
     waiting, heads = [output.grad_fn for output in outputs], list[LinearRule]()
     while waiting:
         node = waiting.pop()
@@ -335,12 +335,12 @@ def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether a tensor depends on what probabilities go back to; a parameter does not."""
+    """Return whether probability propagates back through a tensor; False for parameters."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 
 def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether parameters are all that a value is made of: it is a constant, then, as they are."""
+    """Return whether a value depends only on parameters, and so is a constant."""
     leaves = [leaf for _, leaf in iter_leaves((args, kwargs))]
     return any(isinstance(leaf, nn.Parameter) for leaf in leaves) and not any(
         _carries_probability(leaf) for leaf in leaves
@@ -348,7 +348,7 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Whether nothing but copies, constants and activations lies between the input and this."""
+    """Return whether only copies, constants and activations lie between the input and this value."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
         if getattr(getattr(node, "share", None), "splits", False):

@@ -1,11 +1,11 @@
 """Gradients at the input: saliency, guided backpropagation, deconvnet and SmoothGrad.
 
-- Rectified: what every method shares that lets only positive gradients back through ReLUs.
-- The bare gradient at the input, and the input times it.
-- Guided Grad-CAM: where Grad-CAM looks, in the detail of guided backpropagation.
+- `RectifiedGradientExplainer`: base of methods that pass only positive signals back through ReLUs.
+- The plain gradient at the input, and its product with the input.
+- Guided Grad-CAM: Grad-CAM times guided backpropagation.
 - Gradients at noisy copies of the input: their mean, the mean of their squares, their variance.
 
-Gradients of which only what is positive goes back through ReLUs. R: the signal that arrives at a ReLU's output.
+R is the signal that arrives at the output of a ReLU.
 """
 
 from abc import abstractmethod
@@ -58,7 +58,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
-    """What a result says of the ReLUs that were reached, and of what was not."""
+    """Describe the ReLUs that the signal reached, and other activations."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
         raise ModelError(
@@ -83,7 +83,7 @@ def _format_counts(counts: Counter[str]) -> str:
 class GuidedBackprop(RectifiedGradientExplainer):
     """Through each ReLU goes what is positive of the signal, where its input z is: 1[z > 0] relu(R) (Springenberg et al. 2015).
 
-    Sharp, and nearly the same for every class: it shows what the network sees, not what it decides by.
+    The maps are sharp, but nearly the same for every class.
     """
 
     name, title, paper = "guidedbackprop", "Guided Backprop", "arXiv:1412.6806"
@@ -157,10 +157,9 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
-    """What gradients say at copies x + σ z of the input, z normal. A method writes `combine_moments`.
+    """Base of methods that combine gradients at copies x + σ z of the input, z normal. Implement `combine_moments`.
 
-    `n_samples`: copies; `sigma`: σ as a share of the way from each input's least number to its largest. Every input is
-    given the same z.
+    `n_samples` is the number of copies. `sigma` is σ as a share of the range of each input. Every input gets the same z.
     """
 
     n_samples: int = 25
@@ -188,7 +187,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
     def _compute_moments(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
-        """(C,*S) twice: mean and variance, by way of differences from the first, which cancel nothing."""
+        """Return mean and variance, both (C,*S), from differences to the first gradient, which avoids cancellation."""
         x = full_precision(evaluator.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
         each = draw_seeds(self.n_samples, self.generator())
@@ -239,7 +238,7 @@ class SmoothGradSquared(NoisyGradientExplainer):
 class VarGrad(NoisyGradientExplainer):
     """The variance of noisy copies' gradients: 1/n Σ_t (g_t - 1/n Σ g)² (Adebayo et al. 2018).
 
-    0 wherever the score is linear: it says where the gradient changes, not how large it is.
+    It is 0 where the score is linear: the map shows where the gradient changes, not how large it is.
     """
 
     name, title, paper = "vargrad", "VarGrad", "arXiv:1810.03307"

@@ -1,7 +1,4 @@
-"""PathExplainer: what every method shares that follows the score along paths that end at the input.
-
-The straight line from a baseline to the input, and the gradient's mean on it.
-"""
+"""Base of methods that follow the score along paths to the input, and integration on a straight line."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -25,10 +22,10 @@ from camscope.targets import Score, full_precision
 
 @dataclass(frozen=True)
 class PathAttribution:
-    """What the paths to one sample gave.
+    """Result of the paths to one sample.
 
-    `values` (C,*S), at least float32, add up to `score_change` (), the score less that of the paths' beginnings, but for the
-    steps' error. `n_gradients`: how many were taken. `has_nonzero_path`: whether a path led anywhere.
+    `values` (C,*S), at least float32, sum to `score_change` () up to the error of the steps: the score minus that of
+    the paths' starting points. `n_gradients` counts the gradients. `has_nonzero_path` is True if a path has a length.
     """
 
     values: Tensor
@@ -39,7 +36,7 @@ class PathAttribution:
 
 
 class PathIntegral(NamedTuple):
-    """What one path gave: values (C,*S), at least float32, how many gradients were taken, what is to be said of it."""
+    """Result of one path: values (C,*S), at least float32, number of gradients, and a note."""
 
     values: Tensor
     n_gradients: int
@@ -47,7 +44,7 @@ class PathIntegral(NamedTuple):
 
 
 class PathExplainer(PixelExplainer, MultiPassExplainer):
-    """A map that adds up to the score's change along a path to the input. A method writes `compute_sample_attribution`.
+    """Base of maps that sum to the score's change along a path. Implement `compute_sample_attribution`.
 
     How far it is from doing so is in the result's `diagnostics`: `completeness_gap`, what the map adds up to less
     `score_change`, before `channel_reduction` takes the signs; and `compute_gradients`, how many were taken.
@@ -60,7 +57,7 @@ class PathExplainer(PixelExplainer, MultiPassExplainer):
         """The path, or the mean over paths, to one sample, from `baseline_tensors` (C,*S) of its own."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """(N,C,*S) -> as many tensors of that shape as there are beginnings."""
+        """Return one tensor per baseline, each of the input's shape (N,C,*S)."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
@@ -93,7 +90,7 @@ class PathExplainer(PixelExplainer, MultiPassExplainer):
         )
 
     def format_completeness(self, total: float, score_change: float, n_gradients: int) -> str:
-        """How far a map is from adding up to the score's change, in words."""
+        """Format the gap between the sum of a map and the change of the score as text."""
         words = format_completeness_gap(self.describe_summands(), total, "the score changes by", score_change)
         return f"completeness: {words}, after {plural(n_gradients, 'gradient')}"
 
@@ -103,7 +100,7 @@ class PathExplainer(PixelExplainer, MultiPassExplainer):
 
 
 class BaselinePathExplainer(BaselineMixin, PathExplainer):
-    """A map that adds up to the score less a baseline's. A method writes `integrate_path`."""
+    """Base of maps that sum to the score minus that of a baseline. A subclass implements `integrate_path`."""
 
     @abstractmethod
     def integrate_path(
@@ -117,7 +114,7 @@ class BaselinePathExplainer(BaselineMixin, PathExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> PathAttribution:
-        """The mean over the baselines."""
+        """Return the mean attribution over the baselines."""
         changes = torch.stack(
             [
                 evaluator.clean_scores[sample] - evaluator.score_variants(sample, start[None])[0]
@@ -136,7 +133,7 @@ class BaselinePathExplainer(BaselineMixin, PathExplainer):
 
 
 def interpolate_points(start: Tensor, end: Tensor, fractions: Tensor) -> Tensor:
-    """(C,*S) twice, (R,) -> (R,C,*S): so far from the one to the other."""
+    """Interpolate between two tensors (C,*S) at fractions (R,) -> (R,C,*S)."""
     return start + (end - start) * fractions.to(end).view(-1, *[1] * end.ndim)
 
 
@@ -182,7 +179,7 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """(steps,) in 0..1: the middles of equal steps; `only_new`: without those of a third as many steps."""
+    """Return the midpoints of equal steps in 0..1; `only_new` omits those of a third as many steps."""
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
@@ -190,7 +187,7 @@ def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
 def sum_gradients_on_line(
     evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, fractions: Tensor
 ) -> Tensor:
-    """(R,) -> (C,*S), float64: the sum of the gradients so far on the way."""
+    """Return the sum of the gradients at fractions (R,) of the line, (C,*S) in float64."""
     total = torch.zeros_like(baseline_tensor, dtype=torch.float64)
 
     def work(part: slice) -> None:

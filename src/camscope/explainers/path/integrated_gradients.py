@@ -1,9 +1,9 @@
 """Integrated gradients and its relatives.
 
-- Integrated gradients: the gradient's mean on the straight line from a baseline to the input.
-- Guided integrated gradients: a path that moves first what the score feels least.
-- Expected gradients and GradientSHAP: integrated gradients from many baselines, one drawn point on each path.
-- Blur IG: the score followed while the input comes into focus.
+- Integrated gradients: the mean gradient on the straight line from a baseline to the input.
+- Guided integrated gradients: a path that moves the values of smallest gradient first.
+- Expected gradients and GradientSHAP: integrated gradients from many baselines, one random point on each path.
+- Blur IG: a path from a blurred input to the input.
 """
 
 import math
@@ -103,7 +103,7 @@ class GuidedIG(BaselinePathExplainer):
         return PathIntegral(total.to(place.dtype), count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """(C,*S): where a step leads to, from the gradient at its beginning."""
+        """Return the end point (C,*S) of a step, from the gradient at its start."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, subtract_full_precision(start, end)
@@ -119,7 +119,7 @@ class GuidedIG(BaselinePathExplainer):
 
 
 def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fraction: float) -> Tensor:
-    """(P,) in 0..1: how much of its room each value takes, that all of them together take what is needed.
+    """Return the share (P,) in 0..1 of its allowed distance that each value moves, to move the needed total.
 
     Those of the smallest gradients come first, in groups that are a fraction of all values; of one group all take the same.
     Gradients that differ by rounding are equal, and the first comes first: at a constant baseline most of them are.
@@ -139,7 +139,7 @@ def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fra
 
 @dataclass(frozen=True)
 class PathSamples:
-    """What is drawn for one sample: of each turn the baseline's number, how far on the way, and its noise's own seed."""
+    """Random draws for one sample: per draw the index of the baseline, the fraction of the path, and a noise seed."""
 
     baseline_indices: Tensor
     fractions: Tensor
@@ -149,7 +149,7 @@ class PathSamples:
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
         """A point in each of equal steps, and in every so many steps each baseline once, in an order of its own.
 
-        As draws that know nothing of one another, but nearer to what they are the mean of.
+        The expectation equals that of independent draws, with a smaller variance.
         """
         rounds = [
             torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(-(-n_samples // n_baselines))
@@ -186,7 +186,7 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> PathAttribution:
-        """The mean over all draws."""
+        """Return the mean attribution over all draws."""
         x, draws, baselines = evaluator.x[sample], self._draw_path_samples(), torch.stack(list(baseline_tensors))
         picks = draws.baseline_indices.unique(return_inverse=True)[1]
         total = torch.zeros_like(x, dtype=torch.float64)
@@ -267,7 +267,7 @@ class BlurIG(PathExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> PathAttribution:
-        """Chord by chord."""
+        """Integrate along the chords of the path."""
         x = evaluator.x[sample]
         blurs = BlurredCopies(x)
         widths = (
@@ -329,7 +329,7 @@ def build_dct_matrix(n_cells: int, device: torch.device) -> Tensor:
 
 
 def multiply_along_axes(values: Tensor, matrices: list[Tensor]) -> Tensor:
-    """(R,C,*S): each spatial axis times its matrix."""
+    """Multiply each spatial axis of (R,C,*S) by its matrix."""
     for axis, matrix in enumerate(matrices, start=2):
         values = (values.movedim(axis, -1) @ matrix.T).movedim(-1, axis)
     return values

@@ -1,7 +1,4 @@
-"""XRAI: integrated gradients gathered into the picture's own regions.
-
-A picture's segments of several scales, and a map spread over those that hold most of it.
-"""
+"""XRAI: integrated gradients averaged over the regions of an image, and its segmentation at several scales."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ SMOOTHING_SIGMA_PIXELS = (
 
 @dataclass(frozen=True)
 class OverlappingSegments:
-    """Segments that may overlap: entry n says that pixel `pixel_indices[n]` is one of segment `segment_indices[n]`'s; sorted by pixel.
+    """Overlapping segments as pairs: pixel `pixel_indices[n]` belongs to segment `segment_indices[n]`; sorted by pixel.
 
     `first_entries` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
     """
@@ -61,14 +58,14 @@ class OverlappingSegments:
         return averages.view_as(values).to(values)
 
     def _find_entries(self, pixels: Tensor) -> Tensor:
-        """The entries of these pixels."""
+        """Find the entries of the given pixels."""
         begins, counts = self.first_entries[pixels], self.first_entries[pixels + 1] - self.first_entries[pixels]
         offsets = torch.arange(int(counts.sum()), device="cpu") - (counts.cumsum(0) - counts).repeat_interleave(counts)
         return begins.repeat_interleave(counts) + offsets
 
 
 def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> OverlappingSegments:
-    """(C,H,W) -> the segments of all scales, each wider by so many pixels; of a picture stretched to -1..1."""
+    """Segment an image (C,H,W), scaled to -1..1, at all scales, and widen each segment by a margin in pixels."""
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
     picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
@@ -104,11 +101,11 @@ DEFAULT_SEGMENT_SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
 class XRAI(BaselinePathExplainer):
     """Each pixel has the mean of integrated gradients over what its region adds (Kapishnikov et al. 2019, algorithm 1).
 
-    The picture is cut into segments of several `scales` (Felzenszwalb & Huttenlocher 2004), of `min_size` pixels or more,
-    each made wider by `margin` pixels. Again and again the segment whose pixels that none has yet have the largest mean
-    takes them, unless they are fewer than `min_new_pixels`; what is left is the last region. So the map adds up to what
-    integrated gradients add up to. `baseline`: None is black and white, or where the preprocessing is not known each
-    channel's least and largest value. Pictures only.
+    The image is segmented at several `scales` (Felzenszwalb & Huttenlocher 2004) into segments of at least `min_size`
+    pixels, each widened by `margin` pixels. Repeatedly, the segment with the largest mean over its free pixels takes
+    them, unless they are fewer than `min_new_pixels`. The remaining pixels form the last region. So the map has the same
+    sum as integrated gradients. By default the baselines are black and white, or each channel's minimum and maximum if
+    the preprocessing is unknown. Only 2-D images are supported.
     """
 
     name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"
@@ -133,7 +130,7 @@ class XRAI(BaselinePathExplainer):
             check_positive_number(scales=scale)
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Those that the map is the mean over."""
+        """List the baselines over which the map is averaged."""
         if self.baseline is not None:
             return parse_baselines(self.baseline)
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
@@ -162,5 +159,5 @@ class XRAI(BaselinePathExplainer):
         )
 
     def compute_segments(self, x: Tensor) -> OverlappingSegments:
-        """(C,H,W) -> the segments of all scales."""
+        """Segment the input (C,H,W) at all scales."""
         return segment_image(x, self.scales, self.min_size, self.margin)

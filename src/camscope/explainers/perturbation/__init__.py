@@ -1,4 +1,4 @@
-"""Methods that hide parts of the input and watch the score."""
+"""Methods that hide parts of the input and measure the change of the score."""
 
 from camscope.explainers.perturbation.global_sensitivity import HSIC, Sobol
 from camscope.explainers.perturbation.mask_optimization import ExtremalPerturbation, MeaningfulPerturbation

@@ -1,4 +1,4 @@
-"""PerturbationExplainer: what every method shares that hides parts of the input and watches the score."""
+"""Base of the methods that hide parts of the input and measure the change of the score."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MaskChunkBuilder = Callable[[slice], Tensor]  # some of a method's masks (R,*S):
 
 
 class PerturbationAttribution(NamedTuple):
-    """The map (*S) of one sample, in float64; the standard error of each cell, of a mean; what else is to be said."""
+    """The map (*S) of one sample in float64, its standard error per cell if it is a mean, and notes."""
 
     attribution: Tensor
     standard_error: Tensor | None = None
@@ -45,7 +45,7 @@ class MaskedInput:
 
     @property
     def machine_epsilon(self) -> float:
-        """Of the model's scores: the least step from 1."""
+        """Return the machine epsilon of the dtype of the model's scores."""
         return torch.finfo(self.evaluator.score.dtype).eps
 
     def apply_masks(self, masks: Tensor, baseline_tensor: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class MaskedInput:
 
 
 class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
-    """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `compute_sample_attribution`.
+    """Base of maps of the score lost or kept when input is hidden. Implement `compute_sample_attribution`.
 
     What is seen where the input is hidden is the `baseline`.
     """
@@ -115,13 +115,13 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
 
 def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
-    """The largest standard error, as a share of the way from the mean's least cell to its largest."""
+    """Return the largest standard error as a share of the range of the mean map."""
     most, span = float(standard_error.max()), float(mean.max() - mean.min())
     return most / span if span > 0 else float(most > 0)
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, stopped_early: bool, max_samples: int) -> str:
-    """What a map says of its doubt, and of whether it stopped before `max_samples` were drawn."""
+    """Describe the standard error of a map, and whether it stopped before `max_samples` samples."""
     words = f"the largest standard error is {relative_error:.2%} of the map's range"
     if stopped_early:
         return f"{words}: settled to tolerance={tolerance:g} before all {max_samples}"

@@ -36,12 +36,12 @@ DEFAULT_WINDOW_DIVISOR = 7  # the usual window is so large a part of an axis: 32
 
 @register
 class Occlusion(PerturbationExplainer):
-    """The mean, over the windows W that cover a pixel, of f(x) - f(x with W filled) (Zeiler & Fergus 2014, section 4.2).
+    """Mean over the windows W that cover a pixel of f(x) - f(x with W filled) (Zeiler & Fergus 2014, section 4.2).
 
-    The authors show the probability that is left; this is the score that is lost, in which a linear net's map is its
-    terms' sums over windows. `window`: pixels along each axis, or one number for all; None: a seventh of each. `stride`:
-    between windows; None: half a window. All windows are whole: the last one along an axis ends where the axis does.
-    What no window reaches, layer by layer, is worked out once where that is exact: see `windows.scores_under`.
+    The authors show the remaining probability; this map shows the loss of score. For a linear model it is the sum of
+    the terms over each window. `window` is the size in pixels per axis, or one number for all; by default a seventh of
+    each axis. `stride` is the step between windows, by default half a window. All windows are full: the last one along
+    an axis ends at the border. Activations that no window reaches are computed once, where that is exact.
     """
 
     name, title, paper = "occlusion", "Occlusion", "arXiv:1311.2901"
@@ -70,7 +70,7 @@ class Occlusion(PerturbationExplainer):
         )
 
     def compute_window_coverage(self, size: Sequence[int]) -> list[Tensor]:
-        """Along each axis (windows, pixels), bool: which pixels each window covers."""
+        """Return per axis a bool array (windows, pixels) of the pixels that each window covers."""
         try:
             windows = expand_per_axis(
                 [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size] if self.window is None else self.window, size
@@ -131,7 +131,7 @@ class MultiplicationCounter(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """What the operation returns."""
+        """Run the operation, count its multiplications, and return its result."""
         result, kind = func(*args, **(kwargs or {})), func.overloadpacket
         if kind is aten.convolution:
             self.count += result.numel() * args[1][0].numel()
@@ -176,9 +176,10 @@ def score_windows(masked_input: MaskedInput, corners: Tensor, size: Sequence[int
 
 @dataclass
 class WindowPlan:
-    """How passes are made: whole, or working out what windows reach, of which a first pass told what it spares.
+    """Plan of the forward passes: full passes, or passes that compute only what the windows reach.
 
-    `multiplications_per_row`: multiplications of a row's whole pass. `saved_multiplications`, `clean_multiplications`: see `CostTracker`, of one row.
+    `multiplications_per_row` counts the multiplications of one row's full pass. `saved_multiplications` and
+    `clean_multiplications` are those of `CostTracker` for one row.
     """
 
     chunk_size: int
@@ -214,7 +215,7 @@ class WindowPlan:
 
     @property
     def saved_share(self) -> float:
-        """The share of all multiplications that was not made."""
+        """Return the share of all multiplications that was saved."""
         return max(0, self.cost_tracker.saved_multiplications - self.cost_tracker.clean_multiplications) / max(
             1.0, self.n_rows * self.multiplications_per_row
         )
@@ -223,7 +224,7 @@ class WindowPlan:
 def _plan_from_trial(
     masked_input: MaskedInput, corners: Tensor, size: Sequence[int], scores: Tensor, n_multiplications: int
 ) -> WindowPlan:
-    """How to go on behind windows (R,axes) whose scores (F,R) are those of whole passes of so many multiplications."""
+    """Return the plan after a trial on windows (R,axes) with known scores (F,R) of full passes."""
     rows, explainer = len(corners) * len(masked_input.baseline_tensors), masked_input.evaluator.explainer
     plan = WindowPlan(masked_input.evaluator.choose_chunk_size(), n_multiplications / rows, n_rows=rows)
     plain = not _has_any_global_hook() and all(map(_has_no_hooks, masked_input.evaluator.score.model.modules()))
@@ -264,7 +265,7 @@ def _score_full_passes(masked_input: MaskedInput, corners: Tensor, size: Sequenc
 def _score_window_passes(
     masked_input: MaskedInput, corners: Tensor, size: Sequence[int], cost_tracker: CostTracker
 ) -> Tensor:
-    """(R,axes) -> (F,R): of passes that work out what the windows reach."""
+    """Score windows (R,axes) -> (F,R) by passes that compute only what the windows reach."""
     scores = []
     for fill in masked_input.baseline_tensors:
         versions = WindowTensor(masked_input.x[None], cut_windows(fill, corners, size), corners, cost_tracker)
@@ -273,7 +274,7 @@ def _score_window_passes(
 
 
 def _has_no_hooks(module: nn.Module) -> bool:
-    """Whether nobody but PyTorch sees what a module is given."""
+    """Return whether the module has no hooks that observe its input."""
     heard = module._forward_hooks or module._forward_pre_hooks
     return not (heard or has_instance_forward(module) or isinstance(module, torch.jit.ScriptModule))
 
@@ -306,5 +307,5 @@ class SegmentAblation(PerturbationExplainer):
         return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def compute_segment_labels(self, x: Tensor) -> Tensor:
-        """(C,*S) -> (*S): the number of each pixel's segment."""
+        """Return the segment number of each pixel of an input, (C,*S) -> (*S)."""
         return resolve_segment_labels(self.segments, x, self.compactness)

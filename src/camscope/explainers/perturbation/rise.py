@@ -40,7 +40,7 @@ class RunningMean:
     )  # of distances from the mean
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
-        """(R,), (R,*S): R more maps, each a mask times its weight."""
+        """Add R maps: weights (R,) times masks (R,*S)."""
         rows, n_maps = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / n_maps
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
@@ -53,7 +53,7 @@ class RunningMean:
 
     @property
     def standard_error(self) -> Tensor:
-        """(*S): the standard error of the mean; of fewer than two maps it is as large as the mean."""
+        """Return the standard error of the mean, (*S); with fewer than two maps, it is the size of the mean."""
         if self.count < 2:
             return self.mean.abs()
         return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
@@ -66,7 +66,7 @@ class RunningMean:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
-    """How the probability goes with random masks, and the standard error. A method writes `build_masks` and `compute_mask_weights`.
+    """Base of methods that average over random masks. A subclass implements `build_masks` and `compute_mask_weights`.
 
     The map is the mean of what each mask weighs at a pixel, 0 on the average, times the probability less that of the first
     masks' mean: a number that all probabilities have in common shows nothing, and would only add to the error.
@@ -135,11 +135,11 @@ class RISE(SampledExplainer):
     """Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N: how much more probable, where a pixel is seen (Petsiuk et al. 2018).
 
     Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), has the mean probability in every pixel, which is taken off here: 0 is no
-    evidence, and what is negative speaks against the class. <p>: the mean of the first 64 masks.
+    evidence, and negative values are evidence against the class. <p>: the mean of the first 64 masks.
 
-    A mask is a grid of so many `grid_size` along each axis and one more, each 1 with probability `keep_probability`, else 0, enlarged
-    linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
-    which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
+    A mask is a grid of `grid_size` + 1 cells along each axis. Each cell is 1 with probability `keep_probability`, else 0.
+    The grid is enlarged linearly and shifted at random by less than a cell. p is the probability of the class, as in
+    the paper, or the value of a callable target. See `SampledExplainer` for the other settings.
     """
 
     name, title, paper = "rise", "RISE", "arXiv:1806.07421"
@@ -195,7 +195,10 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """(R,*s), one more than `cells_per_axis` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
+    """Enlarge grids (R,*s) linearly, and crop them at shifts (R,axes) in 0..1 -> (R,*S).
+
+    A grid has one more cell than `cells_per_axis` along each axis.
+    """
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True)):
         pixels = -(-length // count)
         first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
