@@ -52,7 +52,7 @@ from camscope.phantom.shortcut_study import (
 )
 
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
-OTHERS = ("localize", "faithfulness", "sanity", "robustness")
+OTHERS = ("localization", "faithfulness", "sanity", "robustness")
 ROUNDS = 3
 IMPORTS = 5.0  # seconds, before which nothing was begun
 Told = dict[str, Any]
@@ -122,7 +122,7 @@ def volumes(folder: Path) -> Told:
         config |= {
             "sizes": FEW,
             "skip": list(OTHERS),
-            "regions": {"columns": {"token": "region_token"}, "organ": "region_lungs"},
+            "regions": {"columns": {"token": "region_marker"}, "organ": "region_lungs"},
         }
         run = audit.run_audit(config, where / "audit")
         made[name] = {
@@ -170,7 +170,7 @@ def scale(folder: Path, images: int = 10_000) -> Told:
         f"{i:06d},{rows[1 + i % 500].split(',', 1)[1]}" for i in range(images)
     ]
     (folder / "many.csv").write_text("\n".join(many) + "\n")
-    model = load_model("camscope.phantom.shortcut_study:shortcut_net", weights=weights)
+    model = load_model("camscope.phantom.shortcut_study:create_shortcut_model", weights=weights)
     files, used = sorted((folder / "images").iterdir()), list[int]()
 
     def mapped() -> None:

@@ -133,7 +133,7 @@ def told(name: str, run: AuditRun) -> None:
 
 def numbers(run: AuditRun) -> dict[str, Any]:
     """Every estimate with its interval, and the words of the verdicts."""
-    found, stages = run.summary, ("localize", "faithfulness", "robustness")
+    found, stages = run.summary, ("localization", "faithfulness", "robustness")
     return {
         "auroc": [_ends(one.auroc) for one in found.predict.performance],
         **{

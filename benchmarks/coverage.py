@@ -166,7 +166,7 @@ def comparisons(sims: int) -> dict[str, float]:
     for count, metrics in cases:
         random, own = np.random.default_rng(count), max(1, sims // (1 + count * metrics // 10))
         wrong = sum(bool(claims(methods(random, count, MANY[:metrics], 40))) for _ in range(own))
-        made[f"{count} methods alike, {metrics} metric{'s' * (metrics > 1)}, 40 images: any is told from the first"] = (
+        made[f"{count} equal methods, {metrics} metric{'s' * (metrics > 1)}, 40 images: any differs from the first"] = (
             wrong / own
         )
     for better in (0.5, 1.0):
@@ -174,7 +174,7 @@ def comparisons(sims: int) -> dict[str, float]:
         right = sum(
             any("m0 is first" in one for one in claims(methods(random, 5, MANY[:1], 40, better))) for _ in range(own)
         )
-        made[f"5 methods, 1 metric, 40 images, one better by {better:g} SD of the difference: told from another"] = (
+        made[f"5 methods, 1 metric, 40 images, one better by {better:g} SD of the difference: differs from another"] = (
             right / own
         )
     return made
@@ -244,7 +244,7 @@ def levels(sims: int) -> dict[str, float]:
             site = np.repeat(np.arange(count), 20).tolist()
             found = compare_level_means(random.normal(size=20 * count), site, margin=1e-3, n_resamples=400, seed=seed)
             wrong += any(one.conclusion == "different" for one in found)
-        made[f"{count} levels of 20 patients: any is called different"] = wrong / own
+        made[f"{count} levels of 20 patients: any is reported as different"] = wrong / own
     return made
 
 
@@ -395,7 +395,7 @@ def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str
             yield _row(name, *("" if name not in one[part] else f"{100 * one[part][name]:.1f} %" for one in states))
     yield ""
     yield _row(
-        "removal in all of so many patients",
+        "removal in all of n patients",
         *(f"{title}: {' / '.join(WORDS)}" for title in titles),
     )
     yield _row(*["---"] * (1 + len(states)))

@@ -96,7 +96,7 @@ def table(images: Sequence[Photograph]) -> str:
     """Markdown: a row a method."""
     off = [i for i, one in enumerate(images) if one.off_center]
     lines = [
-        f"| method | asks for a class | off-center, n = {len(off)} | 95 % | all, n = {len(images)} | of the map in the boxes |",
+        f"| method | class-specific | off-center, n = {len(off)} | 95 % | all, n = {len(images)} | map in the boxes |",
         "|---|---|---|---|---|---|",
     ]
     for method in METHODS_SHOWN:

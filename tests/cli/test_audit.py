@@ -19,7 +19,7 @@ from camscope.cli import app
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LIGHT = 'skip = ["localize", "faithfulness", "sanity", "robustness"]\n'
+LIGHT = 'skip = ["localization", "faithfulness", "sanity", "robustness"]\n'
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "from here: " in told.output
     assert "The answer for lesion relies on the region token." in told.output
     assert "● supported" in told.output
-    assert "localize was not tested" in told.output
+    assert "localization was not tested" in told.output
     assert str(folder / "report.html") in told.output.replace("\n", "")
 
 
@@ -65,7 +65,7 @@ def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path
     shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
     folder = tmp_path / "study"
     next((folder / "images").iterdir()).write_bytes(b"no picture")
-    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localize"', '"localize", "shortcut"'))
+    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localization"', '"localization", "shortcut"'))
     (folder / "audit.toml").write_text(text)
     told = asked("run", str(folder / "audit.toml"), "-o", str(folder / "audit"))
     assert told.exit_code == 1, told.output
@@ -221,7 +221,7 @@ def test_help_has_examples():
 def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
     def small(folder, p, *, seed, overwrite=False):
         made = write_demo_study(folder, p, n_images=24, seed=seed, overwrite=overwrite)
-        return made.model_copy(update={"skip": ("localize", "faithfulness", "sanity", "robustness", "shortcut")})
+        return made.model_copy(update={"skip": ("localization", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "write_demo_study", small)
     monkeypatch.setattr(
