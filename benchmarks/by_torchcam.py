@@ -77,7 +77,7 @@ def _settings(case: Case, method: str) -> dict[str, Any]:
     if method == "finercam":
         return {
             "gamma": setting(case, method, "gamma", 0.6),
-            "num_references": setting(case, method, "references", 3),
+            "num_references": setting(case, method, "n_references", 3),
         }
     if method == "sscam":
         return {"num_samples": setting(case, method, "n_samples", 35), "std": setting(case, method, "sigma", 2.0)}

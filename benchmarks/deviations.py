@@ -85,7 +85,7 @@ DEVIATIONS = [
         "weighs the similar classes by their probabilities and differentiates these weights too.",
         "Both. This is the authors' default. The plain mean is the definition in their abstract, and torchcam uses it. It is "
         "linear in the logits, so the map is a difference of two Grad-CAMs before the ReLU.",
-        chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "references", 3)),
+        chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "n_references", 3)),
     ),
     Deviation(
         "eigencam",
