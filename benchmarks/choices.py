@@ -50,7 +50,7 @@ class LastNoisyPass(LayerExplainer):
             noise = torch.distributions.Normal(0, self.std).sample(features.x.size())
             last = features.recompute(features.x + noise.to(features.x))
             gradient = last.gradient.flatten(2)
-            second, third = second + gradient**2 / self.n_samples, third + gradient**3 / self.samples
+            second, third = second + gradient**2 / self.n_samples, third + gradient**3 / self.n_samples
         alpha = second / (2 * second + (third * clean).sum(SPATIAL_AXIS, keepdim=True) + 1e-8)
         weights = (alpha * last.gradient.flatten(2).relu()).sum(SPATIAL_AXIS, keepdim=True)
         heat = (weights * last.activation.flatten(2)).sum(1).relu()
