@@ -1,8 +1,8 @@
 """`python -m benchmarks.audit_power`: does the audit find the shortcuts that nets were taught, and no others?
 
-Nets learn studies in whose corner a token travels with the lesion with probability p. Each is then audited on 300 images of
-its own kind, as whoever trained it would: the token removed under two fills, and inserted; the verdict is that of
-`camscope.audit.shortcuts.reliance.judge_reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
+Models learn radiographs in which a marker in the corner occurs with the lesion with probability p. Each is audited on 300
+images of the same distribution: the marker is removed with two imputation strategies, and inserted. The verdict is that of
+`camscope.audit.shortcuts.reliance.judge_reliance`. For comparison: AUROC, and the share of the maps on the marker.
 --quick: one seed of each, without maps; --json FILE; --write: into results/audit_power.json
 """
 

@@ -67,7 +67,7 @@ def _call(cam: Any, case: Case, method: str) -> Callable[[], Any]:
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputReST, ClassifierOutputTarget
 
     if method == "finercam":  # it finds the class and those near it by itself where it is given no targets
-        near = list(range(1, 1 + setting(case, method, "references", 3)))
+        near = list(range(1, 1 + setting(case, method, "n_references", 3)))
         strength = setting(case, method, "gamma", 1.0)
         return lambda: cam(case.x, None, alpha=strength, comparison_categories=near)
     residual = method == "shapleycam" and setting(case, method, "utility", "logit") == "rest"

@@ -73,16 +73,16 @@ def _layer(case: Case, method: str) -> str | list[str]:
 def _settings(case: Case, method: str) -> dict[str, Any]:
     """What camscope is measured with, in its words."""
     if method == "smoothgradcam++":
-        return {"num_samples": setting(case, method, "samples", 4), "std": absolute_noise(case)}
+        return {"num_samples": setting(case, method, "n_samples", 4), "std": absolute_noise(case)}
     if method == "finercam":
         return {
             "gamma": setting(case, method, "gamma", 0.6),
-            "num_references": setting(case, method, "references", 3),
+            "num_references": setting(case, method, "n_references", 3),
         }
     if method == "sscam":
-        return {"num_samples": setting(case, method, "samples", 35), "std": setting(case, method, "sigma", 2.0)}
+        return {"num_samples": setting(case, method, "n_samples", 35), "std": setting(case, method, "sigma", 2.0)}
     if method == "iscam":
-        return {"num_samples": setting(case, method, "samples", 10)}
+        return {"num_samples": setting(case, method, "n_samples", 10)}
     return {}
 
 

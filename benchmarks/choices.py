@@ -38,7 +38,7 @@ class LastNoisyPass(LayerExplainer):
     needs_gradient = True
     runs_model = True
     name, paper = "smoothgradcam++", "arXiv:1908.01224"
-    samples = 25
+    n_samples = 25
     std = 1.0
 
     def combine(self, features: LayerFeatures) -> Tensor:
@@ -46,11 +46,11 @@ class LastNoisyPass(LayerExplainer):
         clean = features.activation.flatten(2)
         second = third = torch.zeros_like(clean)
         last = features
-        for _ in range(self.samples):
+        for _ in range(self.n_samples):
             noise = torch.distributions.Normal(0, self.std).sample(features.x.size())
             last = features.recompute(features.x + noise.to(features.x))
             gradient = last.gradient.flatten(2)
-            second, third = second + gradient**2 / self.samples, third + gradient**3 / self.samples
+            second, third = second + gradient**2 / self.n_samples, third + gradient**3 / self.n_samples
         alpha = second / (2 * second + (third * clean).sum(SPATIAL_AXIS, keepdim=True) + 1e-8)
         weights = (alpha * last.gradient.flatten(2).relu()).sum(SPATIAL_AXIS, keepdim=True)
         heat = (weights * last.activation.flatten(2)).sum(1).relu()

@@ -77,7 +77,7 @@ DEVIATIONS = [
         "samples new noise at each call, takes relu(g) and A from the last noisy input, and has g³ inside the sum.",
         "camscope. The averages define the method, and the map is that of the image, not of its last noisy copy. "
         "The seed is an argument, so the same call gives the same map.",
-        chosen("LastNoisyPass", n_samples=of("smoothgradcam++", "samples", 25), std=absolute_noise),
+        chosen("LastNoisyPass", n_samples=of("smoothgradcam++", "n_samples", 25), std=absolute_noise),
     ),
     Deviation(
         "finercam",
@@ -85,7 +85,7 @@ DEVIATIONS = [
         "weighs the similar classes by their probabilities and differentiates these weights too.",
         "Both. This is the authors' default. The plain mean is the definition in their abstract, and torchcam uses it. It is "
         "linear in the logits, so the map is a difference of two Grad-CAMs before the ReLU.",
-        chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "references", 3)),
+        chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "n_references", 3)),
     ),
     Deviation(
         "eigencam",
@@ -142,7 +142,7 @@ DEVIATIONS = [
         "camscope. With separate noise, channels differ by chance as well as by content. The seed is an "
         "argument, so the same call gives the same map. (Measured with camscope's standard deviation of 0.5. torchcam's "
         "default is 2, where the masks are mostly noise.)",
-        chosen("NoiseEach", "choices_score", rounds=of("sscam", "samples", 35), std=of("sscam", "sigma", 2.0)),
+        chosen("NoiseEach", "choices_score", rounds=of("sscam", "n_samples", 35), std=of("sscam", "sigma", 2.0)),
     ),
     Deviation(
         "iscam",
@@ -150,7 +150,7 @@ DEVIATIONS = [
         "sums the steps, so masks are multiplied by 1/n, 3/n, 6/n … up to (n + 1)/2.",
         "camscope. Integration from an empty mask to the full one ends at 1, as in the authors' prototype. Beyond 1 the "
         "image is overexposed.",
-        chosen("AddedUp", "choices_score", rounds=of("iscam", "samples", 10)),
+        chosen("AddedUp", "choices_score", rounds=of("iscam", "n_samples", 10)),
     ),
     Deviation(
         "fullgrad",

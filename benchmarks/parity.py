@@ -80,7 +80,7 @@ def _against(
             with peers.open_tool(peer, case, method) as tool, seeded():
                 theirs = tool.to_maps(tool.run()).detach().clone()
                 if tool.drawn:
-                    return {}, {}, "not compared: random, or components have no fixed order"
+                    return {}, {}, "random, or components have no fixed order"
             with peers.open_tool(OURS, case, method) as own:
                 ours = own.to_maps(own.run())
             _add(plain, place, theirs, tool.finish(ours))
