@@ -34,6 +34,6 @@ def test_a_planted_slip_is_noticed(mutant):
 def forget_views():
     """Clear the flags of modules that a planted slip left behind: another module may have the same id."""
     vars(base)["_flags_by_thread"].clear()
-    vars(base)["_users"].clear()
+    vars(base)["_use_counts_by_thread"].clear()
     if "training" in vars(nn.Module):
         del nn.Module.training
