@@ -170,7 +170,7 @@ def test_outlines_of_a_mask_name_its_labels(tmp_path):
 
 def test_an_array_of_several_labels_is_no_region():
     labels = np.array([[0, 1], [2, 2]])
-    with pytest.raises(TargetError, match=r"2 labels \(1, 2\); expected one region: pass mask == 1"):
+    with pytest.raises(TargetError, match=r"2 labels \(1, 2\); expected one region; pass mask == 1"):
         Region(1, mask=labels)
     with pytest.raises(InputError, match=r"2 labels \(1, 2\)"):
         prepare_outlines(labels, (2, 2))
@@ -332,7 +332,7 @@ def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations
         load_ground_truth(segmentations / name, [], segmentations),
         load_ground_truth("mask", ["mask"], segmentations),
     ):
-        with pytest.raises(InputError, match=r"DICOM segmentation object .* convert it to NIfTI"):
+        with pytest.raises(InputError, match=r"DICOM segmentation object .* expected one label for each pixel\. Convert it to NIfTI"):
             known.load_mask(row, size)
     with pytest.raises(ImageError, match="DICOM segmentation object"):
         read_label_image(file.read_bytes())

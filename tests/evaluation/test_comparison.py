@@ -132,7 +132,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
     np.testing.assert_array_equal(found.compute_correlation_matrix(), found.compute_correlation_matrix().T)
     one = found.agreement.get_correlation(*(found.agreement.keys[n] for n in reversed(pair)))
     assert one.low < one.mean < one.high
-    assert one.n == COUNT - 1
+    assert one.n_values == COUNT - 1
 
 
 def test_maps_that_are_one_throughout_are_said_to_be(found):
@@ -219,7 +219,7 @@ def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_contro
 def values_of(**metrics):
     """A table as `evaluate` has it; methods whose names are in capitals are controls."""
     rows = [
-        {"row": n, "method": name.lower(), "layer": None, "parameters": None, "target": "0", "control": name.isupper(),
+        {"row": n, "method": name.lower(), "layer": None, "parameters_digest": None, "target": "0", "control": name.isupper(),
          "metric": metric.replace("_", "-"), "value": float(value)}
         for metric, own in metrics.items() for name, some in own.items() for n, value in enumerate(some)
     ]  # fmt: skip
@@ -427,7 +427,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     assert "holds another run" in error(run(*words, "-o", "out", "--images", "4", code=1))
     few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metrics", "deletion,enrichment",
               "--figure", "f.svg", code=1)  # fmt: skip
-    assert "deletion, blur, less is better" in few.stdout
+    assert "deletion, blur, lower is better" in few.stdout
     assert "4 images" in few.stdout
     assert Path("f.svg").exists()
     of_run = run("compare", "out/run", "-o", "again", "--masks", "mask")
@@ -475,8 +475,8 @@ def by_hand_of(place, made):
 @pytest.mark.parametrize(
     ("words", "code", "saying"),
     [
-        (["compare", "empty"], 2, "no image there"),
-        (["evaluate", "empty"], 2, "no image there"),
+        (["compare", "empty"], 2, "empty: there is no image"),
+        (["evaluate", "empty"], 2, "empty: there is no image"),
         (["compare", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
         (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
         (["compare", "{images}", "--metrics", "enrichment"], 2, "needs ground truth"),
@@ -486,16 +486,16 @@ def by_hand_of(place, made):
         (["compare", "{images}", "--methods", "gradcma"], 2, "nearest names"),
         (["compare", "{images}", "--columns", "2"], 2, "it is for the figure of one image"),
         (["compare", "{images}", "-o", "f.png"], 2, "it is a folder"),
-        (["compare", "{images}", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["compare", "{images}/00.png", "--masks", "{masks}"], 2, "it is for many images"),
-        (["compare", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["evaluate", "{out}/run", "--methods", "gradcam"], 2, "is a run, whose maps are made"),
-        (["evaluate", "{out}/run", "--target", "nodule"], 2, "is a run, whose maps are made"),
-        (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
-        (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file of .png"),
-        (["evaluate", "nowhere"], 2, "this is no run"),
-        (["evaluate", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
+        (["compare", "{images}", "--figure", "f.gif"], 2, "expected a file ending in .png"),
+        (["compare", "{images}/00.png", "--masks", "{masks}"], 2, "applies only to many images"),
+        (["compare", "{out}/run", "--methods", "gradcam"], 2, "is a run with computed maps; to explain images, name them"),
+        (["evaluate", "{out}/run", "--methods", "gradcam"], 2, "is a run with computed maps; to explain images, name them"),
+        (["evaluate", "{out}/run", "--target", "nodule"], 2, "is a run with computed maps; to explain images, name them"),
+        (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file ending in .png"),
+        (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; choose from row, id, method"),
+        (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file ending in .png"),
+        (["evaluate", "nowhere"], 2, "nowhere: it is not the folder of a run, since it holds no run.json; pass"),
+        (["evaluate", "{here}"], 2, "is a file, but not an image; expected the folder of a run, or images"),
         (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],
@@ -548,7 +548,7 @@ def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch)
 
 def test_the_summary_of_a_method_without_any_map_stays():
     table = pa.Table.from_pylist([
-        {"row": 0, "method": "a", "layer": None, "parameters": None, "target": "0", "control": False, "metric": "sparseness",
+        {"row": 0, "method": "a", "layer": None, "parameters_digest": None, "target": "0", "control": False, "metric": "sparseness",
          "value": None},
     ])  # fmt: skip
     (lines,) = summarize_values(table).values()

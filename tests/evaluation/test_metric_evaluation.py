@@ -214,7 +214,7 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     ).table()
     assert again.equals(whole)
     assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]
-    with pytest.raises(InputError, match="no metrics of a run"):
+    with pytest.raises(InputError, match="run: expected a folder that evaluate wrote, with metrics of a run"):
         EvaluationResult(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         evaluate(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
@@ -239,7 +239,7 @@ def test_what_was_cropped_away_is_no_background():
     assert window == (slice(0, 4), slice(2, 6))
     assert np.argwhere(inside).tolist() == [[0, 0], [0, 1]]
     mask[:, 2:] = False
-    with pytest.raises(UndefinedError, match="none of the evidence was shown"):
+    with pytest.raises(UndefinedError, match="the model saw nothing of the annotated region"):
         crop_to_model_input(one, mask)
 
 
@@ -257,7 +257,7 @@ def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tm
 def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
     def rows(method, values, control=False):
         return [
-            {"row": n, "method": method, "layer": None if control else "l", "parameters": None, "target": "0",
+            {"row": n, "method": method, "layer": None if control else "l", "parameters_digest": None, "target": "0",
              "control": control, "metric": "enrichment", "value": value, "site": n // 4}
             for n, value in enumerate(values)
         ]  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
 def test_a_class_name_is_drawn_as_it_is_not_as_a_formula(name):
     matplotlib = pytest.importorskip("matplotlib")
     rows = [
-        {"row": n, "method": name, "layer": name, "parameters": None, "target": "0", "control": False,
+        {"row": n, "method": name, "layer": name, "parameters_digest": None, "target": "0", "control": False,
          "metric": "enrichment", "value": 1.0 + n} for n in range(6)
     ]  # fmt: skip
     (lines,) = summarize_values(pa.Table.from_pylist(rows)).values()
@@ -301,7 +301,7 @@ def test_a_class_name_is_drawn_as_it_is_not_as_a_formula(name):
 
 
 def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
-    row = {"layer": None, "parameters": None, "target": "0", "metric": "enrichment"}
+    row = {"layer": None, "parameters_digest": None, "target": "0", "metric": "enrichment"}
     gain = np.linspace(-0.1, 0.6, 12)  # of the good one over the best control; the weak one is as far behind it
 
     def rows(method, values, control=False):
@@ -326,7 +326,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
-    assert "enrichment, more is better: energy inside" in result.stdout
+    assert "enrichment, higher is better: energy inside" in result.stdout
     assert "gradcam · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
@@ -346,7 +346,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
     other = CliRunner().invoke(app, ["evaluate", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
-    assert "this is no run" in other.stderr
+    assert "nowhere: it is not the folder of a run, since it holds no run.json; pass" in other.stderr
 
 
 def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypatch):
@@ -367,13 +367,13 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
 
 
 def test_a_method_without_any_value_says_of_how_many_rows():
-    row = {"method": "a", "layer": "l", "parameters": None, "control": False, "metric": "sparseness", "value": None}
+    row = {"method": "a", "layer": "l", "parameters_digest": None, "control": False, "metric": "sparseness", "value": None}
     (lines,) = summarize_values(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
     assert [(one.n_values, one.n_undefined) for one in lines] == [(0, 3)]
 
 
 def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
-    row = {"layer": "l", "parameters": None, "metric": "enrichment"}
+    row = {"layer": "l", "parameters_digest": None, "metric": "enrichment"}
     good = [{**row, "row": n, "target": "0", "method": "good", "control": False, "value": 9.0} for n in range(6)]
     weak = [{**row, "row": n, "target": t, "method": "weak", "control": False, "value": v} for n in range(6)
             for t, v in (("0", 8.0), ("1", 1.0))]  # fmt: skip

@@ -347,7 +347,7 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
     for line in lines["deletion, blur"]:
         assert (line.metric, line.imputation) == ("deletion", "blur")
     (gradcam,) = (line for line in lines["deletion, blur"] if line.title == "gradcam · layer4")
-    wanted = made.table("metric = 'deletion' and fill = 'blur' and method = 'gradcam'")["value"].to_pylist()
+    wanted = made.table("metric = 'deletion' and imputation = 'blur' and method = 'gradcam'")["value"].to_pylist()
     assert gradcam.estimate.mean == pytest.approx(np.mean([one for one in wanted if one is not None]))
     assert gradcam.difference_to_control is not None
 
@@ -358,9 +358,9 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
-        "deletion, mean, less is better: the area",
+        "deletion, mean, lower is better: area",
         "insertion, zero",
-        "average-drop, less",
+        "average-drop, lower is better",
         "edges (control)",
     ):
         assert said in result.stdout

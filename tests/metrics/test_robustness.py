@@ -350,13 +350,13 @@ def test_refused():
         (lambda: compare_under_transforms(tool, x, transforms=[Shift(0.5)]), InputError, "pixels=0.5"),
         (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "relative_std=-1.0"),
         (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave Rotation out"),
-        (lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(0)]), InputError, "width=0"),
+        (lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(0)]), InputError, "width_factor=0"),
         (
             lambda: compare_under_transforms(tool, x, transforms=[IntensityWindow(level_shift=np.nan)]),
             InputError,
-            "level=nan",
+            "level_shift=nan",
         ),
-        (lambda: compare_under_transforms(tool, x, transforms=[Resampling(-1)]), InputError, "ratio=-1"),
+        (lambda: compare_under_transforms(tool, x, transforms=[Resampling(-1)]), InputError, "scale_factor=-1"),
         (lambda: compare_under_transforms(tool, x, transforms=[JPEGCompression(0)]), InputError, "quality=0"),
         (
             lambda: compare_under_transforms(tool, x, transforms=[JPEGCompression(101)]),

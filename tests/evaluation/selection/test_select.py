@@ -317,7 +317,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
         ["batch", "--methods", "gradcam"],
     ):
         both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
-        assert (both.exit_code, "leave --methods and --layers out" in both.stderr) == (2, True), named
+        assert (both.exit_code, "names method and layer already; omit --methods and --layers" in " ".join(both.stderr.split())) == (2, True), named
     plain = 'method = "gradcam"\nmodel = "f"\n'
     for text in (
         "layer = 3",
