@@ -76,7 +76,7 @@ OF_AUDITS = [
         "an interval without width of one patient",
         effect_sizes,
         "_build_effect",
-        " and not estimate.is_dominated",
+        " and not estimate.is_dominated_by_few_groups",
         "",
         one_patient_has_most_of_the_images,
     ),

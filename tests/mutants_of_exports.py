@@ -116,7 +116,7 @@ OF_EXPORTS = [
         dicom_export,
         "compute_device_uid",
         "NAMESPACE, digest",
-        "NAMESPACE, MAKER",
+        "NAMESPACE, MANUFACTURER",
         other_weights_are_another_device,
     ),
 ]

@@ -96,7 +96,7 @@ def a_path_is_no_plain_setting() -> None:
         {"baseline": "DOE^JANE.png", "n_steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
     )
     assert "DOE" not in str(known)
-    assert (known["steps"], known["fill"]) == (3, "mean")
+    assert (known["n_steps"], known["fill"]) == (3, "mean")
 
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
@@ -126,7 +126,7 @@ OF_PRIVACY = [
         inputs,
         "prepare_scan",
         "with_images and scan.is_safe_to_display",
-        "with_images and not scan.burned_in",
+        "with_images and not scan.has_burned_in_text",
         where_text_may_be_part_of_it_there_is_no_picture,
     ),
     Mutant(

@@ -89,7 +89,7 @@ def copies_are_left_out_and_others_are_not() -> None:
         assert read_series(home).shape == (2, 2, 3)
         made[0].PixelData = b"\1" * 12
         (Path(home) / "copy").write_bytes(written(made[0]))
-        assert "lie where another does" in refusal(read_series, home)
+        assert "share a position with another one" in refusal(read_series, home)
 
 
 def a_stream_that_lies_is_not_decoded() -> None:
@@ -160,7 +160,7 @@ OF_SCANS = [
         "for index in stack.order[::-1]]",
         slices_are_in_the_order_of_their_places,
     ),
-    Mutant("left for right", SlicePlane, "build_affine", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
+    Mutant("left for right", SlicePlane, "build_affine", "LPS_TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
     Mutant(
         "as they come",
         dicom_geometry,
