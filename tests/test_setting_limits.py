@@ -130,5 +130,5 @@ def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
         evaluate(tmp_path / "run", tmp_path / "values", num_threads=10**9)
     with pytest.raises(InputError, match="limit="):
         Query(limit=10**40)
-    with pytest.raises(CamscopeError, match=r"image_height=1000000000; expected 32 to 2,048 rows"):
+    with pytest.raises(CamscopeError, match=r"image_height=1000000000; expected 32 to 2,048 pixels"):
         build_contact_sheet(BatchRun(tmp_path / "run"), Query(), image_height=10**9)

@@ -504,7 +504,7 @@ def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
     received = load_ground_truth(tmp_path / "coco.json", [], PathResolver(tmp_path, fetch=False))
     with pytest.raises(InputError, match="fetched on request only"):
         received.load_mask({"path": "a.png", "row": 0}, (24, 24))
-    with pytest.raises(InputError, match=r"the mask memory://masks/2\.png: it cannot be read: FileNotFoundError"):
+    with pytest.raises(InputError, match=r"the mask memory://masks/2\.png cannot be read: FileNotFoundError"):
         load_ground_truth("mask", ["mask"], tmp_path).load_mask({**row, "mask": "memory://masks/2.png"}, (24, 24))
 
 
@@ -783,7 +783,7 @@ def test_a_pipe_is_named_as_what_it_is_and_is_not_waited_for(words, images, pipe
 
 def test_a_model_that_is_a_file_is_not_looked_for_elsewhere(pipes, in_time):
     told = CliRunner().invoke(app, ["layers", "hf:p"])
-    assert (told.exit_code, told.stderr.count("hf:p: it is no folder")) == (2, 1)
+    assert (told.exit_code, told.stderr.count("hf:p: it is not a folder; expected org/name")) == (2, 1)
 
 
 def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):

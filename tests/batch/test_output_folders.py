@@ -212,7 +212,7 @@ def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
         store = RunStore(folder / place)
         with store.open_run(FACTS):
             store.write_part(0, rows_of(0))
-    with pytest.raises(OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
+    with pytest.raises(OutputError, match=r"changed since: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
         remove_outputs(folder)
     RunStore(folder / "robustness" / "7" / "maps").remove()
     remove_outputs(folder)
