@@ -208,7 +208,7 @@ def test_the_look_changes_the_picture(here):
 def test_layer_method_settings_and_preprocessing_reach_the_method(here):
     run("explain", "nodule.png", "--layers", "layer1", "--set", "call_index=-1", "-o", "a.npz")
     one = Explanation.load("a.npz")
-    assert (one.layer, one.grid, one.parameters["call"]) == ("layer1", (32, 32), -1)
+    assert (one.layer, one.grid, one.parameters["call_index"]) == ("layer1", (32, 32), -1)
     run("explain", "nodule.png", "-m", "model.py:plain", "--preprocess", "imagenet", "-o", "b.npz")
     assert Explanation.load("b.npz").input_size == (224, 224)
 
@@ -255,7 +255,11 @@ def test_methods_lists_one_that_a_script_registered(monkeypatch):
     from camscope.explainers import METHODS, GradCAM
 
     for name, module in (("mine", "__main__"), ("theirs", "their.package")):
-        own = type("Mine", (GradCAM,), {"name": name, "__doc__": "Their own map.", "__module__": module})
+        own = type(
+            "Mine",
+            (GradCAM,),
+            {"name": name, "title": f"Own {name}", "__doc__": "Their own map.", "__module__": module},
+        )
         monkeypatch.setitem(METHODS, name, own)
     lines = run("methods").stdout.splitlines()
     heading = next(n for n, line in enumerate(lines) if "registered by your own code" in line)
@@ -284,8 +288,8 @@ def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch
 
 def test_a_method_that_takes_several_layers_is_listed_among_those_that_take_one():
     text = run("methods").stdout
-    assert text.index("of a layer, or several") < text.index(" refinecam ") < text.index("of the whole network")
-    assert text.index("of the whole network") < text.index(" fullgrad ")
+    assert text.index("of one layer, or several") < text.index(" refinecam ") < text.index(" whole network ")
+    assert text.index(" whole network ") < text.index(" fullgrad ")
 
 
 def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
@@ -306,9 +310,9 @@ def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
 
 def test_methods_that_read_attention_are_a_family():
     text = run("methods").stdout
-    assert text.index("of a layer, or several") < text.index("of a transformer's attention")
+    assert text.index("of one layer, or several") < text.index("attention of transformers")
     for name in ATTENTION:
-        assert text.index("of a transformer's attention") < text.index(f" {name} ") < text.index("of the whole network")
+        assert text.index("attention of transformers") < text.index(f" {name} ") < text.index(" whole network ")
 
 
 def test_the_examples_in_the_helps_work(here):
@@ -337,7 +341,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--model", "model.py:broken"], "KeyError"),
         (
             ["--model", "model.py:plain"],
-            "known for nodule.png: pass --preprocess imagenet, or define PREPROCESSING in the",
+            "known for nodule.png; pass --preprocess imagenet, or define PREPROCESSING in the",
         ),
         (
             ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],

@@ -172,7 +172,7 @@ def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_method
 
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
     class Unsuited(BaseCAM):
-        name, paper = "unsuited", "arXiv:0000.00000"
+        name, title, paper = "unsuited", "Unsuited", "arXiv:0000.00000"
 
         def weights(self, activation, gradient):
             raise LayerError("no linear head")

@@ -164,7 +164,9 @@ def test_volumes_carry_a_marker_that_travels_too(tmp_path):
 
 @pytest.mark.parametrize("arguments", [(1, 0), (10, -1), (10, 0, 1.5)])
 def test_impossible_studies_are_refused(arguments):
-    with pytest.raises(InputError, match="expected two images at least"):
+    with pytest.raises(
+        InputError, match=r"n_images=.*; expected at least two images, a seed from 0 up, and a share in 0\.\.1"
+    ):
         draw_study(*arguments)
     with pytest.raises(InputError, match="a batch of 32"):
         train_shortcut_model(draw_study(10, 0))

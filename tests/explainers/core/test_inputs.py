@@ -257,10 +257,10 @@ def test_a_bag_is_an_error_that_says_what_to_pass_and_then_has_a_map_for_each_in
     model, x = Bag().eval(), torch.randn(*shape, 3, 16, 16)
     with pytest.raises(InputError, match=r"the instances of a bag: pass frames_first=True"):
         HiResCAM(model).attribute(x, 1)
-    remedy = rf"layer 'features': .*one of each of the {shape[1]} frames? of a video, or instances of a bag: .*reshape=lambda"
+    remedy = rf"layer 'features': .*one for each of the {shape[1]} frames? of a video, or instances of a bag: .*reshape=lambda"
     with pytest.raises(LayerError, match=remedy):
         HiResCAM(model, frames_first=True).attribute(x, 1)
-    with pytest.raises(LayerError, match=rf"one of each of the {shape[1]} frames? of a video, or instances of a bag"):
+    with pytest.raises(LayerError, match=rf"one for each of the {shape[1]} frames? of a video, or instances of a bag"):
         HiResCAM(model, "features", frames_first=True).attribute(x, 1)
     with pytest.raises(LayerError, match=r"layer 'weigh'"):
         HiResCAM(model, "weigh", frames_first=True).attribute(x, 1)
