@@ -332,7 +332,9 @@ def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations
         load_ground_truth(segmentations / name, [], segmentations),
         load_ground_truth("mask", ["mask"], segmentations),
     ):
-        with pytest.raises(InputError, match=r"DICOM segmentation object .* expected one label for each pixel\. Convert it to NIfTI"):
+        with pytest.raises(
+            InputError, match=r"DICOM segmentation object .* expected one label for each pixel\. Convert it to NIfTI"
+        ):
             known.load_mask(row, size)
     with pytest.raises(ImageError, match="DICOM segmentation object"):
         read_label_image(file.read_bytes())

@@ -484,13 +484,29 @@ def by_hand_of(place, made):
         (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere: no COCO file"),
         (["compare", "{images}", "--group", "ward"], 2, "no column 'ward'"),
         (["compare", "{images}", "--methods", "gradcma"], 2, "nearest names"),
-        (["compare", "{images}", "--columns", "2"], 2, "it is for the figure of one image"),
-        (["compare", "{images}", "-o", "f.png"], 2, "it is a folder"),
+        (["compare", "{images}", "--columns", "2"], 2, "'--columns': this option applies only to one image"),
+        (
+            ["compare", "{images}", "-o", "f.png"],
+            2,
+            "for many images --output must be a folder; name a file with --figure",
+        ),
         (["compare", "{images}", "--figure", "f.gif"], 2, "expected a file ending in .png"),
         (["compare", "{images}/00.png", "--masks", "{masks}"], 2, "applies only to many images"),
-        (["compare", "{out}/run", "--methods", "gradcam"], 2, "is a run with computed maps; to explain images, name them"),
-        (["evaluate", "{out}/run", "--methods", "gradcam"], 2, "is a run with computed maps; to explain images, name them"),
-        (["evaluate", "{out}/run", "--target", "nodule"], 2, "is a run with computed maps; to explain images, name them"),
+        (
+            ["compare", "{out}/run", "--methods", "gradcam"],
+            2,
+            "is a run with computed maps; to explain images, name them",
+        ),
+        (
+            ["evaluate", "{out}/run", "--methods", "gradcam"],
+            2,
+            "is a run with computed maps; to explain images, name them",
+        ),
+        (
+            ["evaluate", "{out}/run", "--target", "nodule"],
+            2,
+            "is a run with computed maps; to explain images, name them",
+        ),
         (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file ending in .png"),
         (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; choose from row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file ending in .png"),
@@ -525,7 +541,7 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
 
     monkeypatch.setattr(agreements, "iter_map_pairs", interrupted)
     told = error(run(*words, code=base.EXIT_INTERRUPTED))
-    assert told == "error: interrupted; what is done is in out: start the same command again, and it goes on"
+    assert told == "error: interrupted; finished work is in out: run the same command again to resume"
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(parts) == 2  # the maps, and the metrics
     monkeypatch.setattr(agreements, "iter_map_pairs", pairs)
@@ -548,8 +564,8 @@ def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch)
 
 def test_the_summary_of_a_method_without_any_map_stays():
     table = pa.Table.from_pylist([
-        {"row": 0, "method": "a", "layer": None, "parameters_digest": None, "target": "0", "control": False, "metric": "sparseness",
-         "value": None},
+        {"row": 0, "method": "a", "layer": None, "parameters_digest": None, "target": "0", "control": False,
+         "metric": "sparseness", "value": None},
     ])  # fmt: skip
     (lines,) = summarize_values(table).values()
     assert [one.title for one in lines] == ["a"]

@@ -367,7 +367,14 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
 
 
 def test_a_method_without_any_value_says_of_how_many_rows():
-    row = {"method": "a", "layer": "l", "parameters_digest": None, "control": False, "metric": "sparseness", "value": None}
+    row = {
+        "method": "a",
+        "layer": "l",
+        "parameters_digest": None,
+        "control": False,
+        "metric": "sparseness",
+        "value": None,
+    }
     (lines,) = summarize_values(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
     assert [(one.n_values, one.n_undefined) for one in lines] == [(0, 3)]
 
@@ -419,7 +426,7 @@ def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
             patch.setattr(place, interrupted)
             result = CliRunner().invoke(app, words)
         assert result.exit_code == 130
-        assert "what is done is in out: start the same command again" in " ".join(result.stderr.split())
+        assert "finished work is in out: run the same command again to resume" in " ".join(result.stderr.split())
 
 
 def test_evidence_that_has_changed_is_another(place, tmp_path):

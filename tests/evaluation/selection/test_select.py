@@ -317,7 +317,10 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
         ["batch", "--methods", "gradcam"],
     ):
         both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
-        assert (both.exit_code, "names method and layer already; omit --methods and --layers" in " ".join(both.stderr.split())) == (2, True), named
+        assert (
+            both.exit_code,
+            "names method and layer already; omit --methods and --layers" in " ".join(both.stderr.split()),
+        ) == (2, True), named
     plain = 'method = "gradcam"\nmodel = "f"\n'
     for text in (
         "layer = 3",
@@ -363,7 +366,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
     ("words", "saying"),
     [
         (["--masks", "empty"], "no image has ground truth: there is no mask of its name (8 x)"),
-        (["--save", "choice.json"], "choice.json; expected a file of .toml"),
+        (["--save", "choice.json"], "choice.json; expected a .toml file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
