@@ -10,9 +10,10 @@ from tests.nets import DEVICE
 
 pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchRun, run_batch
+from camscope.batch import BatchOptions, BatchRun, run_batch
 
 IMAGES, CHUNK = 24 if DEVICE.type == "cpu" else 240, 8
+OPTIONS = BatchOptions(chunk_size=CHUNK)
 COLUMNS = ["row", "id", "status", "target", "method", "layer"]
 
 
@@ -32,22 +33,24 @@ def tools(device):
 
 def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    run_batch(tools("cpu"), images, tmp_path / "cpu", overlays="jpg", chunk=CHUNK)
+    run_batch(tools("cpu"), images, tmp_path / "cpu", overlays="jpg", options=OPTIONS)
 
     def stop(outcome):
-        if outcome.images >= 2 * CHUNK:
+        if outcome.n_processed >= 2 * CHUNK:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_batch(tools(DEVICE), images, tmp_path / "card", overlays="jpg", chunk=CHUNK, told=stop)
-    outcome = run_batch(tools(DEVICE), images, tmp_path / "card", overlays="jpg", chunk=CHUNK)
-    assert outcome.before >= CHUNK
-    assert outcome.before + outcome.images == IMAGES
-    assert outcome.failures == 0
-    one, other = (BatchRun(tmp_path / name).table([*COLUMNS, "heat", "score"]).to_pylist() for name in ("cpu", "card"))
+        run_batch(tools(DEVICE), images, tmp_path / "card", overlays="jpg", options=OPTIONS, on_progress=stop)
+    outcome = run_batch(tools(DEVICE), images, tmp_path / "card", overlays="jpg", options=OPTIONS)
+    assert outcome.n_done_before >= CHUNK
+    assert outcome.n_done_before + outcome.n_processed == IMAGES
+    assert outcome.n_failures == 0
+    one, other = (
+        BatchRun(tmp_path / name).table([*COLUMNS, "attribution", "score"]).to_pylist() for name in ("cpu", "card")
+    )
     assert [[row[name] for name in COLUMNS] for row in one] == [[row[name] for name in COLUMNS] for row in other]
     for expected, found in zip(one, other, strict=True):
-        heat, here = (np.asarray(row["heat"], np.float32) for row in (expected, found))
+        heat, here = (np.asarray(row["attribution"], np.float32) for row in (expected, found))
         np.testing.assert_allclose(here, heat, rtol=0, atol=1e-4 * float(np.abs(heat).max()))
         np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4, atol=1e-5)
     assert len(list((tmp_path / "card" / "overlays").rglob("*.jpg"))) == 3 * IMAGES
