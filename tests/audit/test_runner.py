@@ -420,7 +420,9 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             Config.from_source({**config.model_dump(), **plain})
-    with pytest.raises(InputError, match=r"audit\.toml: the config file does not exist; camscope audit init writes one"):
+    with pytest.raises(
+        InputError, match=r"audit\.toml: the config file does not exist; camscope audit init writes one"
+    ):
         Config.from_source(tmp_path / "audit.toml")
     (tmp_path / "audit.toml").write_text("[data")
     with pytest.raises(InputError, match="no TOML file"):
