@@ -283,15 +283,16 @@ class Rows(nn.Sequential):
 def amount(words, tool, channels, size):
     """The number that `1 + samples x K` means: K channels, all alive, 24 cells, L block, and the method's settings.
 
-    `cut_windows` slide over an input of so many pixels until they reach its end; its quarters are four parts.
+    `windows` slide over an input of so many pixels until they reach its end; its quarters are four parts.
     """
-    window = getattr(tool, "window_size", None) or 1
+    window = getattr(tool, "window", None) or 1
     counts = [math.ceil((length - min(window, length)) / math.ceil(window / 2)) + 1 for length in size]
-    known = {"K": channels, "grid_size": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
+    known = {"K": channels, "cells": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
     return eval(words.replace(" x ", " * "), {**known, **vars(tool)})
 
 
-FEW_OR_ALL = {"groupcam": {"groups": 4}, "vitcx": {"distance": 0}}  # seven channels, of which none are alike
+PARTIAL_FORWARDS = " partial forwards"
+FEW_OR_ALL = {"groupcam": {"n_groups": 4}, "vitcx": {"distance": 0}}  # seven channels, of which none are alike
 
 
 @EVERY_METHOD
@@ -302,8 +303,10 @@ def test_the_declared_cost_is_the_counted_cost(method):
     setattr(model, next(name for name, _ in model.named_children()), stem)
     seen_before(counting, x)
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
-    whole, _, rests = (
-        cls.forward_passes.rpartition(" + ") if cls.forward_passes.endswith(" rests") else (cls.forward_passes, "", "0")
+    whole, _, partial = (
+        cls.forward_passes.removesuffix(PARTIAL_FORWARDS).rpartition(" + ")
+        if cls.forward_passes.endswith(PARTIAL_FORWARDS)
+        else (cls.forward_passes, "", "0")
     )
     tool.attribute(x, 1)  # the layout of tokens is proved once, by three passes of one sample
     stem.tally.rows = counting.tally.backward_rows = 0
@@ -311,11 +314,11 @@ def test_the_declared_cost_is_the_counted_cost(method):
     assert stem.rows == len(x) * amount(whole, tool, 7, x.shape[2:])
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
         assert counting.backward_rows == len(x) * amount(cls.backward_passes, tool, 7, x.shape[2:])
-    if rests != "0":
+    if partial != "0":
         head = []
         model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))
         tool.attribute(x, 1)
-        declared = len(x) * amount(rests.removesuffix(" rests"), tool, 7, x.shape[2:])
+        declared = len(x) * amount(partial, tool, 7, x.shape[2:])
         assert declared <= sum(head) <= declared + 6 * len(x) + 1, "beside it: the first pass, an empty layer, a check"
 
 

@@ -96,7 +96,7 @@ def test_the_shares_of_a_piecewise_linear_model_add_up_to_its_score(name):
 def test_each_sample_has_its_own_shares():
     model, x = steps()
     batch, second = completeness(model, x, [2, 0]), completeness(model, x[1:], 0)
-    for part in ("score", "input", "placed", "unplaced"):
+    for part in ("score", "input_part", "mapped_bias_part", "unmapped_bias_part"):
         torch.testing.assert_close(getattr(batch, part)[1:], getattr(second, part))
 
 

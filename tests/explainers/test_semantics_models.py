@@ -340,7 +340,7 @@ def test_unknown_settings_are_refused(setting):
 def test_an_unknown_layer_is_answered_with_the_three_nearest_names():
     with pytest.raises(LayerError, match=r"no layer 'midle' in Plain; nearest names: middle, \w+, \w+$"):
         GradCAM(plain()[0], "midle")
-    with pytest.raises(LayerError, match="the layer ReLU given is not a part of this Plain"):
+    with pytest.raises(LayerError, match="the layer ReLU is not a part of this Plain"):
         GradCAM(plain()[0], nn.ReLU())
 
 
@@ -464,7 +464,7 @@ def test_two_candidates_are_listed_and_output_chooses():
     for key, factor in (("raw", 1), ("double", 3)):
         heat = HiResCAM(net, "packing", output_index=key, layout="channels_first").attribute(x, 1)
         torch.testing.assert_close(heat, factor * truth(model, x, 1), rtol=1e-10, atol=1e-16)
-    with pytest.raises(LayerError, match=r"no floating tensor .*output='other'"):
+    with pytest.raises(LayerError, match=r"no floating tensor .*output_index='other'"):
         HiResCAM(net, "packing", output_index="other").attribute(x, 1)
 
 
@@ -632,7 +632,7 @@ def test_a_wrapped_model_keeps_what_is_known_of_it():
 
 def test_a_name_needs_as_many_categories_as_there_are_classes():
     model, x = plain()
-    with pytest.raises(TargetError, match="2 categories for a model with 3 classes"):
+    with pytest.raises(TargetError, match="2 class names for a model with 3 classes"):
         GradCAM(model, "middle", class_names=["no", "yes"]).attribute(x, "yes")
     by_number = GradCAM(model, "middle", class_names={2: "c", 0: "a", 1: "b"}).explain(x[:1], "c")
     assert by_number.target == 2
@@ -814,7 +814,7 @@ def test_a_grid_of_other_proportions_than_the_input_is_questioned():
 
 def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
-    with pytest.raises(LayerError, match="has its channels last, and the axes before them are no grid"):
+    with pytest.raises(LayerError, match="has its channels last, and the axes before them are not a grid"):
         infer_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
     assert infer_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
 
@@ -992,7 +992,7 @@ def test_the_scores_are_found_in_any_output(kind):
         (lambda s: (s, s * 2), r"which number of a tuple is explained\? it holds 0 \(2, 3\), 1 \(2, 3\); pass target="),
         (lambda s: {"a": 1}, "which number of a dict is explained.*no float tensor"),
         (lambda s: None, "which number of a NoneType"),
-        (lambda s: s.argmax(1), "the model's output is torch.int64: there is no gradient of integers"),
+        (lambda s: s.argmax(1), "the model's output is torch.int64: integers have no gradient"),
         (lambda s: s[:, :, None, None].expand(2, 3, 4, 4), r"\(2, 3, 4, 4\) has a class score at every place.*mask"),
         (lambda s: {"out": s[:, :, None].expand(2, 3, 4)}, r"\(2, 3, 4\) has a class score at every place"),
         (lambda s: s[:1], "1 score for a batch of 2: expected one row per sample"),
@@ -1172,7 +1172,7 @@ def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
 def test_a_name_without_categories_is_refused():
     model, x = plain(Watched)
     with pytest.raises(
-        TargetError, match="class 'cat' by name: the model's categories are not known; pass categories="
+        TargetError, match="class 'cat' by name: the model's class names are not known; pass class_names="
     ):
         HiResCAM(model, "middle").attribute(x, "cat")
     assert model.backwards == 0

@@ -260,7 +260,7 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
 
 
 @pytest.mark.parametrize(
-    ("hiding", "words"), [(on_a_half, "in place on a view x 1"), (Own.apply, "Own with a way back")]
+    ("hiding", "words"), [(on_a_half, "in place on a view x 1"), (Own.apply, "Own with a custom backward")]
 )
 def test_where_relus_cannot_be_reached_the_result_says_so(hiding, words):
     x = X.view(3, 1, 1).expand(3, 2, 1)

@@ -565,14 +565,14 @@ def test_of_a_flat_head_the_baselines_of_a_batch_are_each_samples_own():
 
 def test_guided_ig_moves_equal_gradients_in_one_order_whatever_rounding_makes_of_them():
     """At a constant baseline a convolution has one gradient at all places: which comes first must not be rounding."""
-    from camscope.explainers.path.integrated_gradients import taken
+    from camscope.explainers.path.integrated_gradients import allocate_distance
 
     room, gradient = torch.ones(12, dtype=torch.float64), torch.full((12,), 0.3, dtype=torch.float64)
-    expected = taken(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25)
+    expected = allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25)
     assert expected.tolist() == [0.5] * 3 + [0.0] * 9
     for seed in range(5):
         noise = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         rounded = gradient * (1 + 1e-15 * noise)
-        assert torch.equal(taken(room, rounded, torch.tensor(1.5, dtype=torch.float64), 0.25), expected)
+        assert torch.equal(allocate_distance(room, rounded, torch.tensor(1.5, dtype=torch.float64), 0.25), expected)
     gradient[7] = 0.299
-    assert taken(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25).nonzero().flatten().tolist() == [0, 1, 7]
+    assert allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25).nonzero().flatten().tolist() == [0, 1, 7]
