@@ -55,7 +55,7 @@ def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, 
     printed = capsys.readouterr().out
     areas = [float(line.partition("AUROC ")[2][:5]) for line in printed.splitlines() if "AUROC" in line]
     assert min(areas) > 0.95
-    assert "relies on the region token.\n    clean: not testable; confounded: supported" in printed, (
+    assert "relies on the region marker.\n    clean: not testable; confounded: supported" in printed, (
         "72 images have too few patients"
     )
     assert (tmp_path / "clean" / "audit" / "report.html").is_file()
@@ -135,7 +135,7 @@ def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):
     heat[4, 4], heat[0, 0], heat[7, 7] = 3, 1, -9
     assert example["distance"](heat, token) == 5  # from (4,4) to (0,1)
     assert example["enrichment"](heat, token) == (1 / 4) / (2 / 64)
-    example["main"](tmp_path, n_steps=2, images=32, judged=2)
+    example["main"](tmp_path, steps=2, images=32, judged=2)
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Grad-CAM", "integrated gradients", "occlusion, 8 pixels"))
     assert [path.name for path in tmp_path.iterdir()] == ["shortcut.png"]

@@ -42,9 +42,10 @@ class DecompositionMethod(Protocol):
 
 @dataclass(frozen=True)
 class Completeness:
-    """(N,) each, in units of the score: what a score is the sum of.
+    """The parts that a score is the sum of, (N,) each, in units of the score.
 
-    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`, `unmapped_bias_part`: Σ b ∂f/∂z of the biases that have a place on the input, and of the others.
+    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`: Σ b ∂f/∂z of the biases that have a place on the input;
+    `unmapped_bias_part`: the same of the other biases.
     """
 
     score: Tensor

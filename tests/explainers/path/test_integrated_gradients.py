@@ -575,4 +575,5 @@ def test_guided_ig_moves_equal_gradients_in_one_order_whatever_rounding_makes_of
         rounded = gradient * (1 + 1e-15 * noise)
         assert torch.equal(allocate_distance(room, rounded, torch.tensor(1.5, dtype=torch.float64), 0.25), expected)
     gradient[7] = 0.299
-    assert allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25).nonzero().flatten().tolist() == [0, 1, 7]
+    moved = allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25)
+    assert moved.nonzero().flatten().tolist() == [0, 1, 7]

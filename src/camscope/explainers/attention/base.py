@@ -151,7 +151,7 @@ def select_token_attentions(
     if not layouts:
         raise errors[0]
     if len(layouts) > 1:
-        counts = " and between ".join(map(str, layouts))
+        counts = ", ".join(map(str, layouts))
         raise LayerError(
             f"{method_name} needs the same tokens in all blocks; here the number of tokens differs: {counts}. "
             "Pass a method that looks at a layer, such as gradcam, and name the layer"
