@@ -20,7 +20,14 @@ METHODS = importlib.import_module("camscope.explainers").METHODS
 def table(**methods):
     """A long form, [method]: a value for each row; names in capitals are controls."""
     rows = [
-        {"row": row, "method": name.lower(), "layer": None, "parameters_digest": None, "target": 0, "control": name.isupper()}
+        {
+            "row": row,
+            "method": name.lower(),
+            "layer": None,
+            "parameters_digest": None,
+            "target": 0,
+            "control": name.isupper(),
+        }
         | {"metric": metric, "value": value, "reason": None, "center_in_box": row % 2 == 0}
         for name, values in methods.items()
         for metric in board.FIRST

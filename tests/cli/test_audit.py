@@ -65,7 +65,11 @@ def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path
     shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
     folder = tmp_path / "study"
     next((folder / "images").iterdir()).write_bytes(b"no picture")
-    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localization"', '"localization", "shortcut"'))
+    text = (
+        (folder / "audit.toml")
+        .read_text()
+        .replace(LIGHT, LIGHT.replace('"localization"', '"localization", "shortcut"'))
+    )
     (folder / "audit.toml").write_text(text)
     told = asked("run", str(folder / "audit.toml"), "-o", str(folder / "audit"))
     assert told.exit_code == 1, told.output
@@ -187,7 +191,11 @@ def test_two_are_compared(made, tmp_path):
         (("run", "nowhere.toml"), 2, "the config file does not exist; camscope audit init writes one"),
         (("verify", "nowhere"), 2, "this folder holds no finished audit"),
         (("compare", "nowhere", "nowhere"), 2, "holds no audit"),
-        (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: this manifest cannot be read: there is no such file"),
+        (
+            ("init", "nowhere.csv", "--model", "phantom"),
+            2,
+            "nowhere.csv: this manifest cannot be read: there is no such file",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_line(args, code, words):

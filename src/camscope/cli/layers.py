@@ -54,7 +54,8 @@ def run(
     console.print(base.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
     if len(listed_names) < len(layer_table):
         console.print(
-            f"{plural(len(layer_table) - len(listed_names), 'more layer')} inside these; to list them: --all", style="dim"
+            f"{plural(len(layer_table) - len(listed_names), 'more layer')} inside these; to list them: --all",
+            style="dim",
         )
     for text in warnings:
         base.print_note(text)
