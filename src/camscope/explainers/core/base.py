@@ -113,10 +113,10 @@ class Explainer(BaseMethod):
             CamscopeError: The input, the target or the model cannot be explained; the subclass and message say why.
 
         >>> import torch
-        >>> from camscope import GradCAM
+        >>> from camscope import Saliency
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
-        >>> GradCAM(model, "0").attribute(torch.rand(2, 3, 8, 8), 1).shape
-        torch.Size([2, 6, 6])
+        >>> Saliency(model).attribute(torch.rand(2, 3, 8, 8), 1).shape
+        torch.Size([2, 8, 8])
 
         """
         (explainer,), extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
