@@ -48,7 +48,7 @@ def test_text_in_a_picture_that_they_load_is_not_shown(tmp_path):
 def test_on_the_command_line_they_get_the_path(tmp_path):
     reading = ScanOptions().for_explainers([tool()])
     assert tool().explain(reading.read_image(CT), 1).attribution.shape == (126, 126)
-    with pytest.raises(ImageError, match="--window: the model's preprocessing is MONAI's"):
+    with pytest.raises(ImageError, match="--window: the model's MONAI preprocessing opens files itself; set"):
         ScanOptions(window="40,400").for_explainers([tool()]).read_image(CT)
 
 
