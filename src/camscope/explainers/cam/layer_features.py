@@ -84,7 +84,7 @@ class PartialForward:
     replay: PrefixCache
 
     def score_variants(self, count: int, variants: ActivationVariants, read_output: ScoreReader) -> Tensor:
-        """(count,): what is read of so many versions; see `Features.scores_with`."""
+        """(count,): what is read of so many versions; see `LayerFeatures.score_inputs`."""
         return self._run_in_chunks(
             self._strategy, count, variants, partial(self._score_rows, self._strategy, read_output)
         )

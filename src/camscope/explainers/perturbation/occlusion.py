@@ -283,7 +283,7 @@ def _has_no_hooks(module: nn.Module) -> bool:
 class SegmentAblation(PerturbationExplainer):
     """f(x) - f(x with segment s filled), in every pixel of s: ablation (Zeiler & Fergus 2014) of superpixels.
 
-    `segments`: so many superpixels, a label map, or what makes one: see `segments.labels_of`. `compactness`: of SLIC, how
+    `segments`: so many superpixels, a label map, or what makes one: see `resolve_segment_labels`. `compactness`: of SLIC, how
     much nearness counts beside color.
     """
 
