@@ -3,9 +3,11 @@
 import gc
 import os
 import random
+import resource
 import socket
+import time
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,32 +15,64 @@ import torch
 
 os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
-LONG = (
-    "audit/test_runner.py",
-    "batch/test_ray_engine.py",
-    "explainers/test_zoo.py",
-    "audit/test_awkward_cases.py",
-    "test_examples.py",
-    "audit/provenance/test_provenance.py",
-    "evaluation/test_comparison.py",
-    "audit/performance/test_leakage.py",
-    "cli/test_audit.py",
-    "images/scans/test_canaries.py",
-    "evaluation/test_model_based_metrics.py",
-    "explainers/test_real_data.py",
-)  # by how long they take
+BEGAN = pytest.StashKey[float]()
+SECONDS: Counter[str] = Counter()  # processor time by file
+FILE_BUDGET = 30  # seconds of processor time on an idle machine
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
+def processor_seconds() -> float:
+    """What this process and those that it started and waited for have taken."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--write-models`: what tests/explainers/test_zoo.py measures becomes docs/models.md."""
+    """`--all-models` asks every model of tests/explainers/test_zoo.py, and `--write-models` also writes docs/models.md."""
+    parser.addoption("--all-models", action="store_true", help="ask all models of the zoo, not only twelve")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: two workers, each of which takes the next file, are then done at about the same time."""
-    places = {Path(__file__).parent / path: place for place, path in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note when a test begins, in processor time."""
+    item.stash[BEGAN] = processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """The last report of a test carries what the test has taken with its fixtures."""
+    if call.when == "teardown":  # the only report that has it
+        item.user_properties.append(("processor_seconds", processor_seconds() - item.stash[BEGAN]))
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the processor time of each file."""
+    SECONDS[report.nodeid.partition("::")[0]] += dict(report.user_properties).get("processor_seconds", 0.0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A file over the budget fails the run, unless all models were asked."""
+    if files_over_budget() and session.exitstatus == 0 and not session.config.getoption("--all-models"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the processor time of the run, and of the files that take most of it."""
+    slowest = ", ".join(f"{file} {seconds:.0f}" for file, seconds in SECONDS.most_common(5))
+    terminalreporter.write_line(f"processor time of the tests: {SECONDS.total():.0f} s (most: {slowest})")
+    for file, seconds in files_over_budget():
+        terminalreporter.write_line(
+            f"{file} takes {seconds:.0f} s, more than {FILE_BUDGET}: use fewer cases, or move some to benchmarks/",
+            red=True,
+        )
+
+
+def files_over_budget() -> list[tuple[str, float]]:
+    """Return the files that take more processor time than a file may."""
+    return [(file, seconds) for file, seconds in SECONDS.items() if seconds > FILE_BUDGET]
 
 
 def pytest_collection_finish() -> None:

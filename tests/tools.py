@@ -15,6 +15,20 @@ from camscope.explainers.core.evaluation_context import weights_key
 from camscope.explainers.core.sample_interaction import samples_interact
 from camscope.targets import Score
 
+REPRESENTATIVES = (
+    "gradcam",
+    "scorecam",
+    "rollout",
+    "chefer",
+    "deeplift",
+    "integratedgradients",
+    "guidedbackprop",
+    "smoothgrad",
+    "rise",
+    "refinecam",
+    "fullgrad",
+)  # of each family of methods, for tests of what a family shares
+
 
 def quarters(x):
     """(C,*S) -> (*S): each half of the last axis, and of the first of several."""

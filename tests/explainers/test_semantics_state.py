@@ -24,7 +24,7 @@ from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluation_mode
 from tests.nets import CASES, Plain, Residual, Tokens, plain, truth
 from tests.refusals import answers, first_answered, residual_or_plainer
-from tests.tools import explainer, looks_at_layers
+from tests.tools import REPRESENTATIVES, explainer, looks_at_layers
 from tests.untouched import untouched
 
 pytestmark = [
@@ -275,18 +275,19 @@ def test_a_users_backward_hook_behind_the_layer_runs_and_may_change_the_gradient
 def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method):
     case = residual_or_plainer(method)
     model, x = case.make()
-    for layer in (case.layer, None):
+    for layer in (case.layer, None) if method in REPRESENTATIVES else (case.layer,):
         tool = explainer(method, model, layer)
         expected = tool.attribute(x, 1)
         buffer = io.BytesIO()
         torch.save(model, buffer)
         buffer.seek(0)
-        for twin in (
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(buffer, weights_only=False),
-        ):
-            assert torch.equal(explainer(method, twin, layer).attribute(x, 1), expected)
+        if method in REPRESENTATIVES:
+            for twin in (
+                copy.deepcopy(model),
+                pickle.loads(pickle.dumps(model)),
+                torch.load(buffer, weights_only=False),
+            ):
+                assert torch.equal(explainer(method, twin, layer).attribute(x, 1), expected)
         for twin in (copy.deepcopy(tool), pickle.loads(pickle.dumps(tool)), copy.copy(tool)):
             assert torch.equal(twin.attribute(x, 1), expected)
 
@@ -351,7 +352,7 @@ def live_tensors():
     return sum(type(one) in (torch.Tensor, nn.Parameter) for one in gc.get_objects())
 
 
-@pytest.mark.parametrize(("method", "calls"), [(method, 200 if method == "gradcam" else 20) for method in METHODS])
+@pytest.mark.parametrize(("method", "calls"), [(method, 200 if method == "gradcam" else 6) for method in METHODS])
 def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, calls, only_what_is_new):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make(1)
@@ -455,7 +456,7 @@ def test_an_image_that_the_caller_changes_afterwards_changes_no_explanation():
 def test_eight_threads_on_one_model_each_have_their_own_answer(training):
     model, x = mixed_modes()
     model.eval()
-    methods = [method for method in METHODS if answers(method, "residual")]
+    methods = [method for method in (METHODS if training else REPRESENTATIVES) if answers(method, "residual")]
     layers = {method: ("stem", "block") if looks_at_layers(method) else ("block",) for method in methods}
     # those that are asked of one explainer stand side by side: it works in several threads at once
     questions = [(method, layer, target) for method in methods for layer in layers[method] for target in range(3)]

@@ -17,12 +17,33 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 
 ROWS = {f"{family}: {row.name}": row for family, rows in FAMILIES.items() for row in rows}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+REPRESENTATIVES = (
+    "torchvision: squeezenet1_1",
+    "torchvision: convnext",
+    "torchvision: vit",
+    "timm: vit, 4 registers",
+    "timm: deit, distilled",
+    "timm: cait",
+    "timm: mambaout",
+    "Hugging Face: ResNet",
+    "Hugging Face: Swin",
+    "Hugging Face: YOLOS",
+    "custom: U-Net",
+    "custom: 3-D transformer",
+)  # of each kind of layer and of prefix; `make models` asks all
 SAID = {}  # by row: what the methods without an answer say
 # before their tokens, convolutions or filters as wide as the picture carry everything everywhere
 MIXED = {"torchvision: mvit (video)", "timm: levit", "timm: xcit", "timm: mambaout", "Hugging Face: DETR"}
 
 
-@pytest.fixture(scope="module", params=ROWS)
+def pytest_generate_tests(metafunc):
+    """All rows where the page is to be written or `--all-models` is given, otherwise the representatives."""
+    if "built" in metafunc.fixturenames:
+        asked_for_all = any(map(metafunc.config.getoption, ("--write-models", "--all-models")))
+        metafunc.parametrize("built", ROWS if asked_for_all else REPRESENTATIVES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def built(request):
     """The row's name, the row, its model, and two inputs; one model at a time is held."""
     row = ROWS[request.param]
@@ -112,6 +133,11 @@ def test_every_method_has_a_map_or_a_sentence(built):
     assert "gradcam" not in refused
     assert all(refused.values()), "each without a map says why"
     SAID[name] = row, refused
+
+
+def test_the_page_has_every_row():
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(row.name in text for rows in FAMILIES.values() for row in rows), "make models writes it again"
 
 
 def test_the_page_says_what_is_measured(request):
