@@ -7,11 +7,13 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
@@ -100,6 +102,24 @@ def no_network() -> Iterator[None]:
 
         patch.setattr(socket, "getaddrinfo", only_local)
         yield
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made_once(name, build)`: a folder that `build(folder)` fills once for all workers of a run; not to be changed."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make(name: str, build: Callable[[Path], None]) -> Path:
+        folder, finished = base / name, base / f"{name}-finished"
+        with FileLock(base / f"{name}.lock"):
+            if not finished.exists():
+                folder.mkdir()
+                build(folder)
+                finished.touch()
+        return folder
+
+    return make
 
 
 @pytest.fixture

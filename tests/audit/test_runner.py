@@ -47,15 +47,26 @@ def changed(config: Config, **tables: object) -> Config:
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory, one_thread):
+def cases(made_once, one_thread):
     """Of a clean and a confounded net: the config, and the finished audit."""
-    made = {}
-    for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
-        folder = tmp_path_factory.mktemp(name)
-        quick = {"skip": ("faithfulness", "sanity")} if name == "clean" else {}  # whose audit is made again and again
-        config = changed(write_demo_study(folder / "study", p, n_images=IMAGES), **FAST, **quick)
-        made[name] = config, audit.run_audit(config, folder / "audit")
-    return made
+
+    def build(folder):
+        for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
+            quick = (
+                {"skip": ("faithfulness", "sanity")} if name == "clean" else {}
+            )  # whose audit is made again and again
+            config = changed(write_demo_study(folder / name / "study", p, n_images=IMAGES), **FAST, **quick)
+            (folder / f"{name}.json").write_text(config.model_dump_json())
+            audit.run_audit(config, folder / name / "audit")
+
+    folder = made_once("audits-of-two-nets", build)
+    return {
+        name: (
+            Config.from_source(json.loads((folder / f"{name}.json").read_text())),
+            audit.AuditRun(folder / name / "audit"),
+        )
+        for name in ("clean", "confounded")
+    }
 
 
 @pytest.fixture
@@ -232,7 +243,7 @@ def digests(folder):
 
 def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is_said(cases, tmp_path):
     config, run = cases["clean"]
-    alone = audit.run_audit(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
+    alone = audit.run_audit(changed(config, batch_size=7, skip=SLOW), tmp_path / "alone")
     for one, other in zip(alone.summary.shortcut.interventions, run.summary.shortcut.interventions, strict=True):
         assert one.effect.value == pytest.approx(other.effect.value, abs=1e-6)
     assert alone.summary.predict.performance[0].auroc == run.summary.predict.performance[0].auroc
@@ -261,14 +272,12 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
         "import json, sys, torch; torch.set_num_threads(1); from camscope import audit;"
         f"audit.run_audit(json.load(open({str(tmp_path / 'config.json')!r})), {str(tmp_path / 'audit')!r})"
     )
-    for stage in ("explain", "robustness"):  # the second within what comes after the first
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        )
-        _wait_for(tmp_path / "audit" / "stages" / f"{stage}.json", process)
-        time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    _wait_for(tmp_path / "audit" / "stages" / "localization.json", process)
+    time.sleep(0.1)  # within what comes next
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     made = audit.run_audit(config, tmp_path / "audit")
     assert digests(made.folder) == digests(run.folder)
 

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from types import MethodType
 from typing import Any
 
@@ -17,6 +18,7 @@ from camscope.errors import warn_caller
 from camscope.hooks.function_mode import BaseFunctionMode, ForwardOverride, bypass_torch_function
 from camscope.pytree import map_leaves
 
+CONTAINERS = (tuple, list, Mapping)  # of tensors, among the arguments of PyTorch's functions
 _writes_buffers_by_model: WeakIdKeyDictionary = (
     WeakIdKeyDictionary()
 )  # by model: whether its forward was seen to write a buffer in eval mode
@@ -42,7 +44,12 @@ class PrivateBuffers(BaseFunctionMode):
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
-        return func(*map_leaves(tuple(args), self._get_copy), **map_leaves(kwargs, self._get_copy))
+        return func(*map(self._copy_argument, args), **{name: self._copy_argument(kwargs[name]) for name in kwargs})
+
+    def _copy_argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._get_copy(value)
+        return map_leaves(value, self._get_copy) if isinstance(value, CONTAINERS) or is_dataclass(value) else value
 
     def _get_copy(self, tensor: Tensor) -> Tensor:
         if self._originals.get(id(tensor)) is tensor:
