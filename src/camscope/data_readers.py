@@ -7,6 +7,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -149,14 +150,21 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
         return table
 
 
+@cache
+def _open_footer_database(process: int) -> Any:
+    """Open an empty database once in each process, which takes longer than a query of a footer."""
+    return require("duckdb", extra="batch").connect(config={"autoinstall_known_extensions": "false"})
+
+
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
     """Raise an InputError where a column of a Parquet file claims more values than its bytes can hold.
 
     Only the footers are read, and by DuckDB: PyArrow 26 crashes on a damaged footer.
     """
     duckdb = require("duckdb", extra="batch")
+    database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern
-    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+    with database.cursor() as connection:  # one per thread
         try:
             claims = connection.execute(PARQUET_FOOTER_QUERY, [names]).fetchall()
         except duckdb.Error as error:
