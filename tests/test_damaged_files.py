@@ -58,7 +58,6 @@ app(sys.argv[1:])
     ("command", "side", "words"),
     [
         ("inspect-images", 60_000, "Pillow refuses it"),
-        ("inspect-images", 13_000, "out of memory"),
         ("explain", 13_000, "out of memory"),
     ],
 )
