@@ -217,7 +217,7 @@ def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
     table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
     for explanation in explanations:
         table.add_row(
-            explanation.method,
+            explanation.method_title,
             Text(base.format_class(explanation.target, explanation.label)),
             f"{explanation.score:.4g}",
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",

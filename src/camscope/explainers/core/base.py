@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camscope import registry
 from camscope.errors import InputError, TargetError
 from camscope.explainers.core.dispatch import bind_targets, build_explanations, explain_grid, run_methods
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput
@@ -26,10 +27,9 @@ from camscope.explainers.core.method import BaseMethod
 from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.registry import Registry
 from camscope.targets import Difference, TargetLike
 
-METHODS: Registry[type["Explainer"]] = Registry("method")
+METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
