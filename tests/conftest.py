@@ -71,7 +71,7 @@ def no_network() -> Iterator[None]:
 @pytest.fixture
 def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
-    monkeypatch.setattr("camscope.explainers.core.dispatch.flag_constant_scores", lambda *_: None)
+    monkeypatch.setattr("camscope.explainers.core.runner.flag_constant_scores", lambda *_: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.explainers import Comparison, Explainer
-    from camscope.explainers.core.dispatch import OnPass
-    from camscope.explainers.core.method import BaseMethod
+    from camscope.explainers.core.base_method import BaseMethod
+    from camscope.explainers.core.runner import OnPass
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DEFAULT_ALPHA = 0.85

@@ -113,7 +113,7 @@ def _explain_cases(
 ) -> list[_DemoCase]:
     """Explain one case per name; `skip_unsupported` drops methods that do not support the first image."""
     from camscope.explainers.comparison.best_effort import explain_supported
-    from camscope.explainers.core.dispatch import explain_grid
+    from camscope.explainers.core.runner import explain_grid
     from camscope.phantom import CATEGORIES, draw_radiograph
 
     cases: list[_DemoCase] = []

@@ -4,7 +4,7 @@ import math
 import unicodedata
 from typing import Any
 
-from camscope.explainers.core.maps import is_simple_setting
+from camscope.explainers.core.base_method import is_simple_setting
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.medical.scan_space import ScanSpaceMap
 from camscope.version import __version__
