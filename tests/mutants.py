@@ -15,7 +15,7 @@ from torch import nn
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_pass import SharedPass
-from camscope.explainers.core import maps, sample_interaction
+from camscope.explainers.core import base_method, noise_probes
 from camscope.explainers.ensemble import fusion, wrappers
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base, buffer_isolation
@@ -265,13 +265,20 @@ MUTANTS = [
         "unflatten(1, self.grid[::-1]).transpose(1, 2)",
         a_patch_lies_in_its_row_and_column,
     ),
-    Mutant("constant is ok", maps, "_determine_status", "if constant_score:", "if False:", a_constant_score_is_flagged),
+    Mutant(
+        "constant is ok",
+        base_method,
+        "_determine_status",
+        "if constant_score:",
+        "if False:",
+        a_constant_score_is_flagged,
+    ),
     Mutant(
         "one batch for all",
-        sample_interaction,
+        noise_probes,
         "_measure_interaction",
-        "first_tensor.shape != other.shape or _have_different_values(first_tensor, other)",
-        "first_tensor.shape != other.shape",
+        "tensor.shape != other.shape or _have_different_values(tensor, other)",
+        "tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,
     ),
     Mutant(

@@ -15,7 +15,7 @@ from torch import Tensor
 from camscope.batch import Manifest, build_manifest
 from camscope.batch import pseudonymize as runs
 from camscope.errors import ImageError, InputError, PreprocessError
-from camscope.explainers.core import inputs, maps
+from camscope.explainers.core import base_method, inputs
 from camscope.images.files import redaction
 from camscope.images.photo import read_photo
 from camscope.images.scans.scan import Scan
@@ -92,7 +92,7 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 
 def a_path_is_no_plain_setting() -> None:
-    known = maps.redact_parameters(
+    known = base_method.redact_parameters(
         {"baseline": "DOE^JANE.png", "n_steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
     )
     assert "DOE" not in str(known)
@@ -139,7 +139,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "lists of paths",
-        maps,
+        base_method,
         "is_simple_setting",
         "all(map(is_simple_setting, value))",
         "True",

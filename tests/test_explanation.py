@@ -56,8 +56,8 @@ def test_facts_of_the_map():
     one = explanation()
     assert one.grid == (2, 3)
     assert one.stride == (10.0, 10.0)
-    assert one.caption == "tabby (p=0.50) · gradcam · layer4"
-    assert explanation(probability=None, layer=None).caption == "tabby (score 7.25) · gradcam"
+    assert one.caption == "tabby (p=0.50) · Grad-CAM · layer4"
+    assert explanation(probability=None, layer=None).caption == "tabby (score 7.25) · Grad-CAM"
 
 
 def test_scales_of_the_grid_by_hand():

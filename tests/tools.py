@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
-from camscope.explainers.core.constant_scores import find_constant_rows
-from camscope.explainers.core.evaluation_context import weights_key
-from camscope.explainers.core.sample_interaction import samples_interact
+from camscope.explainers.core.evaluation_context import inspect_model
+from camscope.explainers.core.noise_probes import find_constant_rows, samples_interact
 from camscope.targets import Score
 
 REPRESENTATIVES = (
@@ -109,7 +108,7 @@ class Counting(nn.Module):
 def seen_before(model, x):
     """The model, after what is seen of it once for each shape of input, so that a test counts the passes of a call alone."""
     samples_interact(model, x)
-    weights = weights_key(model)
+    weights = hash(frozenset(inspect_model(model).weight_versions().items()))
     with torch.no_grad(), suppress(Exception):  # a test's model may fail, or have other scores
         for target in (lambda output: output.flatten(1)[:, 0], *range(model(x).shape[1])):
             score = Score(model, target)

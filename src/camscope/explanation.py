@@ -15,6 +15,7 @@ from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -76,7 +77,7 @@ class Explanation:
 
     >>> explanation = Explanation(np.array([[0.0, 1.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16))
     >>> explanation.grid, explanation.stride, explanation.caption
-    ((1, 2), (8.0, 8.0), 'tabby (score 7.5) · gradcam')
+    ((1, 2), (8.0, 8.0), 'tabby (score 7.5) · Grad-CAM')
 
     """
 
@@ -138,9 +139,14 @@ class Explanation:
         return f"{self.label} ({score_text})"
 
     @property
+    def method_title(self) -> str:
+        """The method as its paper writes it: `Grad-CAM` for the method "gradcam"."""
+        return METHODS.display_name(self.method)
+
+    @property
     def caption(self) -> str:
-        """Label, method and layer: `tabby (p=0.93) · gradcam · layer4`."""
-        return " · ".join(filter(None, (self.label_and_score, self.method, self.layer)))
+        """Label, method and layer: `tabby (p=0.93) · Grad-CAM · layer4`."""
+        return " · ".join(filter(None, (self.label_and_score, self.method_title, self.layer)))
 
     @property
     def warning_text(self) -> str | None:

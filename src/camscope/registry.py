@@ -3,7 +3,8 @@
 import difflib
 import re
 from collections.abc import Iterator, MutableMapping
-from typing import Protocol, TypeVar
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
 
 from camscope.errors import InputError, MissingExtraError
 
@@ -40,6 +41,7 @@ class Registry(MutableMapping[str, Entry]):
 
     Args:
         kind: What an entry is, for error messages: "method" or "metric".
+        package: The package whose modules register the entries; it is imported when the first name is looked up.
 
     >>> from camscope.explainers import METHODS
     >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
@@ -47,8 +49,9 @@ class Registry(MutableMapping[str, Entry]):
 
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
+        self.package = package
         self._entries: dict[str, Entry] = {}
         self._titles: dict[str, str] = {}  # by name, also of entries whose package is not installed
         self._names: dict[str, str] = {}  # by normalized name or title
@@ -73,6 +76,7 @@ class Registry(MutableMapping[str, Entry]):
             MissingExtraError: The entry needs a package that is not installed.
 
         """
+        self._import_package()
         canonical = self._names.get(normalize_name(str(name)))
         if canonical in self._missing_packages:
             raise MissingExtraError(*self._missing_packages[canonical])
@@ -92,6 +96,7 @@ class Registry(MutableMapping[str, Entry]):
         >>> METHODS.display_name("gradcam + layercam, fused")
         'Grad-CAM + LayerCAM, fused'
         """
+        self._import_package()
         method, dot, layer = name.partition(" · ")
         parts = NAME_SEPARATORS.split(method)
         titles = [self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts]
@@ -103,6 +108,7 @@ class Registry(MutableMapping[str, Entry]):
         return tuple(self._missing_packages)
 
     def __getitem__(self, name: str) -> Entry:
+        self._import_package()
         return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
@@ -117,13 +123,19 @@ class Registry(MutableMapping[str, Entry]):
         self._names = {spelling: owner for spelling, owner in self._names.items() if owner != canonical}
 
     def __iter__(self) -> Iterator[str]:
+        self._import_package()
         return iter(self._entries)
 
     def __len__(self) -> int:
+        self._import_package()
         return len(self._entries)
 
     def __repr__(self) -> str:
         return f"Registry({self.kind!r}, {list(self._entries)})"
+
+    def _import_package(self) -> None:
+        if self.package is not None:
+            import_module(self.package)
 
     def _reserve_spellings(self, name: str, title: str) -> None:
         for text in (name, title):
@@ -132,3 +144,8 @@ class Registry(MutableMapping[str, Entry]):
                 raise ValueError(f"the {self.kind} {name!r} cannot be registered: {text!r} is a spelling of {owner!r}")
         self._names |= {normalize_name(name): name, normalize_name(title): name}
         self._titles[name] = title
+
+
+METHODS: Registry[Any] = Registry(
+    "method", "camscope.explainers"
+)  # typed, in `camscope.explainers`, as classes of explainers

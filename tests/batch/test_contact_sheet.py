@@ -95,8 +95,8 @@ def test_every_row_is_a_card_with_its_words(run):
     cards = page.text.split("case ")
     assert len(page.all("li", class_="card")) == 16
     assert "All of 16 rows; all are shown." in page.text
-    assert "case 0 gradcam · layer4" in page.text
-    assert "case 0 layercam · layer3" in page.text
+    assert "case 0 Grad-CAM · layer4" in page.text
+    assert "case 0 LayerCAM · layer3" in page.text
     assert "16 (2 without a map)" in page.text
     assert "phantom (" in page.text
     assert sum("this is not an image of a format that Pillow knows" in card for card in page.words) == 2
@@ -115,7 +115,7 @@ def test_the_query_chooses_sorts_and_counts(run):
     assert re.findall(r"case \d", page.text) == ["case 7", "case 6", "case 5"]
     assert "7 of 16 rows match; the first 3 are shown." in page.text
     assert "where method = 'gradcam' and status <> 'failed' sorted by id desc" in page.text
-    assert page.all("img", class_="map")[0]["alt"].startswith("gradcam · layer4: the map for nodule, on gray")
+    assert page.all("img", class_="map")[0]["alt"].startswith("Grad-CAM · layer4: the map for nodule, on gray")
 
 
 def test_the_pictures_are_the_overlay_and_the_original(run):

@@ -114,7 +114,7 @@ def test_demo_draws_explains_and_judges(here):
     figure = np.asarray(Image.open("d/demo.png"))
     assert figure.shape[0] > 4 * 256
     assert figure.shape[1] > 3 * 256
-    for words in ("gradcam", "layercam", "energy", "hit", "d/demo.png", "all findings"):
+    for words in ("Grad-CAM", "LayerCAM", "energy", "hit", "d/demo.png", "all findings"):
         assert words in result.stdout
     assert_refused("demo", "-o", "d", code=1, saying="d/demo.png exists")
     run("demo", "-o", "d", "--methods", "gradcam", "--overwrite")
@@ -140,7 +140,7 @@ def test_a_constant_map_has_the_energy_of_the_area():
 def test_explain_says_and_writes_the_answer(here):
     result = run("explain", "nodule.png")
     assert written() == [build_file_stem(1, Path("nodule.png")) + ".png"]
-    for words in ("nodule.png", "top", "1 nodule", "score", "probability", "layer4", "gradcam", "ok", *written()):
+    for words in ("nodule.png", "top", "1 nodule", "score", "probability", "layer4", "Grad-CAM", "ok", *written()):
         assert words in result.stdout
 
 

@@ -84,7 +84,8 @@ def passes():
 
 def row(result, method, label=""):
     """The columns of a line of the table."""
-    (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == [method] and label in line]
+    title = METHODS.display_name(method)
+    (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == [title] and label in line]
     return line.split()
 
 
@@ -121,7 +122,7 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
     result = run(
         "compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,scorecam", "--set", "n_channels=2"
     )
-    assert [line.split()[1] for line in result.stdout.splitlines() if line.split()[:1] == ["scorecam"]] == [
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.split()[:1] == ["Score-CAM"]] == [
         "layer2",
         "layer4",
     ]
@@ -134,7 +135,7 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
 
 def test_a_method_of_several_layers_takes_them_at_once(here):
     result = run("compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,refinecam")
-    lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["refinecam"]]
+    lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["RefineCAM"]]
     assert len(lines) == 1
     assert "layer2 + layer4" in lines[0]
     run("explain", "nodule.png", "--layers", "layer2,layer4", "--methods", "refinecam", "-o", "both.npz")
@@ -165,7 +166,7 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
 def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_methods):
     only_methods({name: METHODS[name] for name in ("rollout", "gradcam", "layercam")})
     result = run("demo", "--methods", "all", "-o", "drawn")
-    assert "layercam" in result.stdout
+    assert "LayerCAM" in result.stdout
     assert "rollout" not in result.stdout
     assert "no self-attention" in errors(run("demo", "--methods", "rollout", "-o", "none", code=2))[0]
 

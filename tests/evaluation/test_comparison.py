@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model
+from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model, registry
 from camscope.cli import app, base
 from camscope.cli import metric_tables as cli_lines
 from camscope.errors import InputError, OutputError, RunError
@@ -88,7 +88,7 @@ def test_the_table_is_means_and_paired_differences_by_hand(place, found):
     metrics = sum(METRICS[one].higher_is_better is not None for one in found.summaries)
     pairs = metrics * 3  # of three methods, for gradcam and hirescam have the same maps
     for name, own in values.items():
-        row = rows["enrichment", name]
+        row = rows["enrichment", registry.METHODS.display_name(name)]
         assert row["mean"] == pytest.approx(own.mean(), rel=1e-5)
         assert (row["n_values"], row["n_undefined"], row["is_control"]) == (COUNT - 1, 1, False)
         assert row["seconds_per_image"] > 0
@@ -118,7 +118,7 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
         for row in run.table().to_pylist()
         if row["attribution"] is not None
     }
-    pair = found.method_names.index("layercam"), found.method_names.index("saliency")
+    pair = found.method_names.index("LayerCAM"), found.method_names.index("Saliency")
     each = []
     for n in range(COUNT):
         if n == BROKEN:
@@ -137,9 +137,9 @@ def test_agreement_is_spearmans_correlation_on_the_finer_grid(found):
 
 def test_maps_that_are_one_throughout_are_said_to_be(found):
     names = [[found.names[key, False] for key in group] for group in found.agreement.equivalent_groups]
-    assert names == [["gradcam", "hirescam"]]
+    assert names == [["Grad-CAM", "HiResCAM"]]
     assert found.compute_correlation_matrix()[0, 1] > 0.999
-    assert found.statements[0] == "gradcam and hirescam: the same maps here, as they are displayed"
+    assert found.statements[0] == "Grad-CAM and HiResCAM: the same maps here, as they are displayed"
 
 
 def test_one_image_of_difference_parts_two_methods():
@@ -164,7 +164,7 @@ def test_layers_and_settings_are_named_where_they_tell_methods_apart(place, tmp_
     tools = [GradCAM(model, "layer4"), GradCAM(model, "layer3"), LayerCAM(model, "layer4")]
     run_batch(tools, place / "images" / "00.png", tmp_path / "run")
     made = compare_methods(tmp_path / "run", tmp_path / "out")
-    assert made.method_names == ["gradcam · layer4", "gradcam · layer3", "layercam"]
+    assert made.method_names == ["Grad-CAM · layer4", "Grad-CAM · layer3", "LayerCAM"]
     assert made.title == "phantom · 1 image"
     assert list(made.summaries) == ["sparseness", "effective-area"]
     assert made.summaries["sparseness"][0].estimate.n_values == 1
@@ -198,11 +198,11 @@ def test_it_says_who_is_first_who_cannot_be_told_from_it_and_who_beats_no_contro
     center = line("center", 1.0, control=True)
     assert said({"m": [line("a", 3, over=good), line("b", 2, 0.2, good), line("c", 1, 0.01, none), center]}) == [
         "m: a is first; no significant difference from b",
-        "only a and b are better than the control center in m",
+        "only a and b are better than the control Center Gaussian in m",
     ]
     assert said({"m": [line("a", 3, over=none), line("b", 2, 0.2, none), center]}) == [
         "no method differs significantly from the first in m",
-        "no method is better than the control center in m",
+        "no method is better than the control Center Gaussian in m",
     ]
     assert said({"m": [line("a", 3, over=good), line("b", 2, 0.01, good), center]}) == [
         "m: a is first, and better than the other",
@@ -346,7 +346,7 @@ def make_it_legible(made):
 
 def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     words = make_it_legible(found)
-    assert {"gradcam", "layercam", "saliency", "center", "enrichment", "more is better →", "nodule"} <= words
+    assert {"Grad-CAM", "LayerCAM", "Saliency", "Center Gaussian", "Enrichment", "more is better →", "nodule"} <= words
     for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
     with pytest.raises(OutputError, match=r"cannot write .gif"):
@@ -427,7 +427,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     assert "holds another run" in error(run(*words, "-o", "out", "--images", "4", code=1))
     few = run(*words, "-o", "few", "--images", "4", "--seed", "1", "--group", "patient", "--metrics", "deletion,enrichment",
               "--figure", "f.svg", code=1)  # fmt: skip
-    assert "deletion, blur, lower is better" in few.stdout
+    assert "Deletion, blur, lower is better" in few.stdout
     assert "4 images" in few.stdout
     assert Path("f.svg").exists()
     of_run = run("compare", "out/run", "-o", "again", "--masks", "mask")
@@ -452,7 +452,7 @@ def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
         "out",
     )
     result = run(*words)
-    assert "layercam" in result.stdout
+    assert "LayerCAM" in result.stdout
     values = EvaluationResult("out").table("metric = 'enrichment' and method = 'gradcam'")["value"].to_pylist()
     every = by_hand_of(place, BatchRun("out/run"))
     np.testing.assert_allclose(values, every, rtol=1e-6)
@@ -558,7 +558,7 @@ def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch)
     names = ("gradcam", "rollout", "layercam")
     monkeypatch.setattr(base, "parse_methods", lambda words: {name: EVERY[name] for name in names})
     result = run("compare", place / "images" / "0[0-1].png", "--methods", "all", "-o", "out")
-    assert "layercam" in result.stdout
+    assert "LayerCAM" in result.stdout
     assert "rollout" not in result.stdout
 
 

@@ -269,7 +269,7 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
         *rows("uniform", [0.5] * 8, control=True),
     ]
     (lines,) = summarize_values(pa.Table.from_pylist(made)).values()
-    assert [line.title for line in lines] == ["good · l", "weak · l", "center", "uniform"]
+    assert [line.title for line in lines] == ["good · l", "weak · l", "Center Gaussian", "uniform"]
     good, weak, center, _ = lines
     assert (good.estimate.n_values, good.estimate.n_undefined) == (7, 1)
     assert good.estimate.mean == pytest.approx(23 / 7)
@@ -318,7 +318,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
     assert p == q
     names = {((one.method, None, None), one.is_control): one.method for one in found[1]}
     said = list(iter_statements({"enrichment": found[1]}, MapAgreement([], {}, []), names))
-    assert said[-1] == "only good is better than the control center in enrichment"
+    assert said[-1] == "only good is better than the control Center Gaussian in Enrichment"
 
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
@@ -326,8 +326,8 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
-    assert "enrichment, higher is better: energy inside" in result.stdout
-    assert "gradcam · layer4" in result.stdout
+    assert "Enrichment, higher is better: energy inside" in result.stdout
+    assert "Grad-CAM · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("camscope.evaluation.evaluate", None)  # nothing is measured before
@@ -357,7 +357,10 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     words = ["evaluate", str(place / "run"), "--metrics", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "undefined 9 of gradcam, layercam, uniform, center, edges and random: there is no mask of" in result.stdout
+    assert (
+        "undefined 9 of Grad-CAM, LayerCAM, uniform, Center Gaussian, Edge detector and random: there is no mask of"
+        in result.stdout
+    )
     assert "not an image of a format" in result.stdout
     (tmp_path / "none").mkdir()
     for metric in ("enrichment", "enrichment,sparseness"):
@@ -400,8 +403,8 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
     words = ["benchmark", "phantom", "--methods", "gradcam,saliency", "--count", "6", "-o", "out"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
-    assert "gradcam · layer4" in first.stdout
-    assert "edges (control)" in first.stdout
+    assert "Grad-CAM · layer4" in first.stdout
+    assert "Edge detector (control)" in first.stdout
     table = EvaluationResult("out/measures").table(where="metric = 'enrichment' and not control")
     assert set(table["method"].to_pylist()) == {"gradcam", "saliency"}
     assert min(table["value"].to_pylist()) > 1

@@ -346,7 +346,7 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
     assert list(lines) == ["deletion, mean", "deletion, blur", "average-drop"]
     for line in lines["deletion, blur"]:
         assert (line.metric, line.imputation) == ("deletion", "blur")
-    (gradcam,) = (line for line in lines["deletion, blur"] if line.title == "gradcam · layer4")
+    (gradcam,) = (line for line in lines["deletion, blur"] if line.title == "Grad-CAM · layer4")
     wanted = made.table("metric = 'deletion' and imputation = 'blur' and method = 'gradcam'")["value"].to_pylist()
     assert gradcam.estimate.mean == pytest.approx(np.mean([one for one in wanted if one is not None]))
     assert gradcam.difference_to_control is not None
@@ -358,14 +358,14 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
     for said in (
-        "deletion, mean, lower is better: area",
-        "insertion, zero",
-        "average-drop, lower is better",
-        "edges (control)",
+        "Deletion, mean, lower is better: area",
+        "Insertion, zero",
+        "Average Drop, lower is better",
+        "Edge detector (control)",
     ):
         assert said in result.stdout
     assert "necessity" not in result.stdout
-    assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
+    assert b"Deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
     without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2

@@ -97,7 +97,7 @@ def test_a_parametric_map_says_what_its_numbers_mean_and_how_they_were_made(tmp_
     item = found.PerFrameFunctionalGroupsSequence[0].DerivationImageSequence[0]
     for words in (
         "not a diagnosis",
-        "gradcam, layer layer4",
+        "Grad-CAM, layer layer4",
         "target 1 (Pleuraergu / )",
         "0123456789abcdef",
         "zero gradient",

@@ -317,7 +317,7 @@ def test_any_number_of_axes(case):
     found = run_randomization_test(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])
     assert set(found.similarities) == {"ssim", "spearman"}  # these have no room for a picture's histograms
     assert found.figure().shape[2] == 3
-    assert f"<saliency, cascading randomization: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
+    assert f"<Saliency, cascading randomization: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
         found
     )
 

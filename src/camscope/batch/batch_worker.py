@@ -31,10 +31,10 @@ from camscope.errors import (
 )
 from camscope.explainers import Explainer
 from camscope.explainers.comparison.best_effort import MethodTimer
-from camscope.explainers.core.dispatch import bind_targets, build_explanations, check_compatible_explainers, run_methods
+from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess
-from camscope.explainers.core.maps import format_without_address
+from camscope.explainers.core.runner import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
 from camscope.hooks.base import unwrap
 from camscope.model_card import compute_model_digest
@@ -165,7 +165,7 @@ class BatchWorker:
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.targets_for(image) for image in images]
         bound_targets = [
-            bind_targets(self.explainers[0], list(column), items, NO_EXTRA_INPUTS)
+            self.explainers[0].bind_targets(list(column), items, NO_EXTRA_INPUTS)
             for column in zip(*targets_by_image, strict=True)
         ]
         timer = MethodTimer()

@@ -20,6 +20,7 @@ from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.optional import require
 from camscope.plurals import plural
+from camscope.registry import METHODS
 
 MAX_TEXT_LENGTH = 300  # characters of a text from a run
 ResultRow = Mapping[str, Any]
@@ -122,7 +123,9 @@ def _card_fields(run: MapCollection, row: ResultRow) -> dict[str, Any]:
     return {
         "title": truncate_text(label or ("no map" if row["status"] == FAILED else "–")),
         "image_id": truncate_text(row["id"]),
-        "method_and_layer": truncate_text(" · ".join(filter(None, (row["method"], row["layer"])))),
+        "method_and_layer": truncate_text(
+            METHODS.display_name(" · ".join(filter(None, (row["method"], row["layer"]))))
+        ),
         "columns": {truncate_text(name): truncate_text(value) for name, value in {**requested, **extra}.items()},
     }
 

@@ -10,7 +10,8 @@ from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.manifest import Manifest, hash_manifest
 from camscope.batch.options import OverlayOptions
 from camscope.batch.result_rows import hash_parameters
-from camscope.explainers.core.maps import format_without_address, get_library_versions, redact_parameters
+from camscope.explainers.core.base_method import format_without_address, redact_parameters
+from camscope.explainers.core.runner import get_library_versions
 from camscope.hooks.base import unwrap
 from camscope.model_card import ModelCard, compute_model_digest, get_card
 from camscope.models import redact_file_names

@@ -26,9 +26,9 @@ from camscope.batch.run_store import RunStore
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.core.base_method import format_without_address
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
-from camscope.explainers.core.maps import format_without_address
 from camscope.images.scans.scan import Window
 from camscope.targets import TargetLike
 

@@ -10,6 +10,7 @@ import typer
 from camscope.cli import base, evaluation_request
 from camscope.errors import InputError
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def compare(
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
-        description = f"{agreement.method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
+        method = METHODS.display_name(agreement.method)
+        description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
         console.print(base.styled_text(("maps    ", "bold"), (base.display_text(description), "")), soft_wrap=True)
     for change in comparison.verdict_changes:
         console.print(

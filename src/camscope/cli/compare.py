@@ -12,13 +12,14 @@ from camscope.cli import base, compare_images, completion, evaluation_request, o
 from camscope.cli.options import parse_settings
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.explainers import Comparison, Explainer
-    from camscope.explainers.core.dispatch import OnPass
-    from camscope.explainers.core.method import BaseMethod
+    from camscope.explainers.core.base_method import BaseMethod
+    from camscope.explainers.core.runner import OnPass
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DEFAULT_ALPHA = 0.85
@@ -260,7 +261,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
     for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
         status = row["status"]
         table.add_row(
-            Text(base.display_text(row["method"])),
+            Text(base.display_text(METHODS.display_name(row["method"]))),
             Text(base.display_text(row["layer"] or "–")),
             Text(base.format_class(row["target"], row["label"])),
             f"{row['score']:.4g}",

@@ -113,7 +113,7 @@ def _explain_cases(
 ) -> list[_DemoCase]:
     """Explain one case per name; `skip_unsupported` drops methods that do not support the first image."""
     from camscope.explainers.comparison.best_effort import explain_supported
-    from camscope.explainers.core.dispatch import explain_grid
+    from camscope.explainers.core.runner import explain_grid
     from camscope.phantom import CATEGORIES, draw_radiograph
 
     cases: list[_DemoCase] = []
@@ -152,7 +152,8 @@ def _build_demo_figure(cases: Sequence[_DemoCase]) -> "RGBImage":
         captions += [_format_case_title(case)]
         images += [_outline_lesion(explanation.overlay(), case) for explanation in case.explanations]
         captions += [
-            f"{explanation.method}{_format_hit_and_energy(explanation, case)}" for explanation in case.explanations
+            f"{explanation.method_title}{_format_hit_and_energy(explanation, case)}"
+            for explanation in case.explanations
         ]
     return draw_image_grid(images, captions, columns=1 + len(cases[0].explanations), height=IMAGE_HEIGHT)
 
@@ -208,7 +209,12 @@ def _build_demo_table(cases: Sequence[_DemoCase]) -> "Table":
             table.add_row(*name, *_format_row(explanation, case), end_section=i == len(case.explanations) - 1)
     for column, first in enumerate(cases[0].explanations):
         table.add_row(
-            "all findings" if column == 0 else "", "", first.method, "", *_format_mean(cases, column), style="bold"
+            "all findings" if column == 0 else "",
+            "",
+            first.method_title,
+            "",
+            *_format_mean(cases, column),
+            style="bold",
         )
     return table
 
@@ -229,11 +235,11 @@ def _format_row(explanation: "Explanation", case: _DemoCase) -> "tuple[str | Tex
 
     mask = case.phantom.mask
     if not mask.any():
-        return explanation.method, f"{explanation.score:.2f}", "–", "–", "–"
+        return explanation.method_title, f"{explanation.score:.2f}", "–", "–", "–"
     attribution = explanation.heatmap(scale=None)
     hit = Text("yes", "green") if is_pointing_hit(attribution, mask) else Text("no", "red")
     return (
-        explanation.method,
+        explanation.method_title,
         f"{explanation.score:.2f}",
         hit,
         _format_share(compute_energy_inside(attribution, mask)),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from camscope.cli.progress import ProgressBar
     from camscope.explainers import Explainer
-    from camscope.explainers.core.dispatch import OnPass
+    from camscope.explainers.core.runner import OnPass
     from camscope.explanation import ClassScore, Explanation, ScaleOption
     from camscope.render import RGBImage
 
@@ -98,7 +98,7 @@ class ImageExplanationWriter:
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the supported explainers and their explanations by [method][class], computed from shared passes."""
         from camscope.explainers.comparison.best_effort import explain_supported
-        from camscope.explainers.core.dispatch import explain_grid
+        from camscope.explainers.core.runner import explain_grid
 
         if self.scan_settings.slice_axis is not None:
             return self.explainers, [
@@ -217,7 +217,7 @@ def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
     table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
     for explanation in explanations:
         table.add_row(
-            explanation.method,
+            explanation.method_title,
             Text(base.format_class(explanation.target, explanation.label)),
             f"{explanation.score:.4g}",
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",

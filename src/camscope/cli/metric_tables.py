@@ -9,6 +9,7 @@ import typer
 
 from camscope.cli import base
 from camscope.cli.output_paths import check_free, check_is_folder
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,7 +26,7 @@ def format_metric_heading(name: str, summary_line: "MethodSummary") -> "Text":
 
     metric = METRICS[summary_line.metric]
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
-    return base.styled_text((name, "bold"), (f"{direction}: {metric.formula}", "dim"))
+    return base.styled_text((METRICS.display_name(name), "bold"), (f"{direction}: {metric.formula}", "dim"))
 
 
 def format_p_value(difference: "Estimate | None") -> str:
@@ -50,7 +51,7 @@ def format_undefined_reasons(rows: Any, summary_line: "MethodSummary") -> "list[
     )
     methods: dict[tuple[int, str], list[str]] = {}
     for (reason, method), count in counts.items():
-        methods.setdefault((count, reason), []).append(method)
+        methods.setdefault((count, reason), []).append(METHODS.display_name(method))
     most_frequent = sorted(methods, key=lambda count_and_reason: -count_and_reason[0])[:MAX_UNDEFINED_REASONS]
     return [
         base.styled_text(

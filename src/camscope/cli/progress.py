@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from camscope.batch import BatchOutcome
     from camscope.explainers import Explainer
-    from camscope.explainers.core.method import BaseMethod
+    from camscope.explainers.core.base_method import BaseMethod
 
 SECONDS_BETWEEN_LINES = 30.0  # seconds between two lines of progress where there is no terminal
 

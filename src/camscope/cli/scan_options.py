@@ -144,7 +144,7 @@ class ScanOptions:
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return the explanation with file names replaced by the pseudonym."""
-        from camscope.explainers.core.maps import redact_parameters
+        from camscope.explainers.core.base_method import redact_parameters
 
         pseudonym = self.pseudonym(path)
         return (

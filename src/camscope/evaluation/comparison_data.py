@@ -14,6 +14,7 @@ from camscope.evaluation.metric_evaluation import EvaluationResult
 from camscope.evaluation.summary import MethodSummary
 from camscope.metrics.base import FloatArray
 from camscope.plurals import plural
+from camscope.registry import METHODS
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +81,9 @@ def name_methods(
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _name_method(key, run, method_keys) for key in method_keys}
     taken = set(names.values())
-    return {
-        (key, is_control): names[key] if not is_control else f"{key[0]} (control)" if key[0] in taken else key[0]
-        for key, is_control in all_keys
-    }
+    controls = {key: METHODS.display_name(key[0]) for key, is_control in all_keys if is_control}
+    names_of_controls = {key: f"{name} (control)" if name in taken else name for key, name in controls.items()}
+    return {(key, is_control): (names_of_controls if is_control else names)[key] for key, is_control in all_keys}
 
 
 def _get_summary_key(summary: MethodSummary) -> tuple[MethodKey, bool]:
@@ -94,7 +94,7 @@ def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> st
     method, layer, _ = key
     same_method = [other for other in keys if other[0] == method]
     layers = Counter(other[1] for other in same_method)
-    parts = [method, layer if len(layers) > 1 and layer is not None else ""]
+    parts = [METHODS.display_name(method), layer if len(layers) > 1 and layer is not None else ""]
     if layers[layer] > 1:
         other_settings = [_read_method_settings(run, other) for other in same_method if other[1] == layer]
         parts.append(_format_differing_settings(_read_method_settings(run, key), other_settings) or str(key[2]))

@@ -7,6 +7,7 @@ from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
+from camscope.registry import METHODS
 
 MAX_NAMES_IN_LIST = 6  # names in a list before "and n more"
 MethodNames = Mapping[tuple[MethodKey, bool], str]
@@ -20,6 +21,7 @@ def iter_statements(
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := describe_dominance([summary for group in summaries.values() for summary in group]):
         yield reason
+    summaries = {METRICS.display_name(metric): group for metric, group in summaries.items()}
     rankings = {metric: _MetricRanking(group, names) for metric, group in summaries.items()}
     rankings = {metric: ranking for metric, ranking in rankings.items() if len(ranking.methods) > 1}
     n_groups_needed = {needed for ranking in rankings.values() if (needed := ranking.n_groups_needed)}
@@ -126,7 +128,9 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
     partial_statements = []
     for metric, group in summaries.items():
         methods = [line for line in group if not line.is_control and line.difference_to_control is not None]
-        controls = [line.method for line in group if line.is_control and line.estimate is not None]
+        controls = [
+            METHODS.display_name(line.method) for line in group if line.is_control and line.estimate is not None
+        ]
         if not methods or not controls or not has_controls(group[0]):
             continue
         better = [_get_method_name(line, names) for line in methods if line.beats_control]

@@ -19,8 +19,8 @@ from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES
 from camscope.plurals import plural

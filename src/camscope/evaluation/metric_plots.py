@@ -13,6 +13,7 @@ from camscope.evaluation.comparison_statements import has_controls
 from camscope.evaluation.summary import MethodSummary
 from camscope.metrics import METRICS
 from camscope.optional import require
+from camscope.registry import METHODS
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LITERAL_TEXT_SETTINGS = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
@@ -78,7 +79,8 @@ def _draw_metric_panel(axes: Any, name: str, summaries: Sequence[MethodSummary])
         draw_interval(axes, place, line)
     draw_control_band(axes, summaries)
     is_unique = len({line.method for line in summaries}) == len(summaries)  # then no layer is shown
-    axes.set_yticks(range(len(summaries)), [line.method if is_unique else line.title for line in summaries], fontsize=9)
+    labels = [METHODS.display_name(line.method) if is_unique else line.title for line in summaries]
+    axes.set_yticks(range(len(summaries)), labels, fontsize=9)
     axes.tick_params(axis="y", length=0)
     color_control_labels(axes, [(line.title, line.is_control) for line in summaries])
     axes.set_ylim(len(summaries) - 0.4, -0.6)
@@ -158,7 +160,8 @@ def draw_panel_title(axes: Any, title: str, summary: MethodSummary) -> None:
     direction = {True: "more is better →", False: "← less is better", None: ""}[
         METRICS[summary.metric].higher_is_better
     ]
-    axes.set_title(title, fontsize=10, loc="left", fontweight="bold", color="#222222", pad=16 if direction else 6)
+    title, pad = METRICS.display_name(title), 16 if direction else 6
+    axes.set_title(title, fontsize=10, loc="left", fontweight="bold", color="#222222", pad=pad)
     axes.annotate(
         direction,
         (0, 1),

@@ -47,7 +47,7 @@ class EvaluationCase:
     x: Tensor | None
     target: TargetLike = None
     mode: Mode = "eval"
-    call_settings: Mapping[str, Any] = field(default_factory=dict)
+    forward_options: Mapping[str, Any] = field(default_factory=dict)
     rows: dict[MapSlot, Row] = field(default_factory=dict)
     reason: str = ""
     is_last_of_image: bool = False
@@ -95,7 +95,7 @@ def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
                 raise UndefinedError(f"no map: {row['error']}")
             x = replay.read_image(row) if x is None else x
             case = cases.setdefault(
-                (row["target"], mode), EvaluationCase(x, replay.get_target(row), mode, replay.get_call_settings(row))
+                (row["target"], mode), EvaluationCase(x, replay.get_target(row), mode, replay.get_forward_options(row))
             )
             case.rows[key, sum(key == name for name, _ in case.rows)] = row
         except UndefinedError as error:
@@ -207,7 +207,7 @@ class ModelMetricEvaluator:
         map_metrics = [metric for metric in self.metrics if metric.input_kind != "explainer"]
         if map_metrics:
             with scoring_scope(
-                model, x, targets, class_names=class_names, mode=cases[0].mode, call_settings=cases[0].call_settings
+                model, x, targets, class_names=class_names, mode=cases[0].mode, forward_options=cases[0].forward_options
             ) as scorer:
                 for map_batch in iter_run_maps(self.replay, cases, x, targets, self.explainers):
                     yield from self._evaluate_maps(map_metrics, scorer, map_batch)
@@ -253,7 +253,7 @@ class ModelMetricEvaluator:
             return
         explained = [(row, self.explainers[key], False) for (key, _), row in case.rows.items()]
         controls = [
-            (name, METHODS[name](self.replay.model, mode=case.mode, **case.call_settings))
+            (name, METHODS[name](self.replay.model, mode=case.mode, **case.forward_options))
             for name in CONTROL_EXPLAINERS
         ]
         explained += [(build_control_row(case.first_row, name), explainer, True) for name, explainer in controls]

@@ -15,8 +15,8 @@ from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import ImageError, InputError, PreprocessError, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
+from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.explainers.core.maps import format_without_address
 from camscope.hooks.base import unwrap
 from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
@@ -94,8 +94,8 @@ class RunReplay:
         mode: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
         return mode
 
-    def get_call_settings(self, row: Row) -> dict[str, Any]:
-        """Return how the method of a row called the model; see `BaseMethod.call_settings`."""
+    def get_forward_options(self, row: Row) -> dict[str, Any]:
+        """Return how the method of a row called the model; see `BaseMethod.forward_options`."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 

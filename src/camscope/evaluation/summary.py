@@ -14,6 +14,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,8 +63,8 @@ class MethodSummary:
 
     @property
     def title(self) -> str:
-        """Method and layer, such as `gradcam · layer4`."""
-        return " · ".join(filter(None, (self.method, self.layer)))
+        """Method and layer for display, such as `Grad-CAM · layer4`."""
+        return METHODS.display_name(" · ".join(filter(None, (self.method, self.layer))))
 
     @property
     def n_values(self) -> int:

@@ -11,9 +11,9 @@ from torch import Tensor
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer, register
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.batching import RandomMixin
 from camscope.explainers.core.evaluation_context import check_finite, check_number, check_positive_number
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.resampling import smooth_axis
 from camscope.targets import Score, full_precision
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, OutputLayouts
 from camscope.explainers.core.base import Explainer, register
-from camscope.explainers.core.dispatch import select_sample_target
+from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
     OnNonFinite,
     check_differentiable,
@@ -23,8 +23,8 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.resampling import resize_maps
+from camscope.explainers.core.runner import select_sample_target
 from camscope.hooks.gradients import GradientScope, run_with_gradients
 from camscope.layers.selection import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision

@@ -4,7 +4,7 @@ import math
 import unicodedata
 from typing import Any
 
-from camscope.explainers.core.maps import is_simple_setting
+from camscope.explainers.core.base_method import is_simple_setting
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.medical.scan_space import ScanSpaceMap
 from camscope.version import __version__
@@ -53,7 +53,7 @@ def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str
     layer = f", layer {explanation.layer}" if explanation.layer else ""
     share = float(scan_map.covered.mean())
     parts = [
-        f"Model attribution, not a diagnosis: {explanation.method}{layer}, target {format_target(explanation)}, "
+        f"Model attribution, not a diagnosis: {explanation.method_title}{layer}, target {format_target(explanation)}, "
         f"score {explanation.score:.6g}",
         f"raw values in units of the score, linear between the {' x '.join(map(str, explanation.grid))} cells of the map",
         f"model digest {explanation.model or 'unknown'}",
@@ -72,10 +72,10 @@ def format_target(explanation: Explanation) -> str:
 
 
 def format_title(explanation: Explanation) -> str:
-    """Format method, layer and label as `gradcam layer4: tabby`, at most 64 characters."""
+    """Format method, layer and label as `Grad-CAM layer4: tabby`, at most 64 characters."""
     layer = f" {explanation.layer}" if explanation.layer else ""
     label = explanation.label if to_dicom_ascii(explanation.label, 64) else f"class {explanation.target}"
-    return to_dicom_ascii(f"{explanation.method}{layer}: {label}", 64)
+    return to_dicom_ascii(f"{explanation.method_title}{layer}: {label}", 64)
 
 
 def to_dicom_ascii(text: str, max_length: int) -> str:

@@ -36,7 +36,7 @@ class ScoringSettings:
     mode: Mode
     precision: Precision | None
     class_names: Sequence[str] | None
-    call_settings: Mapping[str, Any] = field(default_factory=dict)
+    forward_options: Mapping[str, Any] = field(default_factory=dict)
     accepts_integer_input: bool = False
 
 
@@ -112,7 +112,7 @@ def scoring_scope(
     mode: Mode = "eval",
     precision: Precision | None = None,
     batch_size: int | None = None,
-    call_settings: Mapping[str, Any] | None = None,
+    forward_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ModelScorer]:
     """Provide a `ModelScorer` of x (N,C,*S) inside the `with` block, and leave the model as it was.
 
@@ -125,7 +125,7 @@ def scoring_scope(
         mode: "eval" or "as_is".
         precision: None or "bf16".
         batch_size: Variants in one forward pass. None: as many as fit into memory.
-        call_settings: See `BaseMethod.call_settings`.
+        forward_options: See `BaseMethod.forward_options`.
 
     Yields:
         The scorer.
@@ -141,7 +141,7 @@ def scoring_scope(
     check_one_of("mode", mode, "eval", "as_is")
     check_one_of("precision", precision, None, "bf16")
     check_positive_integer(None, batch_size=batch_size)
-    settings = ScoringSettings(mode, precision, class_names, call_settings or {})
+    settings = ScoringSettings(mode, precision, class_names, forward_options or {})
     with evaluation_context(inspect_model(model), settings, x, extra_inputs, runs_copies=True) as context:
         scorer = ModelScorer(context, target, batch_size)
         try:

@@ -18,6 +18,7 @@ from camscope import render
 from camscope.errors import OutputError, UndefinedError
 from camscope.metrics.base import FloatArray
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.render import RGBImage
 from camscope.render.randomization_figure import CurveOutcome, SimilarityCurve, draw_randomization_figure
 from camscope.safe_files import write_bytes
@@ -173,7 +174,7 @@ class RandomizationResult:
         passes = None if self.no_verdict_reason else self.passes
         outcome = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         images, seeds = plural(self.n_images, "image"), ", ".join(map(str, self.seeds))
-        text = f"{self.method}, {self.order} randomization{outcome} ({images}, seeds {seeds}"
+        text = f"{METHODS.display_name(self.method)}, {self.order} randomization{outcome} ({images}, seeds {seeds}"
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:

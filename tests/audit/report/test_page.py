@@ -469,7 +469,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     text = Reader(whole).text
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
-        assert f"Share of the attribution of gradcam inside the finding, by subgroup: {finding}" in text
+        assert f"Share of the attribution of Grad-CAM inside the finding, by subgroup: {finding}" in text
         assert f"Effect of the region marker by subgroup: {finding}" in text
 
 

@@ -261,7 +261,7 @@ def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
     found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localization")
-    assert found.claim == "The maps of gradcam highlight nodule more than expected by chance."
+    assert found.claim == "The maps of Grad-CAM highlight nodule more than expected by chance."
     assert (found.conclusion, found.reason) == ("supported", "0.41 of their attribution lies inside")
 
 

@@ -18,6 +18,7 @@ from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
 from camscope.geometry import Placement, project_mask_to_input
 from camscope.phantom import CATEGORIES, draw_radiograph
+from camscope.registry import METHODS
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
@@ -267,8 +268,8 @@ def test_a_race_leaves_out_what_does_not_see_the_model_and_drops_the_worst(model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     seen = []
     made = select_method(tools, samples(model, 24), region_size=16, n_steps=4, on_progress=lambda *at: seen.append(at))
-    assert [one.title for one in made.best] == ["gradcam · layer4"]
-    assert {one.title: one.n_images for one in made.candidates}["edges"] == 0
+    assert [one.title for one in made.best] == ["Grad-CAM · layer4"]
+    assert {one.title: one.n_images for one in made.candidates}["Edge detector"] == 0
     assert "a control" in made.candidates[-1].drop_reason
     assert made.n_maps < made.n_maps_without_drops == 48
     assert seen[-1][2] == 1
@@ -307,7 +308,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, [*words, "--save", "choice.toml"]).exit_code == 1
     explained = CliRunner().invoke(app, ["explain", "set/images/000700.png", "--choice", "choice.toml", "-o", "e"])
     assert explained.exit_code == 0, explained.output
-    assert known.method in explained.stdout
+    assert METHODS.display_name(known.method) in explained.stdout
     batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
     assert batch.exit_code == 0, batch.output
     for command, *named in (
@@ -354,7 +355,7 @@ def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model
 
     tools = build_candidates(model, pool[0].item.x[None], ["gradcam", "layercam"], ["layer4"])
     made = select_method(tools, known, evaluate_block=judge)
-    assert [one.title for one in made.best] == ["layercam · layer4"]
+    assert [one.title for one in made.best] == ["LayerCAM · layer4"]
 
 
 @pytest.mark.parametrize("shape", [(3, 28, 140), (1, 28, 56, 140), (1, 29)])

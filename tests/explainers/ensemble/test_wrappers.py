@@ -23,8 +23,8 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
-from camscope.explainers.core.dispatch import explain_grid
 from camscope.explainers.core.resampling import resize_input
+from camscope.explainers.core.runner import explain_grid
 from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain
 from tests.tools import Counting, seen_before

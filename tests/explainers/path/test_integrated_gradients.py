@@ -21,8 +21,8 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
+from camscope.explainers.core.base_method import AttributionMaps, merge_maps
 from camscope.explainers.core.batching import draw_normal
-from camscope.explainers.core.maps import AttributionMaps, merge_maps
 from camscope.explainers.path.base import PathExplainer
 from camscope.explainers.path.integrated_gradients import BlurredCopies, PathSamples, allocate_distance
 from camscope.explainers.path.xrai import find_pixels_near_mask, segment_image

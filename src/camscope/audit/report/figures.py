@@ -23,6 +23,7 @@ from camscope.audit.report.charts import (
 )
 from camscope.audit.report.svg import default_style_scope
 from camscope.audit.report.verdict_labels import sanitize_text
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -167,7 +168,7 @@ def _iter_metric_rows(metric_summaries: Sequence[MetricSummary]) -> Iterator[For
     for imputation in dict.fromkeys(summary.imputation for summary in metric_summaries):
         summaries = [summary for summary in metric_summaries if summary.imputation == imputation]
         for summary in sorted(summaries, key=lambda summary: summary.control):
-            name = summary.method if imputation is None else f"{summary.method}, {imputation}"
+            name = ", ".join(filter(None, (METHODS.display_name(summary.method), imputation)))
             yield ForestRow(
                 name, summary.value, "control" if summary.control else "method", _find_best_control_interval(summaries)
             )
@@ -188,7 +189,7 @@ def _draw_randomization_figures(summary: Summary, factory: FigureFactory) -> Ite
     caption = "Shaded: similarity of maps of different images, which a map must fall to; line: their mean"
     for test in summary.sanity.tests:
         for similarity in test.similarities:
-            title_parts = (test.method, similarity.name, *(["control"] if test.control else []))
+            title_parts = (METHODS.display_name(test.method), similarity.name, *(["control"] if test.control else []))
             yield factory.create_figure(
                 title_parts,
                 caption,
@@ -218,7 +219,9 @@ def _draw_attribution_mass_figures(summary: Summary, factory: FigureFactory) -> 
             margin=margin,
         )
         yield factory.create_figure(
-            ("Enrichment in regions", finding, method), caption, partial(draw, show_baselines=True)
+            ("Enrichment in regions", finding, METHODS.display_name(method)),
+            caption,
+            partial(draw, show_baselines=True),
         )
 
 
@@ -293,13 +296,13 @@ def _draw_cluster_figures(summary: Summary, factory: FigureFactory) -> Iterator[
     for analysis in summary.shortcut.cluster_analyses:
         if analysis.eigenvalues:
             yield factory.create_figure(
-                ("Eigenvalues", analysis.finding, analysis.method),
+                ("Eigenvalues", analysis.finding, METHODS.display_name(analysis.method)),
                 eigenvalue_caption,
                 partial(draw_eigenvalue_spectrum, analysis=analysis),
             )
         if analysis.stability_by_n_clusters:
             yield factory.create_figure(
-                ("Stability of clusters", analysis.finding, analysis.method),
+                ("Stability of clusters", analysis.finding, METHODS.display_name(analysis.method)),
                 stability_caption,
                 partial(draw_cluster_stability, analysis=analysis),
             )

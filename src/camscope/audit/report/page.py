@@ -38,8 +38,10 @@ from camscope.audit.report.verdict_labels import (
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS
 from camscope.errors import InputError
+from camscope.metrics import METRICS
 from camscope.optional import require
 from camscope.plurals import inflect
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     import jinja2
@@ -88,6 +90,8 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     from markupsafe import Markup
 
     summary_data = to_json_dict(summary)
+    environment.filters["metric_title"] = METRICS.display_name
+    environment.filters["method_title"] = METHODS.display_name
     environment.filters["render_sentence"] = partial(_render_sentence, summary_data)
     environment.globals |= {
         "classify_verdict": classify_verdict,

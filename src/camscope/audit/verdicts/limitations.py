@@ -7,6 +7,7 @@ from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL, MIN_P
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.explanation import STATUS_MEANINGS
 from camscope.plurals import plural
+from camscope.registry import METHODS
 
 GENERAL_LIMITATIONS = (
     "Attribution shows what the prediction is sensitive to. It shows neither disease nor cause.",
@@ -36,7 +37,7 @@ def _describe_map_resolution(resolve: ResolveResult) -> Iterator[str]:
         if side > 1:
             place = f", {explainer.stride_mm:.3g} mm on the image" if explainer.stride_mm is not None else ""
             cell = f"{side:.3g} pixels of the model's input wide{place}"
-            yield f"A cell of the maps of {explainer.title} is {cell}: smaller structures are not resolved."
+            yield f"A cell of the maps of {METHODS.display_name(explainer.title)} is {cell}: smaller structures are not resolved."
 
 
 def _describe_overlaps(summary: Summary) -> Iterator[str]:
@@ -86,7 +87,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
         if sum(flagged.values()) > maps.n_maps / 10:
             kinds = ", ".join(f"{status.replace('_', ' ')}: {count}" for status, count in flagged.items())
             share = f"{sum(flagged.values())} of {plural(maps.n_maps, 'map')}"
-            yield f"Maps of {maps.method} for {maps.finding} with a flag: {share} ({kinds})."
+            yield f"Maps of {METHODS.display_name(maps.method)} for {maps.finding} with a flag: {share} ({kinds})."
         if unverified := maps.status_counts.get("layout_unverified", 0):
             share = f"{unverified} of {plural(maps.n_maps, 'map')}"
-            yield f"{share} of {maps.method} for {maps.finding}: {STATUS_MEANINGS['layout_unverified']}."
+            yield f"{share} of {METHODS.display_name(maps.method)} for {maps.finding}: {STATUS_MEANINGS['layout_unverified']}."

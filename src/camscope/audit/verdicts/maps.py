@@ -24,6 +24,7 @@ from camscope.audit.verdicts.rules import (
     find_missing_requirement,
 )
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
+from camscope.registry import METHODS
 
 LOCALIZATION_RULE = (
     "supported if the whole interval lies above the margin, and the whole interval of the paired difference from the best "
@@ -84,10 +85,9 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             yield _judge_method_localization(summary, metric_summary)
         for (name, _, column), levels in group_by_subgroup_column(summary.localization.subgroup_differences).items():
             if name == finding:
-                explainer_title = (
-                    summary.resolve.explainers[0].title if summary.resolve.explainers else "the first method"
-                )
-                claim = f"The maps of {explainer_title} highlight {finding} equally well in all subgroups of {column}."
+                explainers = summary.resolve.explainers
+                method = METHODS.display_name(explainers[0].title) if explainers else "the first method"
+                claim = f"The maps of {method} highlight {finding} equally well in all subgroups of {column}."
                 yield judge_subgroup_equality(
                     "localization by subgroup", claim, finding, levels, "localization", column
                 )
@@ -117,7 +117,8 @@ def _judge_method_localization(summary: Summary, metric_summary: MetricSummary) 
     share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
     return build_verdict(
         "localization",
-        f"The maps of {metric_summary.method} highlight {metric_summary.finding} more than expected by chance.",
+        f"The maps of {METHODS.display_name(metric_summary.method)} highlight {metric_summary.finding} more than expected by "
+        "chance.",
         metric_summary.finding,
         (conclusion, "; ".join(filter(None, (reason, share_note)))),
         metric_summary.value,
@@ -175,7 +176,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
                 metric_summary for metric_summary in metric_summaries if metric_summary.method == method
             ]
             decision, reported = _combine_metrics(method_summaries)
-            claim = f"The maps of {method} show what the prediction for {finding} depends on."
+            claim = f"The maps of {METHODS.display_name(method)} show what the prediction for {finding} depends on."
             yield build_verdict(
                 "faithfulness",
                 claim,
@@ -268,7 +269,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         for test in tests:
             if not test.control:
                 claim, (decision, effect) = (
-                    f"The maps of {test.method} depend on the trained weights.",
+                    f"The maps of {METHODS.display_name(test.method)} depend on the trained weights.",
                     _decide_sanity(test, control),
                 )
                 yield build_verdict(
@@ -317,7 +318,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
             )
         for metric_summary in metric_summaries:
             claim = (
-                f"The maps of {metric_summary.method} for {finding} stay stable "
+                f"The maps of {METHODS.display_name(metric_summary.method)} for {finding} stay stable "
                 f"{ROBUSTNESS_CONDITIONS[metric_summary.metric]}."
             )
             yield build_verdict(

@@ -40,6 +40,7 @@ from camscope.audit.verdicts.rules import (
     find_missing_requirement,
 )
 from camscope.plurals import plural
+from camscope.registry import METHODS
 
 EQUALITY_RULE = (
     "supported if the interval of every level lies within the margin; not supported if one lies wholly beyond it; the "
@@ -343,7 +344,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
     for attribution_mass in summary.shortcut.attribution_mass:
         if attribution_mass.region not in (FINDING_REGION, ORGAN_REGION):
             claim = (
-                f"The maps of {attribution_mass.method} for {attribution_mass.finding} highlight "
+                f"The maps of {METHODS.display_name(attribution_mass.method)} for {attribution_mass.finding} highlight "
                 f"{_format_region(attribution_mass.region)}."
             )
             yield build_verdict(
@@ -426,7 +427,9 @@ def _describe_chance(leakage: ColumnLeakage) -> str:
 def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     """Judge whether the maps of a method fall into several clusters."""
     for analysis in summary.shortcut.cluster_analyses:
-        claim = f"The maps of {analysis.method} for {analysis.finding} fall into several clusters."
+        claim = (
+            f"The maps of {METHODS.display_name(analysis.method)} for {analysis.finding} fall into several clusters."
+        )
         yield build_verdict(
             "clusters",
             claim,

@@ -20,8 +20,8 @@ from camscope.evaluation.selection.racing import (
     SelectionSample,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.core.dispatch import run_methods
 from camscope.explainers.core.evaluation_context import device_and_dtype
+from camscope.explainers.core.runner import run_methods
 from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
 from camscope.metrics import METRICS
@@ -55,7 +55,7 @@ def evaluate_candidates(
         x,
         targets,
         class_names=candidates[0].explainer.class_names,
-        call_settings=candidates[0].explainer.call_settings,
+        forward_options=candidates[0].explainer.forward_options,
     ) as scorer:
         for candidate, attributions in zip(candidates, maps, strict=True):
             tests = [

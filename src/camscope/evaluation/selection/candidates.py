@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers, create_at_layers
-from camscope.explainers.core.dispatch import run_methods
 from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
+from camscope.explainers.core.runner import run_methods
 from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 

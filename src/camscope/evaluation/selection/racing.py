@@ -24,6 +24,7 @@ from camscope.metrics import METRICS
 from camscope.metrics.statistics import Estimate, compute_min_p_value, estimate_mean
 from camscope.optional import require
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.targets import TargetLike
 
 Mask = npt.NDArray[np.bool_]
@@ -70,9 +71,10 @@ class CandidateState:
 
     @property
     def title(self) -> str:
-        """Method and layer, such as `gradcam · layer4`."""
+        """Method and layer for display, such as `Grad-CAM · layer4`."""
         layer = getattr(self.explainer, "layer", None)
-        return " · ".join(filter(None, (self.explainer.full_name, layer if isinstance(layer, str) else None)))
+        parts = filter(None, (self.explainer.full_name, layer if isinstance(layer, str) else None))
+        return METHODS.display_name(" · ".join(parts))
 
     @property
     def seconds_per_image(self) -> float:

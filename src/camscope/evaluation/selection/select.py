@@ -37,7 +37,7 @@ from camscope.evaluation.selection.racing import (
     survivors,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.dispatch import run_methods
+from camscope.explainers.core.runner import run_methods
 from camscope.hooks.base import unwrap
 from camscope.metrics.similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights

@@ -31,9 +31,9 @@ from camscope.explainers.adapters.base import (
     reset_repeated_modules,
 )
 from camscope.explainers.core.base import register_optional
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import PerturbedEvaluator, PixelExplainer, format_completeness_gap
 from camscope.hooks.function_mode import MAX_FUNCTIONS, BaseFunctionMode, function_name
 from camscope.hooks.gradients import RESCALED_FUNCTIONS

@@ -23,8 +23,8 @@ from camscope.explainers.adapters.base import (
     reset_repeated_modules,
 )
 from camscope.explainers.core.base import register_optional
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.evaluation_context import check_finite, check_number, check_one_of
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import PerturbedEvaluator, PixelExplainer, format_completeness_gap, track_steps
 from camscope.hooks.function_mode import (
     ACTIVATIONS,

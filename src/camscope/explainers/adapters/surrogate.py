@@ -14,9 +14,9 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer
 from camscope.explainers.core.base import register_optional
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
 from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import PerturbedEvaluator, format_completeness_gap
 from camscope.explainers.core.segmentation import SegmentsLike, check_segments, label_grid_cells, resolve_segment_labels
 from camscope.hooks.function_mode import BaseFunctionMode

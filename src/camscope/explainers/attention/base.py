@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.explainers.core.base import Explainer
+from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, DeferredMap, is_below_precision
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.maps import AttributionMaps, DeferredMap, is_below_precision
-from camscope.explainers.core.method import BaseMethod
 from camscope.hooks.attention import Attention, AttentionBlock, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.base import thread_local_hook, unwrap
 from camscope.hooks.tap import Tap

@@ -19,15 +19,15 @@ from camscope.errors import CamscopeError
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.evaluation_context import check_integer
-from camscope.explainers.core.maps import (
+from camscope.explainers.core.base_method import (
     AttributionMaps,
+    BaseMethod,
     DeferredMap,
     compute_or_return_error,
     is_below_precision,
     resolve_map,
 )
-from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.core.evaluation_context import check_integer
 from camscope.explainers.core.resampling import crop_padding
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers.layout import Layout

@@ -9,9 +9,9 @@ from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_cal
 from camscope.explainers.comparison.equivalence import FeatureCapture
 from camscope.explainers.comparison.grid_layout import format_method_labels
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import OnPass, explain_grid_or_errors, group_by_share_key
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.core.runner import OnPass, explain_grid_or_errors, group_by_share_key
 from camscope.explanation import Explanation
 from camscope.targets import TargetLike
 

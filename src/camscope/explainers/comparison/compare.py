@@ -29,10 +29,10 @@ from camscope.explainers.comparison.grid_layout import (
     select_common_explanation,
 )
 from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
-from camscope.explainers.core.dispatch import OnPass, explain_grid
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.keyword_arguments import reject_foreign_keywords
+from camscope.explainers.core.runner import OnPass, explain_grid
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
 from camscope.safe_files import write_bytes
 from camscope.targets import TargetLike

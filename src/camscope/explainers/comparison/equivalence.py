@@ -13,7 +13,7 @@ from camscope.errors import InputError
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.maps import AttributionMaps
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explanation import Explanation, FloatArray
 from camscope.geometry import Placement
 from camscope.targets import Score

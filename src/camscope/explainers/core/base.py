@@ -1,35 +1,35 @@
 """Base class `Explainer`, and `METHODS`, the registry of all methods."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, wraps
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from importlib.util import find_spec
 from inspect import isabstract, signature
-from typing import Any, Self, TypeVar, dataclass_transform, final
+from typing import Any, TypeVar, dataclass_transform, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from camscope import registry
 from camscope.errors import InputError, TargetError
-from camscope.explainers.core.dispatch import bind_targets, build_explanations, explain_grid, run_methods
-from camscope.explainers.core.inputs import ExtraInputs, ModelInput
-from camscope.explainers.core.keyword_arguments import (
-    CAPTUM_SETTING_NAMES,
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.call_arguments import (
     build_extra_inputs,
+    resolve_call_arguments,
+    select_baseline_rows,
     split_keywords,
     translate_setting_names,
-    translate_setting_value,
+    with_call_settings,
 )
-from camscope.explainers.core.method import BaseMethod
+from camscope.explainers.core.runner import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.registry import Registry
 from camscope.targets import Difference, TargetLike
 
-METHODS: Registry[type["Explainer"]] = Registry("method")
+METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
@@ -207,15 +207,6 @@ class Explainer(BaseMethod):
         explainers, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
-    @property
-    def setting_names(self) -> frozenset[str]:
-        """Names of the constructor's arguments."""
-        return frozenset(signature(type(self)).parameters)
-
-    def with_settings(self, **settings: Any) -> Self:
-        """Return the same method with some settings changed."""
-        return replace(self, **settings) if settings else self
-
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Return another method for the same model, with the shared settings that differ from the default."""
         method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
@@ -266,57 +257,13 @@ class Explainer(BaseMethod):
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            batch_inputs = extra.select_rows(rows, len(items))
-            explainer = _with_aliased_settings(
-                self, for_method, partial(_select_baseline_rows, rows=rows, inputs=items)
-            )
-            bound_targets = bind_targets(
-                explainer,
-                [image_targets[i] for i in rows],
-                [items[i] for i in rows],
-                batch_inputs,
-            )
-            result = run_methods([explainer], torch.stack([items[i].x for i in rows]), [bound_targets], batch_inputs)[0]
-            explanations = build_explanations(
-                explainer, [items[i] for i in rows], result, 0, compute_model_digest(result.model_info.model)
-            )
-            results.update(zip(rows, explanations, strict=True))
+            batch_items, batch_inputs = [items[i] for i in rows], extra.select_rows(rows, len(items))
+            explainer = with_call_settings(self, select_baseline_rows(self, for_method, rows, items))
+            target = explainer.bind_targets([image_targets[i] for i in rows], batch_items, batch_inputs)
+            result = run_methods([explainer], torch.stack([item.x for item in batch_items]), [target], batch_inputs)[0]
+            digest = compute_model_digest(result.model_info.model)
+            results.update(zip(rows, build_explanations(explainer, batch_items, result, 0, digest), strict=True))
         return [results[i] for i in range(len(items))]
-
-
-def resolve_call_arguments(
-    explainers: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
-) -> tuple[list[Explainer], ExtraInputs]:
-    """Return the explainers with the settings of one call applied, and the extra inputs of the model; see `Explainer`."""
-    if not keywords:
-        return list(explainers), build_extra_inputs(args, {}, additional_forward_args)
-    where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
-    names = frozenset[str]().union(*(explainer.setting_names for explainer in explainers))
-    for_model, for_method = split_keywords(explainers[0].model if explainers else nn.Identity(), keywords, names, where)
-    extra = build_extra_inputs(args, for_model, additional_forward_args)
-    return [_with_aliased_settings(explainer, for_method) for explainer in explainers], extra
-
-
-def _with_aliased_settings(
-    explainer: Explainer,
-    aliased_settings: Mapping[str, Any],
-    select_baseline: Callable[[Any], Any] = lambda value: value,
-) -> Explainer:
-    """Return the explainer with those of the aliased settings that it has. `select_baseline` picks the baselines of a batch."""
-    settings = {}
-    for word, value in aliased_settings.items():
-        for name in CAPTUM_SETTING_NAMES[word]:
-            if name in explainer.setting_names and (translated := translate_setting_value(name, value)) is not None:
-                settings[name] = select_baseline(translated) if name == "baseline" else translated
-    return explainer.with_settings(**settings)
-
-
-def _select_baseline_rows(baseline: Any, rows: Sequence[int], inputs: Sequence[ModelInput]) -> Any:
-    """Return the baselines of some images if there is one per image (N,C,*S); return any other baseline unchanged."""
-    is_per_image = (
-        isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1 and len(baseline) == len(inputs)
-    )
-    return baseline[list(rows)] if is_per_image else baseline
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, Remedy
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.batching import RandomMixin
-from camscope.explainers.core.method import BaseMethod
 from camscope.explainers.core.resampling import blur_input
 from camscope.plurals import plural
 

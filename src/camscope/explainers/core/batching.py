@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer
-from camscope.explainers.core.method import BaseMethod
 from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
-from camscope.explainers.core.sample_interaction import samples_interact
-from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
+from camscope.explainers.core.noise_probes import samples_interact
+from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, is_lazy, unwrap
 from camscope.hooks.buffer_isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
 from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
 from camscope.plurals import plural
@@ -24,6 +23,7 @@ from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
 
 Mode = Literal["eval", "as_is"]
+CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the rank of an input
 MAX_COUNT_SETTING = 1_000_000  # samples, steps, cells, images in a pass
 MAX_REPR_LENGTH = 60  # characters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
@@ -41,9 +41,15 @@ class ModelInfo:
     """Facts about a model: the eager module that hooks reach, its devices, and how it runs."""
 
     model: nn.Module
+    modules: tuple[nn.Module, ...]
     devices: tuple[torch.device, ...]
     is_compiled: bool
     inference_tensor_name: str | None
+
+    def weight_versions(self) -> dict[int, int]:
+        """Return the version counter of each parameter, which changes if another thread trains the model."""
+        parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
+        return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
@@ -57,26 +63,25 @@ def inspect_model(model: nn.Module) -> ModelInfo:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
         )
-    check_initialized(inner)
-    devices: dict[torch.device, None] = {}
+    modules, devices = dict(inner.named_modules()), dict[torch.device, None]()
     compiled, inference = False, None
-    for path, module in inner.named_modules():
-        if (
-            type(module).__module__.startswith(QUANTIZED_MODULE_PREFIXES)
-            and type(module) not in FLOAT_MODULES_FOR_QUANTIZATION
-        ):
+    for path, module in modules.items():
+        is_quantized = type(module).__module__.startswith(QUANTIZED_MODULE_PREFIXES)
+        if is_quantized and type(module) not in FLOAT_MODULES_FOR_QUANTIZATION:
             raise ModelError(f"{path or name} is quantized: it has no gradient; pass the float model it was made from")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             if value is None:
                 continue
+            if is_lazy(value):
+                check_initialized(inner)
             if value.is_meta:
                 raise ModelError(
                     f"{path}.{key} of {name} is on the meta device: it has no values; load the weights first"
                 )
             devices[value.device] = None
             inference = inference or (f"{path}.{key}" if value.is_inference() else None)
-    return ModelInfo(inner, tuple(devices), compiled, inference)
+    return ModelInfo(inner, tuple(modules.values()), tuple(devices), compiled, inference)
 
 
 @contextmanager
@@ -87,27 +92,15 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        scope.enter_context(
-            eval_mode_buffers_restored(model_info.model)
-            if mode == "eval"
-            else buffers_and_rng_restored(model_info.model)
-        )
-        if mode == "eval":
+        if mode == "as_is":
+            scope.enter_context(buffers_and_rng_restored(model_info.model))
+        else:
+            scope.enter_context(eval_mode_buffers_restored(model_info.model))
             scope.enter_context(rng_restored(model_info.devices))
             scope.enter_context(evaluation_mode(model_info.model))
         if model_info.is_compiled:
             scope.enter_context(_force_eager())
         yield
-
-
-def weight_versions(model: nn.Module) -> dict[int, int]:
-    """Return the version counter of each parameter, which changes if another thread trains the model."""
-    return {id(value): value._version for value in model.parameters() if not value.is_inference()}
-
-
-def weights_key(model: nn.Module) -> int:
-    """Return a number that changes if a parameter is replaced or changed in place."""
-    return hash(frozenset(weight_versions(model).items()))
 
 
 @contextmanager
@@ -123,23 +116,15 @@ def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterat
     with ExitStack() as scope:
         for kind in dtypes:
             scope.enter_context(torch.autocast(kind, enabled=False))
-        yield partial(_model_autocast, dtypes)
 
+        @contextmanager
+        def model_autocast() -> Iterator[None]:
+            with ExitStack() as model_scope:
+                for kind, dtype in dtypes.items():
+                    model_scope.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+                yield
 
-@contextmanager
-def _model_autocast(dtype_by_device_type: Mapping[str, torch.dtype]) -> Iterator[None]:
-    with ExitStack() as scope:
-        for kind, dtype in dtype_by_device_type.items():
-            scope.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
-        yield
-
-
-def to_channels_last(x: Tensor, precision: Precision | None) -> Tensor:
-    """Return the input with channels last in memory for `"bf16"`, if its rank has such a format; else unchanged."""
-    orders = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if precision != "bf16" or x.ndim not in orders:
-        return x
-    return x.contiguous(memory_format=orders[x.ndim])
+        yield model_autocast
 
 
 class EvaluationSettings(Protocol):
@@ -150,8 +135,8 @@ class EvaluationSettings(Protocol):
     class_names: Sequence[str] | None
 
     @property
-    def call_settings(self) -> Mapping[str, Any]:
-        """Settings of how the model is called with an input."""
+    def forward_options(self) -> Mapping[str, Any]:
+        """Options of how the model's forward is called with an input."""
 
     @property
     def accepts_integer_input(self) -> bool:
@@ -188,22 +173,19 @@ def evaluation_context(
     """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
-        model_inputs = {
+        inputs = check_input(x, model_info, explainer)
+        if explainer.precision == "bf16" and inputs.ndim in CHANNELS_LAST_FORMATS:
+            inputs = inputs.contiguous(memory_format=CHANNELS_LAST_FORMATS[inputs.ndim])
+        score_options = {
             "args": map_leaves(extra_inputs.args, clone_inference_tensor),
             "kwargs": map_leaves(dict(extra_inputs.kwargs), clone_inference_tensor),
-        }
-        inputs = to_channels_last(check_input(x, model_info, explainer), explainer.precision)
-        settings = {
             "class_names": explainer.class_names,
+            "forward_context": model_autocast,
+            "input_size": inputs.shape[2:],
             "one_sample_per_pass": one_sample_per_pass,
-            **explainer.call_settings,
+            **explainer.forward_options,
         }
-        yield EvaluationContext(
-            inputs,
-            model_info.model,
-            {**settings, "forward_context": model_autocast, "input_size": inputs.shape[2:], **model_inputs},
-            one_sample_per_pass,
-        )
+        yield EvaluationContext(inputs, model_info.model, score_options, one_sample_per_pass)
 
 
 def has_interacting_samples(
@@ -218,7 +200,9 @@ def has_interacting_samples(
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
-    return samples_interact(model_info.model, clone_inference_tensor(x).detach(), extra_inputs, explainer.call_settings)
+    return samples_interact(
+        model_info.model, clone_inference_tensor(x).detach(), extra_inputs, explainer.forward_options
+    )
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
@@ -229,15 +213,13 @@ def check_one_of(setting: str, value: object, *options: object) -> None:
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
     """Raise InputError unless each setting is a positive number of at most `high`, or one of `allowed`."""
-    _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, allowed, settings)
-    _check_at_most(high, allowed, settings)
+    _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
     """Raise InputError unless each setting is a number from `low` to `high`, or one of `allowed`."""
     expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
-    _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, allowed, settings)
-    _check_at_most(high, allowed, settings)
+    _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
@@ -245,29 +227,29 @@ def check_positive_integer(*allowed: object, **settings: object) -> None:
 
     A larger number is probably a mistake that would take hours or exhaust memory.
     """
-    _check_settings("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1, allowed, settings)
-    _check_at_most(MAX_COUNT_SETTING, allowed, settings)
-
-
-def _check_at_most(high: float, allowed: tuple[object, ...], settings: Mapping[str, object]) -> None:
-    _check_settings(f"{high:,} at most", lambda value: value <= high, allowed, settings)
+    expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
+    _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
     """Raise InputError unless each setting is a 64-bit integer, or one of `allowed`."""
-    _check_settings(
-        "a whole number of 64 bits", lambda value: _is_integer(value) and -(2**63) <= value < 2**64, allowed, settings
-    )
+    expectation, high = "a whole number of 64 bits", 2**64
+    _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
 
 
 def _check_settings(
-    expectation: str, is_valid: Callable[[Any], bool], allowed: tuple[object, ...], settings: Mapping[str, object]
+    expectation: str,
+    is_valid: Callable[[Any], bool],
+    high: float,
+    allowed: tuple[object, ...],
+    settings: Mapping[str, Any],
 ) -> None:
     for name, value in settings.items():
-        if not any(value is option for option in allowed) and not is_valid(value):
-            raise InputError(
-                f"{name}={_shorten_repr(value)}: expected {' or '.join([expectation, *map(repr, allowed)])}"
-            )
+        if any(value is option for option in allowed):
+            continue
+        if not is_valid(value) or value > high:
+            expected = f"{high:,} at most" if is_valid(value) else expectation
+            raise InputError(f"{name}={_shorten_repr(value)}: expected {' or '.join([expected, *map(repr, allowed)])}")
 
 
 def _shorten_repr(value: object) -> str:
@@ -294,11 +276,15 @@ def _is_finite_number(value: object) -> bool:
 
 def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Return the input (N,C,*S) detached from the caller's graph; raise InputError if the model cannot take it."""
-    _check_not_list(x)
     if not isinstance(x, Tensor):
+        hint = " (an image of another kind goes to explain)"
+        if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
+            hint = (
+                ": pass a batch as torch.stack(images), or a bag of instances as torch.stack(instances)[None] with "
+                "frames_first=True"
+            )
         raise InputError(
-            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
-            f"another kind goes to explain)"
+            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it{hint}"
         )
     check_dense_tensor(x)
     if x.dtype == torch.bool or x.is_complex():
@@ -312,34 +298,26 @@ def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings)
         raise InputError(f"the input is {tuple(x.shape)}; expected (N,C,H,W), or (N,C,L), (N,C,D,H,W)")
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
-    if explainer.call_settings.get("frames_first") and x.ndim != 5:
+    frames_first = explainer.forward_options.get("frames_first")
+    if frames_first and x.ndim != 5:
         raise InputError(
             f"the input has {plural(x.ndim, 'axis')}: a model with frames_first=True takes five, (N,T,C,H,W)"
         )
-    if explainer.call_settings.get("frames_first") is None:
-        check_channels_first(x, model_info.model)
+    if frames_first is None and x.ndim == 5:
+        _check_channels_first(x, model_info)
     if model_info.devices and x.device not in model_info.devices:
         devices = ", ".join(map(str, model_info.devices))
         raise InputError(f"the input is on {x.device}, the model on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
-def _check_not_list(value: object) -> None:
-    """Raise InputError for a list of images, which may be a batch or the instances of a bag."""
-    if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
-        raise InputError(
-            f"the input is a {type(value).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
-            f"torch.stack(images), or a bag of instances as torch.stack(instances)[None] with frames_first=True"
-        )
-
-
-def check_channels_first(x: Tensor, model: nn.Module) -> None:
+def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
     """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), with channels at the third axis."""
-    if x.ndim != 5:
-        return
-    kinds = (nn.Conv2d, nn.Conv3d)
-    firsts = [next((module for module in model.modules() if isinstance(module, kind)), None) for kind in kinds]
-    counts, flat = {convolution.in_channels for convolution in firsts if convolution is not None}, firsts[1] is None
+    convolutions = [
+        next((module for module in model_info.modules if isinstance(module, kind)), None)
+        for kind in (nn.Conv2d, nn.Conv3d)
+    ]
+    counts, flat = {layer.in_channels for layer in convolutions if layer is not None}, convolutions[1] is None
     if x.shape[2] not in counts or x.shape[2] > 4:
         return
     if x.shape[1] not in counts or (flat and x.shape[1] == x.shape[2]):

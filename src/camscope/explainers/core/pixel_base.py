@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.base import Explainer
+from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
 from camscope.explainers.core.batching import (
     DEFAULT_MEMORY_BUDGET_BYTES,
     ActivationBytes,
@@ -19,7 +20,6 @@ from camscope.explainers.core.batching import (
     process_chunks,
 )
 from camscope.explainers.core.evaluation_context import check_finite, check_one_of
-from camscope.explainers.core.maps import AttributionMaps, is_below_precision
 from camscope.hooks.gradients import compute_input_gradients
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import compute_group_maps, group_by_share_key
+from camscope.explainers.core.base_method import AttributionMaps, determine_statuses, merge_maps
 from camscope.explainers.core.evaluation_context import check_one_of
-from camscope.explainers.core.maps import AttributionMaps, determine_statuses, merge_maps
 from camscope.explainers.core.resampling import resize_maps
+from camscope.explainers.core.runner import compute_group_maps, group_by_share_key
 from camscope.explainers.ensemble.wrappers import Wrapper
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.targets import Score

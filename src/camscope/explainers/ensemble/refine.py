@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.core.base import METHODS, Explainer, register
-from camscope.explainers.core.maps import AttributionMaps
-from camscope.explainers.core.method import SETTINGS_WITHOUT_EFFECT
+from camscope.explainers.core.base_method import SETTINGS_WITHOUT_EFFECT, AttributionMaps
 from camscope.explainers.core.resampling import resize_maps, scale_to_unit_range
 from camscope.explainers.ensemble.fusion import compute_all_maps, merge_layer_maps
 from camscope.hooks.base import find_layer, unwrap

@@ -26,11 +26,10 @@ from camscope.errors import CamscopeError, InputError, TargetError
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.dispatch import check_compatible_explainers, compute_group_maps
+from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, merge_maps
 from camscope.explainers.core.linalg import project_on_first_component
-from camscope.explainers.core.maps import AttributionMaps, merge_maps
-from camscope.explainers.core.method import BaseMethod
 from camscope.explainers.core.resampling import resize_input, resize_maps
+from camscope.explainers.core.runner import check_compatible_explainers, compute_group_maps
 from camscope.hooks.base import unwrap
 from camscope.plurals import plural
 from camscope.targets import Difference, Score, TargetLike
@@ -52,10 +51,10 @@ class Wrapper(Explainer):
         check_compatible_explainers(inner)
         first, self.inner = inner[0], inner
         for explainer in inner[1:]:
-            if (explainer.mode, explainer.precision, explainer.call_settings) != (
+            if (explainer.mode, explainer.precision, explainer.forward_options) != (
                 first.mode,
                 first.precision,
-                first.call_settings,
+                first.forward_options,
             ):
                 raise InputError(f"{first!r} and {explainer!r} differ in mode, precision, input_key or frames_first")
         super().__init__(
@@ -65,7 +64,7 @@ class Wrapper(Explainer):
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
-            **first.call_settings,
+            **first.forward_options,
         )
 
     @abstractmethod

@@ -10,9 +10,8 @@ from camscope.errors import CamscopeError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
+from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, DeferredMap
 from camscope.explainers.core.evaluation_context import check_one_of
-from camscope.explainers.core.maps import AttributionMaps, DeferredMap
-from camscope.explainers.core.method import BaseMethod
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
     enable_contrast,

@@ -21,9 +21,9 @@ from camscope.errors import ModelError
 from camscope.explainers.cam.base import LayerSelectionMixin
 from camscope.explainers.cam.gradient import GradCAM
 from camscope.explainers.core.base import register
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.batching import RandomMixin, draw_normal, draw_seeds
 from camscope.explainers.core.evaluation_context import check_number, check_positive_integer
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import (
     ChannelReduction,
     InputGradientExplainer,

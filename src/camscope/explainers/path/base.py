@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import (
     MultiPassExplainer,
     PerturbedEvaluator,

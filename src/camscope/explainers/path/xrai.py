@@ -12,9 +12,9 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
 from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer, check_positive_number
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import PerturbedEvaluator
 from camscope.explainers.core.segmentation import import_skimage
 from camscope.explainers.path.base import BaselinePathExplainer, PathIntegral, integrate_straight_line

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
 from camscope.explainers.core.batching import process_chunks
-from camscope.explainers.core.maps import AttributionMaps
 from camscope.explainers.core.pixel_base import MultiPassExplainer, PerturbedEvaluator
 from camscope.targets import Score, full_precision
 

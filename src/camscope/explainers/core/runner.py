@@ -1,20 +1,27 @@
-"""Dispatch: run one or several methods on one input and several targets, in as few model passes as possible.
+"""Run one or several methods on one input and several targets, in as few model passes as possible.
 
 - `run_methods`: from an input tensor to raw maps.
 - `explain_grid`: from an image to explanations.
 - `explain_grid_or_errors`: the same, with the error of a method in place of its explanations.
 """
 
+import platform
 from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
+from math import isnan
 from typing import Any, cast
 
-from numpy.typing import ArrayLike, NDArray
+import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, warn_caller
-from camscope.explainers.core.constant_scores import flag_constant_scores
+from camscope.explainers.core.base_method import (
+    AttributionMaps,
+    BaseMethod,
+    determine_statuses,
+    resolve_map,
+    stack_samples,
+)
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
     check_differentiable,
@@ -22,32 +29,25 @@ from camscope.explainers.core.evaluation_context import (
     evaluation_context,
     has_interacting_samples,
     inspect_model,
-    weight_versions,
-    weights_key,
 )
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.maps import (
-    AttributionMaps,
-    DeferredMap,
-    collect_predictions,
-    determine_statuses,
-    get_library_versions,
-    resolve_map,
-    stack_samples,
-)
-from camscope.explainers.core.method import BaseMethod
-from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
+from camscope.explainers.core.noise_probes import find_constant_rows
+from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.base import unwrap
-from camscope.model_card import compute_model_digest, get_card
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
+from camscope.targets import Score, TargetLike
+from camscope.version import __version__
 
 WEIGHTS_CHANGED_NOTE = (
     "the model's weights changed during the call, as where another thread trains it: the map mixes both models"
 )
 SEPARATE_SAMPLES_NOTE = "the samples of a batch affect one another in this model: each was explained separately"
+STATUSES_OF_UNTESTED_SCORES = (STATUS_OK, "flat", "layout_unverified")  # the score may still be constant
+MAX_TOP_CLASSES = 5
 
 OnPass = Callable[[Sequence[BaseMethod]], None]  # called with the methods that run next: several if they share a pass
+ScoresAndMaps = tuple[list[Score], list[AttributionMaps]]  # of one method, by target
 
 
 @dataclass(frozen=True)
@@ -84,30 +84,28 @@ def _run_methods(
     extra_inputs: ExtraInputs,
     on_pass: OnPass | None,
     *,
-    warn_flagged: bool,
+    warn_flagged: bool = True,
     keep_errors: bool,
 ) -> list[MethodResult | CamscopeError]:
-    """Return the result of each method, or, with `keep_errors`, the error that its own map met with."""
+    """Return the result of each method, or, with `keep_errors`, the error of its own map."""
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
         check_differentiable(model_info)
-    weights = weight_versions(model_info.model)
+    weights = model_info.weight_versions()
     results: dict[int, MethodResult | CamscopeError] = {}
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
         try:
-            rows = _compute_group_results(group, model_info, x, targets, extra_inputs, on_pass, keep_errors=keep_errors)
+            rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, keep_errors=keep_errors)
         except RuntimeError as error:  # autograd notices some changes of the weights
-            if weight_versions(model_info.model) != weights:
+            if model_info.weight_versions() != weights:
                 raise ModelError(
                     f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait for the other thread"
                 ) from error
             raise
-        results |= {
-            t: row if isinstance(row, CamscopeError) else MethodResult(model_info, *row)
-            for t, row in zip(indices, rows, strict=True)
-        }
-    if weight_versions(model_info.model) != weights:
+        for t, row in zip(indices, rows, strict=True):
+            results[t] = row if isinstance(row, CamscopeError) else MethodResult(model_info, *row)
+    if model_info.weight_versions() != weights:
         warn_caller(WEIGHTS_CHANGED_NOTE)
         for result in results.values():
             for maps in result.maps if isinstance(result, MethodResult) else ():
@@ -131,7 +129,7 @@ def _check_result(explainer: BaseMethod, result: MethodResult | CamscopeError, *
                 warn_caller(f"{explainer.full_name}: {STATUS_MEANINGS[status]}")
 
 
-def _compute_group_results(
+def _run_group(
     explainers: Sequence[BaseMethod],
     model_info: ModelInfo,
     x: Tensor,
@@ -140,31 +138,49 @@ def _compute_group_results(
     on_pass: OnPass | None,
     *,
     keep_errors: bool,
-) -> list[tuple[list[Score], list[AttributionMaps]] | CamscopeError]:
+) -> list[ScoresAndMaps | CamscopeError]:
     """Return scores and maps, or the error, of each method of a group that shares passes."""
-    first, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
-    if has_interacting_samples(model_info, first, x, extra_inputs):
-        samples = [
-            _compute_group_results(
-                explainers,
-                model_info,
-                x[row : row + 1],
-                [select_sample_target(target, row, len(x)) for target in targets],
-                extra_inputs.select_rows([row], len(x)),
-                on_pass,
-                keep_errors=keep_errors,
+    main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
+    if has_interacting_samples(model_info, main, x, extra_inputs):
+        samples = []
+        for row in range(len(x)):
+            sample_targets = [select_sample_target(target, row, len(x)) for target in targets]
+            extra, sample = extra_inputs.select_rows([row], len(x)), x[row : row + 1]
+            samples.append(
+                _run_group(explainers, model_info, sample, sample_targets, extra, on_pass, keep_errors=keep_errors)
             )
-            for row in range(len(x))
-        ]
         return [_join_samples(parts) for parts in zip(*samples, strict=True)]
-    with evaluation_context(model_info, first, x, extra_inputs, runs_copies=runs_copies) as context:
-        scores = [context.create_score(first.resolve_target(target)) for target in targets]
+    with evaluation_context(model_info, main, x, extra_inputs, runs_copies=runs_copies) as context:
+        scores = [context.create_score(main.resolve_target(target)) for target in targets]
         rows = _compute_group_rows(explainers, context.x, scores, on_pass, keep_errors=keep_errors)
-        key = weights_key(model_info.model)
         for explainer, row in zip(explainers, rows, strict=True):
             for score, maps in zip(scores, row, strict=True) if isinstance(row, list) else ():
-                flag_constant_scores(explainer, context.x, score, maps, key)
+                flag_constant_scores(explainer, context.x, score, maps, model_info)
         return [(scores, row) if isinstance(row, list) else row for row in rows]
+
+
+def flag_constant_scores(
+    explainer: BaseMethod, x: Tensor, score: Score, maps: AttributionMaps, model_info: ModelInfo
+) -> None:
+    """Set `constant_score` of maps whose score stays the same with noise in place of the sample of x (N,C,*S).
+
+    Gradients at a layer do not reveal this, because the layer itself may be constant. A method that alters the input has
+    found it already. The test takes one forward pass without hooks, once for each model, weights, input size and class.
+    """
+    is_known = getattr(explainer, "alters_input", False) and maps.constant_score is not None
+    if explainer.control or not explainer.class_specific or is_known or score.values is None:
+        return
+    rows = [n for n, status in enumerate(determine_statuses(maps)) if status in STATUSES_OF_UNTESTED_SCORES]
+    if not rows:
+        return
+    uses_rival_scores = not getattr(explainer, "has_custom_backward", False) and (
+        getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
+    )  # the map uses more than the score of its class: probabilities, or scores of rival classes
+    weights_key = hash(frozenset(model_info.weight_versions().items()))
+    constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
+    if constant is not None and maps.constant_score is not None:
+        constant = constant | maps.constant_score.to(constant.device)
+    maps.constant_score = maps.constant_score if constant is None else constant
 
 
 def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> TargetLike:
@@ -177,27 +193,24 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
     return cast(TargetLike, target[sample : sample + 1])
 
 
-def _join_samples(
-    parts: Sequence[tuple[list[Score], list[AttributionMaps]] | CamscopeError],
-) -> tuple[list[Score], list[AttributionMaps]] | CamscopeError:
+def _join_samples(parts: Sequence[ScoresAndMaps | CamscopeError]) -> ScoresAndMaps | CamscopeError:
     """Join scores and maps of samples that were explained one by one; the first error if there is one."""
-    error = next((part for part in parts if isinstance(part, CamscopeError)), None)
-    if error is not None:
-        return error
-    results = [part for part in parts if not isinstance(part, CamscopeError)]
-    scores = [Score.concatenate(samples) for samples in zip(*(result[0] for result in results), strict=True)]
-    maps = [
-        stack_samples(samples, SEPARATE_SAMPLES_NOTE)
-        for samples in zip(*(result[1] for result in results), strict=True)
-    ]
-    return scores, maps
+    results = []
+    for part in parts:
+        if isinstance(part, CamscopeError):
+            return part
+        results.append(part)
+    return (
+        [Score.concatenate(samples) for samples in zip(*(scores for scores, _ in results), strict=True)],
+        [stack_samples(samples, SEPARATE_SAMPLES_NOTE) for samples in zip(*(maps for _, maps in results), strict=True)],
+    )
 
 
 def group_by_share_key(explainers: Sequence[BaseMethod]) -> list[list[int]]:
     """Return groups of indices: the methods of a group can share passes."""
     groups: dict[Hashable, list[int]] = {}
     for t, explainer in enumerate(explainers):
-        groups.setdefault((explainer.mode, *explainer.call_settings.values(), explainer.share_key), []).append(t)
+        groups.setdefault((explainer.mode, *explainer.forward_options.values(), explainer.share_key), []).append(t)
     return list(groups.values())
 
 
@@ -214,12 +227,7 @@ def compute_group_maps(
 
 
 def _compute_group_rows(
-    explainers: Sequence[BaseMethod],
-    x: Tensor,
-    scores: Sequence[Score],
-    on_pass: OnPass | None,
-    *,
-    keep_errors: bool,
+    explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score], on_pass: OnPass | None, *, keep_errors: bool
 ) -> list[list[AttributionMaps] | CamscopeError]:
     if on_pass is not None:
         on_pass(explainers)
@@ -227,20 +235,17 @@ def _compute_group_rows(
     rows: dict[int, list[AttributionMaps] | CamscopeError] = {}
     for t in sorted(range(len(explainers)), key=lambda t: not explainers[t].runs_partial_forward):
         try:
-            rows[t] = [_finish_map(entry, explainers[t], on_pass) for entry in shared[t]]
+            maps = []
+            for entry in shared[t]:
+                if callable(entry) and on_pass is not None:
+                    on_pass([explainers[t]])
+                maps.append(resolve_map(entry))
+            rows[t] = maps
         except CamscopeError as error:
             if not keep_errors:
                 raise
             rows[t] = error
     return [rows[t] for t in range(len(explainers))]
-
-
-def _finish_map(
-    entry: AttributionMaps | DeferredMap | CamscopeError, explainer: BaseMethod, on_pass: OnPass | None
-) -> AttributionMaps:
-    if callable(entry) and on_pass is not None:
-        on_pass([explainer])
-    return resolve_map(entry)
 
 
 def explain_grid(
@@ -255,7 +260,7 @@ def explain_grid(
 
     `on_pass` is called before each pass with the methods that share it, for a progress bar or a timer.
     """
-    rows = _explain_grid(explainers, image, targets, extra_inputs, on_pass, keep_errors=False)
+    rows = explain_grid_or_errors(explainers, image, targets, extra_inputs, on_pass=on_pass, keep_errors=False)
     return [row for row in rows if isinstance(row, list)]
 
 
@@ -266,54 +271,37 @@ def explain_grid_or_errors(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
     on_pass: OnPass | None = None,
+    keep_errors: bool = True,
 ) -> list[list[Explanation] | CamscopeError]:
-    """Return for each method its explanations, or the error of its own map; see `explain_grid`.
+    """Return for each method its explanations, or, with `keep_errors`, the error of its own map; see `explain_grid`.
 
     An error in a pass that several methods share is raised, because it cannot be attributed to one method.
     """
-    return _explain_grid(explainers, image, targets, extra_inputs, on_pass, keep_errors=True)
-
-
-def _explain_grid(
-    explainers: Sequence[BaseMethod],
-    image: Any,
-    targets: Sequence[TargetLike],
-    extra_inputs: ExtraInputs,
-    on_pass: OnPass | None,
-    *,
-    keep_errors: bool,
-) -> list[list[Explanation] | CamscopeError]:
     if not explainers or not targets:
         raise TargetError("no targets or no methods: pass at least one of each, e.g. targets [281, 285] or [None]")
     check_compatible_explainers(explainers)
-    model_input = explainers[0].prepare_input(image)
-    results = _run_methods(
-        explainers,
-        model_input.x[None],
-        [bind_targets(explainers[0], [target], [model_input], extra_inputs) for target in targets],
-        extra_inputs,
-        on_pass,
-        warn_flagged=True,
-        keep_errors=keep_errors,
-    )
-    digest = compute_model_digest(inspect_model(explainers[0].model).model)
+    main = explainers[0]
+    item = main.prepare_input(image)
+    bound = [main.bind_targets([target], [item], extra_inputs) for target in targets]
+    results = _run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, keep_errors=keep_errors)
+    digest = compute_model_digest(unwrap(main.model))
     return [
         result
         if isinstance(result, CamscopeError)
-        else [build_explanations(explainer, [model_input], result, q, digest)[0] for q in range(len(targets))]
+        else [build_explanations(explainer, [item], result, q, digest)[0] for q in range(len(targets))]
         for explainer, result in zip(explainers, results, strict=True)
     ]
 
 
 def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
     """Raise InputError unless all explainers have the same model, preprocessing and class names."""
-    first = explainers[0]
+    main = explainers[0]
     for explainer in explainers[1:]:
-        if unwrap(explainer.model) is not unwrap(first.model):
-            raise InputError(f"{first!r} and {explainer!r} are not of one model: explain each separately")
+        if unwrap(explainer.model) is not unwrap(main.model):
+            raise InputError(f"{main!r} and {explainer!r} are not of one model: explain each separately")
         for setting in ("preprocess", "class_names"):
-            if getattr(explainer, setting) != getattr(first, setting):
-                raise InputError(f"{first!r} and {explainer!r} have different {setting}: explain each separately")
+            if getattr(explainer, setting) != getattr(main, setting):
+                raise InputError(f"{main!r} and {explainer!r} have different {setting}: explain each separately")
 
 
 def build_explanations(
@@ -324,7 +312,7 @@ def build_explanations(
     attributions = maps.attribution.cpu().numpy()
     standard_errors = None if maps.standard_error is None else maps.standard_error.cpu().numpy()
     diagnostics = {name: values.tolist() for name, values in maps.diagnostics.items()}
-    statuses, predictions = determine_statuses(maps), collect_predictions(score, len(inputs))
+    statuses, predictions = determine_statuses(maps), _collect_predictions(score, len(inputs))
     parameters, versions = explainer.parameters, get_library_versions()
     return [
         Explanation(
@@ -355,13 +343,13 @@ def build_explanations(
 def _collect_notes(
     explainer: BaseMethod, map_notes: tuple[str, ...], model_input: ModelInput, model_info: ModelInfo
 ) -> tuple[str, ...]:
-    notes = [*map_notes, *model_input.flags]
+    notes, model_name = [*map_notes, *model_input.flags], type(explainer.model).__name__
     if not explainer.class_specific:
         notes.append("the map does not depend on the score")
     if model_info.model is not explainer.model:
-        notes.append(f"the eager model inside {type(explainer.model).__name__} was explained")
+        notes.append(f"the eager model inside {model_name} was explained")
     elif model_info.is_compiled:
-        notes.append(f"{type(explainer.model).__name__} is compiled, or a part of it: its eager form was explained")
+        notes.append(f"{model_name} is compiled, or a part of it: its eager form was explained")
     if model_input.placement is None:
         notes.append(
             "placement unknown: the preprocessing has no known geometry on this image; the map is drawn on the model's input"
@@ -369,41 +357,41 @@ def _collect_notes(
     return tuple(notes)
 
 
-def bind_targets(
-    explainer: BaseMethod, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
-) -> TargetLike:
-    """Bind each target to its own image, and return one target if all are the same, else a list."""
-    bound = [
-        target.bind(_build_image_context(explainer, item, extra_inputs.select_rows([i], len(inputs))))
-        if isinstance(target, Target)
-        else target
-        for i, (target, item) in enumerate(zip(targets, inputs, strict=True))
+def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
+    """Return the fields of each Explanation that hold target and answer."""
+    values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
+    probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
+    tops = _collect_top_classes(score, n_samples, probabilities)
+    return [
+        {
+            "target": index,
+            "label": score.describe(i),
+            "score": values[i],
+            "probability": None if index is None or probabilities is None else _nan_to_none(probabilities[i, index]),
+            "top_classes": tops[i],
+        }
+        for i, index in enumerate(class_indices)
     ]
-    return bound[0] if all(target is bound[0] for target in bound) else cast(TargetLike, bound)
 
 
-def _build_image_context(explainer: BaseMethod, model_input: ModelInput, extra_inputs: ExtraInputs) -> ImageContext:
-    placement = model_input.placement
-    card = get_card(unwrap(explainer.model))
-    return ImageContext(
-        input_size=tuple(model_input.x.shape[1:]),
-        image_size=placement.image_size if placement else None,
-        to_input=placement.to_input if placement else _raise_unknown_geometry,
-        to_image=placement.to_image if placement else _raise_unknown_geometry,
-        embed_image=partial(_embed_image, explainer, extra_inputs=extra_inputs),
-        embed_text=card.embed_text if card else None,
-    )
+def _collect_top_classes(score: Score, n_samples: int, probabilities: Tensor | None) -> list[tuple[ClassScore, ...]]:
+    if score.logits is None:
+        return [()] * n_samples
+    best = score.logits.double().topk(min(MAX_TOP_CLASSES, score.logits.shape[1]), 1)
+    shares = torch.full_like(best.values, torch.nan) if probabilities is None else probabilities.gather(1, best.indices)
+    columns = zip(*(part.tolist() for part in (best.indices, best.values, shares)), strict=True)
+    return [
+        tuple(
+            ClassScore(k, score.class_name(k), value, _nan_to_none(share)) for k, value, share in zip(*row, strict=True)
+        )
+        for row in columns
+    ]
 
 
-def _embed_image(explainer: BaseMethod, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-    """Return the embedding (D,) of another image, with the same extra inputs."""
-    with evaluation_context(
-        inspect_model(explainer.model), explainer, explainer.prepare_input(image).x[None], extra_inputs
-    ) as context:
-        return image_embedding(context.create_score().forward(context.x))[0].detach()
+def _nan_to_none(probability: Tensor | float) -> float | None:
+    return None if isnan(probability) else float(probability)
 
 
-def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
-    raise TargetError(
-        "the preprocessing has no known geometry: a point of the image cannot be located on the model's input"
-    )
+def get_library_versions() -> dict[str, str]:
+    """Return the versions of the software that the numbers depend on."""
+    return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

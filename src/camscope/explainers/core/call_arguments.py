@@ -1,19 +1,21 @@
-"""Keywords of a call: which are inputs of the model, which are settings, and which belong to another toolkit."""
+"""Arguments of a call: which are inputs of the model, which are settings, and which belong to another toolkit."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.inputs import ExtraInputs
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.inputs import ExtraInputs, ModelInput
 from camscope.forward_signature import read_forward_signature
 from camscope.hooks.base import unwrap
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Method = TypeVar("Method", bound=BaseMethod)
 
 CAPTUM_SETTING_NAMES = {"n_steps": ("n_steps",), "n_samples": ("n_samples",), "baselines": ("baseline", "background")}
 BATCH_SIZE_HINT = "batch_size= of the constructor"
@@ -33,6 +35,43 @@ FOREIGN_KEYWORD_HINTS = {  # keywords of captum, pytorch-grad-cam and torchcam
     "target_layers": "layer= of the constructor (Fused.at_layers(...) for several layers)",
     "targets": "target=",
 }
+
+
+def resolve_call_arguments(
+    explainers: Sequence[Method], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
+) -> tuple[list[Method], ExtraInputs]:
+    """Return the explainers with the settings of one call applied, and the extra inputs of the model; see `Explainer`."""
+    if not keywords or not explainers:
+        return list(explainers), build_extra_inputs(args, keywords, additional_forward_args)
+    where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
+    names = frozenset[str]().union(*(explainer.setting_names for explainer in explainers))
+    for_model, for_method = split_keywords(explainers[0].model, keywords, names, where)
+    extra = build_extra_inputs(args, for_model, additional_forward_args)
+    return [with_call_settings(explainer, for_method) for explainer in explainers], extra
+
+
+def with_call_settings(explainer: Method, captum_settings: Mapping[str, Any]) -> Method:
+    """Return the explainer with those of the settings, under captum's names, that it has."""
+    return explainer.with_settings(
+        **{
+            name: translated
+            for word, value in captum_settings.items()
+            for name in CAPTUM_SETTING_NAMES[word]
+            if name in explainer.setting_names and (translated := translate_setting_value(name, value)) is not None
+        }
+    )
+
+
+def select_baseline_rows(
+    explainer: BaseMethod, captum_settings: Mapping[str, Any], rows: Sequence[int], inputs: Sequence[ModelInput]
+) -> dict[str, Any]:
+    """Return the settings with the baselines of some images, if the method takes one baseline per image (N,C,*S)."""
+    settings = dict(captum_settings)
+    baseline = translate_setting_value("baseline", settings.get("baselines"))
+    is_per_image = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1
+    if "baseline" in explainer.setting_names and is_per_image and len(baseline) == len(inputs):
+        settings["baselines"] = baseline[list(rows)]
+    return settings
 
 
 def split_keywords(
