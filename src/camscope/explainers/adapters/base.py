@@ -39,11 +39,11 @@ class AdapterExplainer(MultiPassExplainer):
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
     """Return the result of a package's forward and backward passes with gradients enabled; see `run_with_gradients`."""
 
-    def inside(staying: GradientScope) -> T | None:
-        with staying:
+    def run(scope: GradientScope) -> T | None:
+        with scope:
             return computation()
 
-    return run_with_gradients(inside)
+    return run_with_gradients(run)
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
