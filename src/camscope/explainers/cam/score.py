@@ -240,10 +240,10 @@ class GroupCAM(LayerExplainer, BatchedMixin):
             mask = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
             return background[rows].lerp(x[rows], mask), rows
 
-        before = features.compute_input_probabilities(len(x), lambda part: (background[part], every[part]))
+        before = features.score_inputs(len(x), lambda part: (background[part], every[part]), as_probability=True)
         gains = masks.new_zeros(masks.shape[:2])
         gains[sample_rows, groups] = (
-            features.compute_input_probabilities(len(sample_rows), restored) - before[sample_rows]
+            features.score_inputs(len(sample_rows), restored, as_probability=True) - before[sample_rows]
         ).to(masks.dtype)
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 

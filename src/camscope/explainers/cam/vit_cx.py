@@ -80,7 +80,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
                 1 - mask
             ), sample_rows_of_part
 
-        return features.compute_input_probabilities(2 * len(sample_rows), versions).to(masks.dtype).view(-1, 2)
+        return features.score_inputs(2 * len(sample_rows), versions, as_probability=True).to(masks.dtype).view(-1, 2)
 
 
 def scale_each_to_unit_range(masks: Tensor) -> Tensor:

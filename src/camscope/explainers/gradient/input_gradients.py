@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.explainers.cam.base import LayerSelectionMixin
 from camscope.explainers.cam.gradient import GradCAM
+from camscope.explainers.cam.layer_pass import LayerSelectionMixin
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import RandomMixin, draw_normal, draw_seeds
 from camscope.explainers.core.evaluation_context import check_number, check_positive_integer
