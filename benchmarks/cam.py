@@ -19,11 +19,12 @@ def beside_peers(case: Case, rounds: int) -> list[Figure]:
 
 def every_method(case: Case, rounds: int) -> list[Figure]:
     """Each of camscope's CAMs that needs one backward pass."""
-    from camscope.explainers import METHODS, BaseCAM
+    from camscope.explainers import METHODS, BaseWeightedChannels
 
-    chosen = {name: cls for name, cls in METHODS.items() if issubclass(cls, BaseCAM) and cls.backward_passes == "1"}
+    weighted = {name: cls for name, cls in METHODS.items() if issubclass(cls, BaseWeightedChannels)}
+    chosen = {name: cls for name, cls in weighted.items() if cls.needs_gradient and cls.backward_passes == "1"}
 
-    def task(cls: type[BaseCAM]) -> Timed:
+    def task(cls: type[BaseWeightedChannels]) -> Timed:
         cam = cls(case.model, case.layer)
         return quiet(lambda: cam.attribute(case.x, case.classes), case.device)
 

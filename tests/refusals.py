@@ -30,7 +30,7 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", PLAIN): (ModelError, "no Linear or 1x1 convolution takes the 6 channels of layer 'middle' to 3 classes"),
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
     **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
-    **{("xrai", case): (InputError, "xrai cuts pictures into regions") for case in ("signal", "volume")},
+    **{("xrai", case): (InputError, "xrai segments images") for case in ("signal", "volume")},
     **{(method, case): NO_RELU for method in RECTIFIED for case in ("tokens", "channels last", PLAIN, LINEAR)},
     ("excitationbackprop", "tokens"): (
         ModelError,

@@ -125,7 +125,7 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
             small(method)(model).attribute(x, 1)
         return
     if method == "xrai" and x.ndim != 4:
-        with pytest.raises(InputError, match="xrai cuts pictures into regions"):
+        with pytest.raises(InputError, match="xrai segments images"):
             small(method)(model).attribute(x, 1)
         return
     heat = small(method)(model).attribute(x, 1)

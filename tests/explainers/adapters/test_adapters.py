@@ -251,7 +251,8 @@ def test_how_far_deeplift_is_from_adding_up_by_hand():
     assert "; the worst of 2 baselines has +9 of 11; captum has no" in note
     (note,) = [said for said in one.notes if said.startswith("completeness")]
     assert (
-        "values add up to 14, the score less the baseline's is 10: the gap is +4, 40.00% of it; captum has no" in note
+        "values add up to 14, the score less the baselines' mean is 10: the gap is +4, 40.00% of it; captum has no"
+        in note
     )
 
 
@@ -478,7 +479,7 @@ def test_what_a_bias_keeps_of_the_relevance_by_hand():
     # z = 2 · 1 - 3 + 5 = 4: the pixels have 2/4 and -3/4 of 4, the bias keeps 5
     assert_close(torch.from_numpy(one.attribution), torch.tensor([[2.0, -3.0]], dtype=torch.float64), rtol=1e-8)
     assert one.diagnostics == {"conservation_gap": pytest.approx(-5.0), "output_relevance": pytest.approx(4.0)}
-    assert "the pixels' shares add up to -1, the output begins with 4: the gap is -5, 125.00% of it" in one.notes[-1]
+    assert "the pixels' values add up to -1, the output begins with 4: the gap is -5, 125.00% of it" in one.notes[-1]
 
 
 @ZENNIT

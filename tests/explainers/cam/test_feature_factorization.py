@@ -218,7 +218,7 @@ def test_what_makes_no_sense_is_refused():
     model, x, _, tool = pooled()
     with pytest.raises(InputError, match="images of one size"):
         tool.factorize([x[0], x[0, :, 1:]])
-    with pytest.raises(InputError, match="no images: factorise takes one"):
+    with pytest.raises(InputError, match="no images: factorize takes"):
         tool.factorize([])
     with pytest.raises(InputError, match="concepts=0"):
         DeepFeatureFactorization(model, "features", n_concepts=0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import MissingExtraError, ModelError
-from camscope.explainers.core.pixel_base import MultiPassExplainer
+from camscope.explainers.core.pixel_base import MultiPassExplainer, PerturbedEvaluator
 from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.hooks.gradients import GradientScope, run_with_gradients
 from camscope.plurals import plural
@@ -39,11 +39,11 @@ class AdapterExplainer(MultiPassExplainer):
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
     """Return the result of a package's forward and backward passes with gradients enabled; see `run_with_gradients`."""
 
-    def inside(staying: GradientScope) -> T | None:
-        with staying:
+    def run(scope: GradientScope) -> T | None:
+        with scope:
             return computation()
 
-    return run_with_gradients(inside)
+    return run_with_gradients(run)
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
@@ -62,15 +62,18 @@ MAX_COPY_ATTEMPTS = 100  # while other threads change the modules
 
 @dataclass
 class ModuleCallRecords:
-    """What a forward pass shows about leaf modules: how often each ran, in which order, and whose output it took."""
+    """How often each leaf module ran in a pass, in order, and which module computed its input."""
 
     call_counts: Counter[str] = field(default_factory=Counter)
     predecessors: dict[str, str] = field(default_factory=dict)  # name of a module -> name of the module before it
 
-    @property
-    def repeated_modules(self) -> list[str]:
-        """The names of the modules that ran more than once."""
-        return [name for name, count in self.call_counts.items() if count > 1]
+
+class RecordedEvaluator(PerturbedEvaluator):
+    """An evaluator that records the module calls of its first pass."""
+
+    def __post_init__(self) -> None:
+        with module_calls_recorded(self.score.model) as self.call_records:
+            super().__post_init__()
 
 
 @contextmanager
@@ -82,10 +85,9 @@ def module_calls_recorded(model: nn.Module) -> Iterator[ModuleCallRecords]:
     def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
         name = names[id(module)]
         records.call_counts[name] += 1
-        for value in args[:1]:
-            producer = producers.get(id(value))
-            if producer is not None and producer[0]() is value:
-                records.predecessors[name] = producer[1]
+        producer = producers.get(id(args[0])) if args else None
+        if producer is not None and producer[0]() is args[0]:
+            records.predecessors[name] = producer[1]
 
     def end(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
@@ -140,11 +142,22 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
         id(value): _alias_without_gradient(value) for part in model.modules() for _, value in iter_leaves(vars(part))
     }
     clone = _copy_with_training_flags(model, shared)
-    for name in call_records.repeated_modules:
-        part = model.get_submodule(name)
-        copies = [_copy_with_training_flags(part, shared) for _ in range(call_records.call_counts[name])]
-        _replace_module(clone, clone.get_submodule(name), RepeatedModule(copies).train(part.training))
+    for name, count in call_records.call_counts.items():
+        if count > 1:
+            part, module = model.get_submodule(name), clone.get_submodule(name)
+            copies = [_copy_with_training_flags(part, shared) for _ in range(count)]
+            replacement = RepeatedModule(copies).train(part.training)
+            for parent, key, child in list(iter_children(clone)):
+                if child is module:
+                    parent._modules[key] = replacement
     return clone
+
+
+def iter_children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
+    """Yield every module of a model with its parent and its name there."""
+    for parent in model.modules():
+        for key, child in parent._modules.items():
+            yield parent, key, child
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
@@ -161,13 +174,6 @@ def reset_repeated_modules(clone: nn.Module) -> None:
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0
-
-
-def _replace_module(model: nn.Module, module: nn.Module, replacement: nn.Module) -> None:
-    for parent in list(model.modules()):
-        for key, child in parent._modules.items():
-            if child is module and parent is not replacement:
-                parent._modules[key] = replacement
 
 
 def _alias_without_gradient(value: Tensor) -> Tensor:

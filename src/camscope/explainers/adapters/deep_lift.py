@@ -8,13 +8,12 @@ captum has rules for modules of certain types only. Three preparations on a copy
 """
 
 import copy
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +23,18 @@ from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.base import (
     AdapterExplainer,
     ModuleCallRecords,
+    RecordedEvaluator,
     call_with_gradients,
     check_same_score,
     clone_for_hooks,
-    module_calls_recorded,
+    iter_children,
     reset_repeated_modules,
 )
 from camscope.explainers.core.base import register_optional
-from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.pixel_base import PerturbedEvaluator, PixelExplainer, format_completeness_gap
+from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.path.base import AdditiveAttribution, AdditiveExplainer
 from camscope.hooks.function_mode import MAX_FUNCTIONS, BaseFunctionMode, function_name
 from camscope.hooks.gradients import RESCALED_FUNCTIONS
 from camscope.images.files.redaction import ignore_warnings
@@ -112,7 +112,7 @@ class UnsupportedOps(BaseFunctionMode):
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""
 
 
-RANK_BY_MAX_POOL: dict[type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
+RANK_BY_MAX_POOL: dict[type, int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 
 
 class NonOverlappingMaxPool(nn.Module):
@@ -140,47 +140,25 @@ class NonOverlappingMaxPool(nn.Module):
 
 def replace_overlapping_pools(model: nn.Module) -> None:
     """Replace every max pooling with overlapping windows in a copy of a model."""
-    for parent in list(model.modules()):
-        for key, child in parent._modules.items():
-            rank = RANK_BY_MAX_POOL.get(type(child), 0) if child is not None else 0
-            if rank and _has_overlapping_windows(child, rank):
-                parent._modules[key] = NonOverlappingMaxPool(child, rank)
+    for parent, key, child in list(iter_children(model)):
+        rank = RANK_BY_MAX_POOL.get(type(child), 0)
+        if rank and _has_overlapping_windows(child, rank):
+            parent._modules[key] = NonOverlappingMaxPool(child, rank)
 
 
 def _has_overlapping_windows(pool: Any, rank: int) -> bool:
-    overlap = any(
-        step < size
-        for size, step in zip(
-            _expand_per_axis(pool.kernel_size, rank), _expand_per_axis(pool.stride, rank), strict=True
-        )
-    )
-    plain = not (pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks)
-    return overlap and plain and set(_expand_per_axis(pool.dilation, rank)) == {1}
+    if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
+        return False
+    sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))
+    return set(dilations) == {1} and any(step < size for size, step in zip(sizes, steps, strict=True))
 
 
 def _expand_per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,) * rank
 
 
-class BaselineAttribution(NamedTuple):
-    """The contributions (C,*S) of one sample to the score against one baseline, and the change of the score ().
-
-    `has_zero_multipliers`: whether all multipliers are 0. `unsupported_ops_note`: which operations kept their gradient.
-    """
-
-    values: Tensor
-    score_change: Tensor
-    has_zero_multipliers: bool
-    unsupported_ops_note: str
-
-    @property
-    def total(self) -> float:
-        """The sum of the contributions."""
-        return float(self.values.double().sum())
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
-class DeepLIFTBase(AdapterExplainer, PixelExplainer):
+class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     """The mean over baselines x' of Σ_c m_c (x_c - x'_c). A subclass implements `build_baselines`.
 
     m is the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling, as
@@ -190,108 +168,62 @@ class DeepLIFTBase(AdapterExplainer, PixelExplainer):
     at a time.
     """
 
-    package: ClassVar[str] = "captum"
-    extra: ClassVar[str] = "captum"
-
-    @abstractmethod
-    def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Return one tensor (N,C,*S) for each x'."""
+    package, extra = "captum", "captum"
+    evaluator_cls: ClassVar[type[PerturbedEvaluator]] = RecordedEvaluator
+    sum_text: ClassVar[str] = "the score less the baselines' mean is"
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
         """Notes about the baselines."""
         return ()
 
-    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the mean map over the baselines, with its completeness."""
-        with module_calls_recorded(score.model) as records:
-            evaluator = PerturbedEvaluator(self, x, score)
-        if score.one_sample_per_pass:
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> AdditiveAttribution:
+        """Return the mean over the baselines; the remark names the operations without a rule, and the worst baseline."""
+        if evaluator.score.one_sample_per_pass:
             raise ModelError(
                 f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
                 f"samples of a batch affect one another, as in a batch norm without running statistics; "
                 f"pass integratedgradients"
             )
-        baselines = self.build_baselines(x)
-        per_sample = [
-            self._attribute_to_baselines(evaluator, records, sample, [start[sample] for start in baselines])
-            for sample in range(len(x))
-        ]
-        means = [_average_attributions(parts) for parts in per_sample]
-        values, changes = (
-            torch.stack([parts.values for parts in means]),
-            torch.stack([parts.score_change for parts in means]),
-        )
-        return AttributionMaps(
-            self.reduce_channels(values),
-            zero_gradient=torch.tensor([parts.has_zero_multipliers for parts in means], device=x.device),
-            sample_notes=tuple(
-                (*self.baseline_notes, self._format_completeness(mean, parts))
-                for mean, parts in zip(means, per_sample, strict=True)
-            ),
-            diagnostics={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
-        )
-
-    def _attribute_to_baselines(
-        self,
-        evaluator: PerturbedEvaluator,
-        call_records: ModuleCallRecords,
-        sample: int,
-        baseline_tensors: Sequence[Tensor],
-    ) -> list[BaselineAttribution]:
-        """Return the contributions of one sample against each of the baselines (C,*S)."""
-        attributions = list[BaselineAttribution]()
+        parts = list[AdditiveAttribution]()
         with evaluator.track_sample_steps(sample, len(baseline_tensors)) as advance:
-            for start in baseline_tensors:
-                attributions.append(self._attribute_to_baseline(evaluator, call_records, sample, start))
+            for baseline in baseline_tensors:
+                parts.append(self._attribute_to_baseline(cast(RecordedEvaluator, evaluator), sample, baseline))
                 advance(1)
-        return attributions
-
-    def _format_completeness(self, mean: BaselineAttribution, per_baseline: Sequence[BaselineAttribution]) -> str:
-        """Return a note with the completeness gap of the mean and, of several baselines, the largest gap."""
-        change = float(mean.score_change)
-        if len(per_baseline) == 1:
-            text = format_completeness_gap(
-                self.describe_summands(), mean.total, "the score less the baseline's is", change
-            )
-        else:
-            text = format_completeness_gap(
-                self.describe_summands(), mean.total, "the score less the baselines' mean is", change
-            )
-            gaps = [parts.total - float(parts.score_change) for parts in per_baseline]
-            worst = max(range(len(per_baseline)), key=lambda which: abs(gaps[which]))
-            change = float(per_baseline[worst].score_change)
-            text += f"; the worst of {plural(len(per_baseline), 'baseline')} has {gaps[worst]:+.2g} of {change:.4g}"
-        return f"completeness: {text}{mean.unsupported_ops_note}"
+        remark = "".join(dict.fromkeys(part.remark for part in parts))
+        if len(parts) > 1:
+            gaps = [(float(part.values.double().sum() - part.expected_sum), part.expected_sum) for part in parts]
+            gap, change = max(gaps, key=lambda pair: abs(pair[0]))
+            count = plural(len(parts), "baseline")
+            remark = f"; the worst of {count} has {gap:+.2g} of {float(change):.4g}{remark}"
+        return AdditiveAttribution(
+            torch.stack([part.values for part in parts]).mean(0),
+            torch.stack([part.expected_sum for part in parts]).mean(),
+            has_nonzero_path=any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors),
+            notes=self.baseline_notes,
+            remark=remark,
+        )
 
     def _attribute_to_baseline(
-        self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int, baseline_tensor: Tensor
-    ) -> BaselineAttribution:
+        self, evaluator: RecordedEvaluator, sample: int, baseline: Tensor
+    ) -> AdditiveAttribution:
         """Return the contributions of one sample against one baseline (C,*S)."""
-        score_module, residual = _ScoreModule(evaluator.score, call_records, sample), UnsupportedOps()
-        residual.track_supported_modules(score_module)
+        x, score = evaluator.x[sample], evaluator.score
+        score_module, unsupported_ops = _ScoreModule(score, evaluator.call_records, sample), UnsupportedOps()
+        unsupported_ops.track_supported_modules(score_module)
         multipliers = full_precision(
-            call_with_gradients(
-                lambda: _compute_multipliers(score_module, evaluator.x[sample], baseline_tensor, residual)
-            )
+            call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
         )
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
         value, reference = score_module.last_scores
         if self.mode == "eval":
-            check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
-        results = multipliers * (full_precision(evaluator.x[sample]) - full_precision(baseline_tensor))
-        change = value.double() - reference.double()
-        return BaselineAttribution(results, change, not bool(multipliers.any()), residual.describe())
-
-
-def _average_attributions(per_baseline: Sequence[BaselineAttribution]) -> BaselineAttribution:
-    """Return the mean over the baselines."""
-    return BaselineAttribution(
-        torch.stack([attribution.values for attribution in per_baseline]).mean(0),
-        torch.stack([attribution.score_change for attribution in per_baseline]).mean(),
-        all(attribution.has_zero_multipliers for attribution in per_baseline),
-        "".join(dict.fromkeys(attribution.unsupported_ops_note for attribution in per_baseline)),
-    )
+            check_same_score(score, sample, value, evaluator.clean_scores[sample])
+        contributions = multipliers * (full_precision(x) - full_precision(baseline))
+        return AdditiveAttribution(
+            contributions, value.double() - reference.double(), remark=unsupported_ops.describe()
+        )
 
 
 @register_optional("captum", "captum")
@@ -302,8 +234,7 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
     """
 
     name, title, paper = "deeplift", "DeepLIFT", "arXiv:1704.02685"
-    forward_passes: ClassVar[str] = "3"
-    backward_passes: ClassVar[str] = "2"
+    forward_passes, backward_passes = "3", "2"
 
 
 @register_optional("captum", "captum")
@@ -314,8 +245,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """
 
     name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"
-    forward_passes: ClassVar[str] = "1 + 2 x len(background)"
-    backward_passes: ClassVar[str] = "2 x len(background)"
+    forward_passes, backward_passes = "1 + 2 x len(background)", "2 x len(background)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -356,15 +286,15 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return the difference above which captum tells two activations apart: the smallest number of their type.
+    """Return the smallest number of the type of the activations, in float16 a subnormal one.
 
-    Under autocast the type is what autocast casts to. Activations in float16 are often subnormal.
+    captum tells two activations apart by it. Under autocast the type is what autocast casts to.
     """
     with score.forward_context():
         device_type = x.device.type
-        cast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
-    smallest_half = torch.finfo(torch.float16).tiny * torch.finfo(torch.float16).eps
-    return max(smallest_half if dtype == torch.float16 else torch.finfo(dtype).tiny for dtype in (x.dtype, cast))
+        cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+    smallest_half = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+    return max(smallest_half if t == torch.float16 else torch.finfo(t).tiny for t in (x.dtype, cast_dtype))
 
 
 def _compute_multipliers(

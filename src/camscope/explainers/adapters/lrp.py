@@ -5,9 +5,8 @@ Operations outside of modules (sums, means, activations) get the rules of zennit
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +15,16 @@ from camscope.errors import ModelError
 from camscope.explainers.adapters.base import (
     AdapterExplainer,
     ModuleCallRecords,
+    RecordedEvaluator,
     call_with_gradients,
     check_same_score,
     clone_for_hooks,
-    module_calls_recorded,
     reset_repeated_modules,
 )
 from camscope.explainers.core.base import register_optional
-from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.evaluation_context import check_finite, check_number, check_one_of
-from camscope.explainers.core.pixel_base import PerturbedEvaluator, PixelExplainer, format_completeness_gap, track_steps
+from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.path.base import AdditiveAttribution, AdditiveExplainer
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
     AVERAGING_FUNCTIONS,
@@ -44,48 +43,23 @@ _DATA_MOVEMENT_NAMES = (
     "contiguous clone cat concat concatenate stack split tensor_split chunk unbind getitem narrow select index_select "
     "expand expand_as repeat roll flip rot90 pad channel_shuffle pixel_shuffle pixel_unshuffle "
     "to float double half bfloat16 type type_as cpu cuda requires_grad retain_grad"
-)
-LRP_SCALING_FUNCTIONS = SCALING_FUNCTIONS | {"neg"}
-LRP_PASS_THROUGH_FUNCTIONS = (
-    MAX_FUNCTIONS | DROPOUTS | set(_DATA_MOVEMENT_NAMES.split())
-)  # they only move data: the gradient is the relevance
+)  # the gradient is the relevance
+PASS_THROUGH_FUNCTIONS = ACTIVATIONS | SCALING_FUNCTIONS | {"neg"}
+GRADIENT_FUNCTIONS = MAX_FUNCTIONS | DROPOUTS | set(_DATA_MOVEMENT_NAMES.split())
 SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
-class ZennitRules:
-    """Applies a rule of zennit to a single call: "passed" hands relevance on, "shared" distributes it by contribution."""
+class RelevanceRuleMode(BaseFunctionMode):
+    """Applies zennit's rules to functions outside of modules with a rule, and counts others in `unsupported_functions`.
+
+    `Pass` passes relevance on unchanged; `Norm` distributes it by contribution.
+    """
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
-        from zennit.rules import Norm, Pass
-
-        self._hook_factories = {
-            "passed": lambda: Pass(),
-            "shared": lambda: Norm(stabilizer),
-            "exact": lambda: Norm(exact_stabilizer),
-        }
-        self._hooks: list[Any] = []  # the graph holds only weak references to zennit's hooks
-
-    def run_with_rule(self, rule: str, module: nn.Module, x: Tensor) -> Tensor:
-        """Return the output of a module, through which relevance is propagated by a rule."""
-        hook = self._hook_factories[rule]()
-        hook.register(module)
-        self._hooks.append(hook)
-        result: Tensor = module(x)
-        return result
-
-    def release_hooks(self) -> None:
-        """Remove the hooks with the tensors they hold."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-
-class RelevanceRuleMode(BaseFunctionMode):
-    """Applies rules to operations outside of modules with a rule, and counts the others in `unsupported_functions`."""
-
-    def __init__(self, rules: ZennitRules) -> None:
         super().__init__()
-        self._rules, self._ruled_module_depth, self.unsupported_functions = rules, 0, Counter[str]()
+        self._stabilizer, self._exact_stabilizer = stabilizer, exact_stabilizer
+        self._hooks: list[Any] = []  # the graph holds only weak references to zennit's hooks
+        self._ruled_module_depth, self.unsupported_functions = 0, Counter[str]()
 
     def reset(self) -> None:
         """Reset the counts; call it before each pass."""
@@ -94,11 +68,13 @@ class RelevanceRuleMode(BaseFunctionMode):
         self.unsupported_functions.clear()
 
     def release_hooks(self) -> None:
-        """Remove the hooks; call it after the last pass."""
-        self._rules.release_hooks()
+        """Remove the hooks with the tensors they hold; call it after the last pass."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def track_ruled_module(self, module: nn.Module) -> None:
-        """Exclude what runs in this module, which has a rule of its own."""
+        """Apply no rule to what runs in this module, which has one."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 
@@ -120,11 +96,11 @@ class RelevanceRuleMode(BaseFunctionMode):
         ]
         if self._ruled_module_depth or not alive or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        relevance_result = self._call_with_rule(name, func, tuple(args), kwargs, alive)
-        if relevance_result is not None:
-            return args[0].copy_(relevance_result) if _is_in_place(spelled, args, kwargs) else relevance_result
+        ruled_result = self._call_with_rule(name, func, tuple(args), kwargs, alive)
+        if ruled_result is not None:
+            return args[0].copy_(ruled_result) if _is_in_place(spelled, args, kwargs) else ruled_result
         result = func(*args, **kwargs)
-        if name not in LRP_PASS_THROUGH_FUNCTIONS and any(leaf.requires_grad for _, leaf in iter_leaves(result)):
+        if name not in GRADIENT_FUNCTIONS and any(leaf.requires_grad for _, leaf in iter_leaves(result)):
             self.unsupported_functions[name] += 1
         return result
 
@@ -137,19 +113,22 @@ class RelevanceRuleMode(BaseFunctionMode):
         differentiable: list[Tensor],
     ) -> Tensor | None:
         """Return the result if a rule applies; None if the relevance is the gradient, or there is no rule."""
+        from zennit.rules import Norm, Pass
+
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
             return self._add_with_rule(SUM_SIGNS[name], *args)
         if len(differentiable) != 1 or not (args and differentiable[0] is args[0]):
             return None
-        if name in ACTIVATIONS or name in LRP_SCALING_FUNCTIONS:
-            return self._rules.run_with_rule("passed", _FunctionModule(func, args[1:], kwargs), args[0])
+        if name in PASS_THROUGH_FUNCTIONS:
+            return self._run_with_hook(Pass(), _FunctionModule(func, args[1:], kwargs), args[0])
         if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return self._rules.run_with_rule("shared", _FunctionModule(func, args[1:], kwargs), args[0])
+            return self._run_with_hook(Norm(self._stabilizer), _FunctionModule(func, args[1:], kwargs), args[0])
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
         """Add two values, each of which receives relevance by its contribution; the relevance of a constant is dropped."""
         from zennit.layer import Sum
+        from zennit.rules import Norm
 
         template = first if isinstance(first, Tensor) else second
         a, b = (
@@ -160,7 +139,13 @@ class RelevanceRuleMode(BaseFunctionMode):
             return None
         both = a.requires_grad and b.requires_grad
         addends = torch.stack(torch.broadcast_tensors(a, b if second_sign > 0 else -b), -1)
-        return self._rules.run_with_rule("shared" if both else "exact", Sum(), addends)
+        return self._run_with_hook(Norm(self._stabilizer if both else self._exact_stabilizer), Sum(), addends)
+
+    def _run_with_hook(self, hook: Any, module: nn.Module, x: Tensor) -> Tensor:
+        hook.register(module)
+        self._hooks.append(hook)
+        result: Tensor = module(x)
+        return result
 
 
 def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -186,26 +171,11 @@ class _FunctionModule(nn.Module):
 Composite = Literal[
     "epsilon_plus", "epsilon_plus_flat", "epsilon_alpha2_beta1", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box"
 ]
-COMPOSITES = (
-    "epsilon_plus",
-    "epsilon_plus_flat",
-    "epsilon_alpha2_beta1",
-    "epsilon_alpha2_beta1_flat",
-    "epsilon_gamma_box",
-)
-FIRST_LAYER_COMPOSITES = (
-    "epsilon_plus_flat",
-    "epsilon_alpha2_beta1_flat",
-    "epsilon_gamma_box",
-)  # with a rule for the first layer alone
-
-
-# The eps of a merged batch norm: nothing beside a variance of 1, and PyTorch 2.11 refuses 0
-MERGED_NORM_EPS = torch.finfo(torch.float32).tiny
+MERGED_NORM_EPS = torch.finfo(torch.float32).tiny  # next to a variance of 1; PyTorch 2.11 rejects 0
 
 
 @register_optional("zennit", "lrp")
-class LRP(AdapterExplainer, PixelExplainer):
+class LRP(AdapterExplainer, AdditiveExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
 
     `composite`: zennit's rules by type of layer. Linear layers use ε. Convolutions use z⁺ ("epsilon_plus"), α=2 β=1
@@ -218,71 +188,50 @@ class LRP(AdapterExplainer, PixelExplainer):
     """
 
     name, title, paper = "lrp", "LRP", "doi:10.1371/journal.pone.0130140"
-    forward_passes: ClassVar[str] = "2"
+    package, extra, forward_passes, backward_passes = "zennit", "lrp", "2", "1"
     alters_input: ClassVar[bool] = False
-    backward_passes: ClassVar[str] = "1"
-    package: ClassVar[str] = "zennit"
-    extra: ClassVar[str] = "lrp"
+    evaluator_cls: ClassVar[type[PerturbedEvaluator]] = RecordedEvaluator
+    sum_name, sum_text = "conservation", "the output begins with"
+    diagnostic_names: ClassVar[tuple[str, str]] = ("conservation_gap", "output_relevance")
     composite: Composite = "epsilon_plus"
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("composite", self.composite, *COMPOSITES)
+        check_one_of("composite", self.composite, *get_args(Composite))
         check_number(low=0, epsilon=self.epsilon)
 
-    def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the relevance at the pixels, and its difference to that of the output."""
-        with module_calls_recorded(score.model) as records:
-            evaluator = PerturbedEvaluator(self, x, score)
-        relevances, notes, output_relevances = [], [], []
-        with track_steps(self.full_name, len(x), self.progress) as advance:
-            for sample in range(len(x)):
-                relevance, start, sample_notes = self._compute_relevance(evaluator, records, sample)
-                check_finite("the relevance at the input", relevance, self.on_nonfinite)
-                relevances.append(relevance)
-                notes.append(sample_notes)
-                output_relevances.append(start)
-                advance(1)
-        values, starts = torch.stack(relevances), torch.stack(output_relevances)
-        return AttributionMaps(
-            self.reduce_channels(values),
-            zero_gradient=~values.flatten(1).any(1),
-            sample_notes=tuple(notes),
-            diagnostics={"conservation_gap": values.double().flatten(1).sum(1) - starts, "output_relevance": starts},
-        )
-
-    def _compute_relevance(
-        self, evaluator: PerturbedEvaluator, call_records: ModuleCallRecords, sample: int
-    ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Return the relevance (C,*S) of one sample, that of the output (), and notes."""
-        score, clone = copy.copy(evaluator.score), clone_for_hooks(evaluator.score.model, call_records)
+    def compute_sample_attribution(
+        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
+    ) -> AdditiveAttribution:
+        """Return the relevance at the pixels, and that of the output."""
+        model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
+        score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
-        merged, unmerged = find_mergeable_norms(evaluator.score.model, call_records)
+        merged, unmerged = find_mergeable_norms(model, call_records)
         x = evaluator.x[sample, None]
-        self._check_first_layer(evaluator.score.model, call_records)
-        composite, routed = self._build_rules(x, merged)
+        self._check_first_layer(model, call_records)
+        composite, rule_mode = self._build_rules(x, merged)
         sample_index = torch.tensor([sample], device=x.device)
-        with released_on_exit(composite, routed), composite.context(clone):
-            for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
-                clone.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
-            for module in clone.modules():
-                if has_zennit_rule(module):
-                    routed.track_ruled_module(module)
-            value, start, relevance = call_with_gradients(
-                lambda: _propagate_relevance(score, x, sample_index, clone, routed)
-            )
+        try:
+            with evaluator.track_sample_steps(sample, 1) as advance, composite.context(clone):
+                for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
+                    clone.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
+                for module in filter(has_zennit_rule, clone.modules()):
+                    rule_mode.track_ruled_module(module)
+                value, start, relevance = call_with_gradients(
+                    lambda: _propagate_relevance(score, x, sample_index, clone, rule_mode)
+                )
+                advance(1)
+        finally:  # both refer to themselves, so only the garbage collector would free them
+            rule_mode.release_hooks()
+            vars(composite).clear()
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
-        pixel_relevance = full_precision(relevance[0])
-        conservation = format_completeness_gap(
-            self.describe_summands("shares"),
-            float(pixel_relevance.double().sum()),
-            "the output begins with",
-            float(start),
-        )
-        norm_note = f"batch norms without a linear layer before them pass relevance on unchanged: {', '.join(unmerged)}"
-        return pixel_relevance, start.double(), (f"conservation: {conservation}", *([norm_note] if unmerged else []))
+        check_finite("the relevance at the input", relevance, self.on_nonfinite)
+        names = ", ".join(unmerged)
+        notes = (f"batch norms without a linear layer before them pass relevance on unchanged: {names}",)
+        return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
         """Return zennit's composite, and the same rules for operations outside of modules."""
@@ -296,7 +245,7 @@ class LRP(AdapterExplainer, PixelExplainer):
             axes = tuple(range(2, x.ndim))
             settings |= {"low": x.amin(axes, keepdim=True), "high": x.amax(axes, keepdim=True)}
         composite = KNOWN[self.composite](**settings, canonizers=[NamedMergeBatchNorm(list(merged_norms))])
-        return composite, RelevanceRuleMode(ZennitRules(stabilizer, make_relative_stabilizer(rounding)))
+        return composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
         """Raise ModelError if the first layer by name, which zennit takes for the first, is not the first that runs."""
@@ -305,21 +254,11 @@ class LRP(AdapterExplainer, PixelExplainer):
         parts = dict(model.named_modules())
         named = next((name for name, part in parts.items() if isinstance(part, Linear)), None)
         run = next((name for name in call_records.call_counts if isinstance(parts[name], Linear)), None)
-        if self.composite in FIRST_LAYER_COMPOSITES and named != run:
+        if self.composite.endswith(("_flat", "_box")) and named != run:
             raise ModelError(
                 f"composite={self.composite!r} has a rule for the first layer, which is {named!r} for zennit, but {run!r} runs "
                 f"first: define the layers in the order in which they run, or pass composite='epsilon_plus'"
             )
-
-
-@contextmanager
-def released_on_exit(composite: Any, rule_mode: RelevanceRuleMode) -> Iterator[None]:
-    """Release hooks and composite at exit; both hold references to themselves, which only the garbage collector would free."""
-    try:
-        yield
-    finally:
-        rule_mode.release_hooks()
-        vars(composite).clear()
 
 
 def _propagate_relevance(
@@ -342,29 +281,20 @@ def _propagate_relevance(
         )
     if not any(end.requires_grad for _, end in iter_leaves(output)):
         return None
-    detached_output = map_leaves(output, lambda end: end.detach().requires_grad_(end.requires_grad))
-    value = score.read_score(detached_output, 1, sample_index)
-    ends = [
-        (end, leaf_output)
-        for (_, end), (_, leaf_output) in zip(iter_leaves(output), iter_leaves(detached_output), strict=True)
-        if leaf_output.requires_grad
-    ]
+    detached = map_leaves(output, lambda end: end.detach().requires_grad_(end.requires_grad))
+    value = score.read_score(detached, 1, sample_index)
+    pairs = zip(iter_leaves(output), iter_leaves(detached), strict=True)
+    ends = [(end, logits) for (_, end), (_, logits) in pairs if logits.requires_grad]
     slopes: Sequence[Tensor | None] = torch.autograd.grad(
-        value.sum(), [leaf_output for _, leaf_output in ends], allow_unused=True
+        value.sum(), [logits for _, logits in ends], allow_unused=True
     )
-    start_relevance = [
-        (end, leaf_output.detach() * slope)
-        for (end, leaf_output), slope in zip(ends, slopes, strict=True)
-        if slope is not None
+    relevances = [
+        (end, logits.detach() * slope) for (end, logits), slope in zip(ends, slopes, strict=True) if slope is not None
     ]
+    outputs, starts = [end for end, _ in relevances], [relevance for _, relevance in relevances]
     with score.forward_context():  # zennit runs layers again in the backward pass
-        grads: Sequence[Tensor | None] = torch.autograd.grad(
-            [end for end, _ in start_relevance],
-            leaf,
-            [leaf_output for _, leaf_output in start_relevance],
-            allow_unused=True,
-        )
-    start = torch.stack([full_precision(leaf_output).sum() for _, leaf_output in start_relevance]).sum()
+        grads: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaf, starts, allow_unused=True)
+    start = torch.stack([full_precision(relevance).sum() for relevance in starts]).sum()
     return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
 
 
@@ -384,8 +314,8 @@ def has_zennit_rule(module: nn.Module) -> bool:
     from zennit.layer import Sum
     from zennit.types import Activation, AvgPool, BatchNorm, Linear
 
-    kinds = (Activation, AvgPool, BatchNorm, Linear, Sum)
-    return isinstance(module, kinds) and not isinstance(module, nn.MultiheadAttention)
+    has_rule = isinstance(module, (Activation, AvgPool, BatchNorm, Linear, Sum))
+    return has_rule and not isinstance(module, nn.MultiheadAttention)
 
 
 def find_mergeable_norms(

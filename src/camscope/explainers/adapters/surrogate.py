@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,10 +53,7 @@ class InterpretableModel:
 
 
 def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
-    """Return the argmin of Σ w (y - rows·φ)² + α |φ|², the shortest of several, and the rank of the rows.
-
-    The shapes are rows (S,M), y (S,) and weights (S,).
-    """
+    """Return the argmin of Σ w (y - rows·φ)² + α |φ|² for rows (S,M), the shortest of several, and the rank of the rows."""
     count = rows.shape[1]
     if not len(rows):
         return rows.new_zeros(count), 0
@@ -92,12 +89,10 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     captum draws them from `seed` and weighs them; as many run at a time as fit into memory. A cell is hidden in all channels.
     """
 
+    package, extra, forward_passes = "captum", "captum", "1 + n_samples"
     grid_size: int = 7
     segments: SegmentsLike | None = None
     n_samples: int = 500
-
-    package: ClassVar[str] = "captum"
-    extra: ClassVar[str] = "captum"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,64 +109,48 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the mean map over the baselines; the notes of each sample say how well the linear model fits."""
-        evaluator = PerturbedEvaluator(self, x, score)
-        baselines = self.build_baselines(x)
+        evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         maps, fits_by_sample = [], []
         for sample in range(len(x)):
-            places, count = self._label_cells(x[sample])
-            fits = [self._fit_sample(evaluator, sample, start[sample], places, count) for start in baselines]
+            labels, count = self._label_cells(x[sample])
+            fits = [self._fit_sample(evaluator, sample, start[sample], labels, count) for start in baselines]
             cells = torch.stack([fit.coefficients for fit in fits]).mean(0).to(x.device)
-            maps.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
+            maps.append(cells.to(torch.promote_types(x.dtype, torch.float32))[labels])
             fits_by_sample.append(fits)
-        return AttributionMaps(
-            torch.stack(maps),
-            sample_notes=tuple(tuple(fit.note for fit in fits) for fits in fits_by_sample),
-            diagnostics={
-                name: torch.tensor(
-                    [fmean(fit.diagnostics[name] for fit in fits) for fits in fits_by_sample],
-                    dtype=torch.float64,
-                    device="cpu",
-                )
-                for name in fits_by_sample[0][0].diagnostics
-            },
-        )
+        diagnostics = {}
+        for name in fits_by_sample[0][0].diagnostics:
+            values = [fmean(fit.diagnostics[name] for fit in fits) for fits in fits_by_sample]
+            diagnostics[name] = torch.tensor(values, dtype=torch.float64, device="cpu")
+        notes = tuple(tuple(fit.note for fit in fits) for fits in fits_by_sample)
+        return AttributionMaps(torch.stack(maps), sample_notes=notes, diagnostics=diagnostics)
 
     def _fit_sample(
-        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, cell_labels: Tensor, n_cells: int
+        self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, cell_labels: Tensor, n_cells: int
     ) -> LinearFit:
         """Return the fit of captum's method for one sample and one baseline."""
-        x, origin, fit = (
-            evaluator.x[sample],
-            evaluator.clean_scores[sample].double(),
-            InterpretableModel(self.fit_linear_model),
-        )
-        with ExitStack() as drawing:
-            drawing.enter_context(cpu_rng_seeded(self.seed))
+        x, clean_score = evaluator.x[sample], evaluator.clean_scores[sample].double()
+        fit = InterpretableModel(self.fit_linear_model)
+        with ExitStack() as seeded:
+            seeded.enter_context(cpu_rng_seeded(self.seed))
 
-            def scores(masks: Tensor) -> Tensor:
-                drawing.close()  # all masks are drawn: the model's passes use the caller's random numbers
+            def score_masks(masks: Tensor) -> Tensor:
+                seeded.close()  # all masks are drawn: the model's passes use the caller's random numbers
                 differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
                 def work(part: slice) -> None:
                     is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
-                    values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline_tensor))
-                    differences[part] = (
-                        values.double() - origin
-                    )  # a common offset of all logits cancels in full precision
+                    values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline)).double()
+                    differences[part] = values - clean_score  # an offset of all logits cancels in full precision
 
                 evaluator.process_chunks(sample, len(masks), work)
                 fit.scores = differences.cpu()
                 return fit.scores
 
-            method = self.build_captum(scores, fit)
-            # captum passes all masks in one call: they are small, however large the image is
+            method = self.build_captum(score_masks, fit)
+            all_shown = torch.ones(1, n_cells, dtype=torch.float32, device="cpu")
+            n = self.n_samples  # captum passes all masks in one call: they are small, however large the image is
             try:
-                method.attribute(
-                    torch.ones(1, n_cells, dtype=torch.float32, device="cpu"),
-                    n_samples=self.n_samples,
-                    perturbations_per_eval=self.n_samples,
-                    return_input_shape=False,
-                )
+                method.attribute(all_shown, n_samples=n, perturbations_per_eval=n, return_input_shape=False)
             finally:
                 vars(method).clear()  # it refers to itself, and would wait for the garbage collector
         return fit.linear_fit
@@ -179,13 +158,14 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
         """Return the cell number (*S) of each pixel of a sample (C,*S), from 0, and the number of cells."""
         if self.segments is None:
-            labels = label_grid_cells(x.shape[1:], [min(self.grid_size, length) for length in x.shape[1:]], x.device)
+            size = x.shape[1:]
+            labels = label_grid_cells(size, [min(self.grid_size, length) for length in size], x.device)
         else:
             labels = resolve_segment_labels(self.segments, x)
-        numbers, places = labels.unique(return_inverse=True)
+        numbers, labels = labels.unique(return_inverse=True)
         if len(numbers) < 2:
             raise InputError(f"{self.name} compares cells, and there is only one: raise grid_size, or pass segments")
-        return places, len(numbers)
+        return labels, len(numbers)
 
 
 @register_optional("captum", "captum")
@@ -198,7 +178,6 @@ class LIME(SurrogateExplainer):
     """
 
     name, title, paper = "lime", "LIME", "arXiv:1602.04938"
-    forward_passes: ClassVar[str] = "1 + n_samples"
     kernel_width: float = 0.25
     alpha: float = 1.0
 
@@ -239,7 +218,6 @@ class KernelSHAP(SurrogateExplainer):
     """
 
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
-    forward_passes: ClassVar[str] = "1 + n_samples"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """Return captum's explainer; see `SurrogateExplainer`."""
@@ -272,8 +250,6 @@ class KernelSHAP(SurrogateExplainer):
 
 
 _rng_lock = threading.Lock()
-
-
 FLOAT_TENSOR_FACTORIES = {torch.ones, torch.zeros, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
 TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.arange, torch.randint, torch.randperm}
 

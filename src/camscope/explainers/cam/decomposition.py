@@ -1,7 +1,7 @@
-"""Methods that take a layer's activation apart. A: (N,K,cells), a matrix of cells x K for each sample.
+"""Methods that decompose a layer's activation A: (N,K,cells), a matrix of cells x K for each sample.
 
-A singular vector has no sign of its own. Where no class is asked for, the map is positive towards the cells where the layer
-is most active: its inner product with Σ_k A_k² is not negative.
+The sign of a singular vector is arbitrary. Without a class, the map is positive towards the cells where the layer is most
+active: its inner product with Σ_k A_k² is not negative.
 """
 
 from math import prod
@@ -26,9 +26,9 @@ from camscope.layers.selection import find_spatial_layers
 from camscope.plurals import plural
 
 KERNELS = ("sigmoid", "rbf", "linear", "cosine")
-RELATIVE_ROUNDING = 1e-12  # of float64 sums, relative
-MAX_CELLS = 2**13  # a grid of 90 x 90: a kernel of them takes half a gigabyte
-BYTES_PER_KERNEL_VALUE = 8  # of each number
+RELATIVE_ROUNDING = 1e-12  # of float64 sums
+MAX_CELLS = 2**13  # a grid of 90 x 90: their kernel takes half a gigabyte
+BYTES_PER_KERNEL_VALUE = 8
 
 
 @register
@@ -36,36 +36,32 @@ class EigenCAM(LayerExplainer):
     """Each cell's projection on the first right singular vector of A, whatever the class (Muhammad & Yeasin 2020).
 
     Not centered, as in the paper: then no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centered map
-    has a mean of 0 and either sign. Signed activations have the sign of the module's rule.
+    has a mean of 0 and either sign. For signed activations the sign follows the rule of the module.
     """
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s), signed"""
+        """Return the projection, signed."""
         activation = features.activation.flatten(2)
-        return project_with_reference_sign(activation, activation.double().square().sum(1)).view(
-            _get_map_shape(features)
-        )
+        return project_with_reference_sign(activation, activation.double().square().sum(1))
 
 
 @register
 class EigenGradCAM(LayerExplainer):
     """Eigen-CAM of gradient x activation: the first component of what HiResCAM adds up (Gildenblat et al. 2021).
 
-    Not centered, signed as the sum over the channels is, so that what is positive speaks for the class. It has no paper of
-    its own: the idea is that of the `grad-cam` package, the decomposition Eigen-CAM's.
+    Not centered. The sign is that of the sum over the channels, so that positive values support the class. The method has
+    no paper: the idea is that of the `grad-cam` package, the decomposition that of Eigen-CAM.
     """
 
     name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
     needs_gradient = True
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s), signed"""
-        return project_on_first_component((features.gradient * features.activation).flatten(2)).view(
-            _get_map_shape(features)
-        )
+        """Return the projection, signed."""
+        return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 
 @register
@@ -73,8 +69,8 @@ class KPCACAM(LayerExplainer):
     """Each cell's score on the first kernel principal component of A's cells (Karmani et al. 2024).
 
     The cells are centered first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
-    "cosine". `gamma`: γ; None: 1 / K. The sign is that of the module's rule: a centered map has no other. A layer whose
-    cells are all the same has no component: zeros. Each cell is compared with each, of 8192 at most.
+    "cosine". `gamma`: γ; None: 1 / K. The sign follows the rule of the module. If all cells are equal, the map is zero. Each
+    cell is compared with each, so the layer may have at most 8192.
     """
 
     name, title, paper = "kpcacam", "KPCA-CAM", "arXiv:2410.00267"
@@ -88,21 +84,24 @@ class KPCACAM(LayerExplainer):
         check_positive_number(None, gamma=self.gamma)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s), signed"""
+        """Return the scores of the cells, signed."""
         activation = features.activation.flatten(2)
-        cells = activation.shape[2]
-        if cells > MAX_CELLS:
+        n_cells = activation.shape[2]
+        if n_cells > MAX_CELLS:
+            score, x = features.score, features.x
+            layers = find_spatial_layers(score.model, lambda: score.forward(x), x.shape)
+            grids = {layer.name: prod(layer.layout.grid) for layer in reversed(layers)}
+            names = [name for name in grids if grids[name] <= MAX_CELLS]
+            hint = f", such as {max(names, key=grids.__getitem__)!r}" if names else ""
             raise InputError(
-                f"layer {features.layer!r} has {plural(cells, 'cell')}, and kpcacam compares each with each, of "
-                f"{MAX_CELLS} at most: "
-                f"choose a coarser layer{_suggest_coarser_layer(features)}"
+                f"layer {features.layer!r} has {plural(n_cells, 'cell')}, and kpcacam compares each with each, of "
+                f"{MAX_CELLS} at most: choose a coarser layer{hint}"
             )
-        at_once = count_copies_in_memory(BYTES_PER_KERNEL_VALUE * cells**2, activation.device)
-        heat = map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
-        return heat.view(_get_map_shape(features))
+        at_once = count_copies_in_memory(BYTES_PER_KERNEL_VALUE * n_cells**2, activation.device)
+        return map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
 
     def _compute_first_components(self, channels: Tensor) -> Tensor:
-        """(N,K,cells) -> (N,cells)"""
+        """Return the scores (N,cells) of (N,K,cells) on the first component."""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
@@ -111,11 +110,11 @@ class KPCACAM(LayerExplainer):
         centered = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
         spread = centered.abs().amax((1, 2), keepdim=True) > RELATIVE_ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
         axes = compute_leading_axes(torch.where(spread, centered, 0), channels.dtype)
-        heat = project_on_axes(axes, activation.square().sum(1), channels.dtype)
-        return torch.where(finite, heat, torch.nan).to(channels.dtype)
+        cells = project_on_axes(axes, activation.square().sum(1), channels.dtype)
+        return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """(N,cells,K) -> (N,cells,cells)"""
+        """Return the kernel (N,cells,cells) of vectors (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)
@@ -133,9 +132,9 @@ class KPCACAM(LayerExplainer):
 class FEM(LayerExplainer):
     """Each channel marks its rare, strong cells: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020, the k-sigma rule).
 
-    μ, σ: mean and standard deviation over the channel's cells. Strictly beyond, so that a constant channel marks none, and
-    with k = 2 nothing is marked among five cells or fewer. Signed where a mean is: made for layers after a ReLU. `k_sigma`: how
-    many standard deviations.
+    μ, σ: mean and standard deviation over the channel's cells. A constant channel marks no cell, and with k = 2 a channel of
+    five cells or fewer marks none. The map is signed where a mean is: the method is made for layers after a ReLU. `k_sigma`:
+    number of standard deviations.
     """
 
     name, title, paper = "fem", "FEM", "doi:10.1109/IPTA50016.2020.9286629"
@@ -147,20 +146,9 @@ class FEM(LayerExplainer):
         check_number(k_sigma=self.k_sigma, low=0)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s)"""
+        """Return the sum of the means where a channel is strong."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)
         least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)
         beyond = activation - mean - least > RELATIVE_ROUNDING * (mean.abs() + least)
-        return (mean * beyond).sum(1).to(features.activation.dtype).view(_get_map_shape(features))
-
-
-def _get_map_shape(features: LayerFeatures) -> tuple[int, ...]:
-    return (len(features.activation), *features.activation.shape[2:])
-
-
-def _suggest_coarser_layer(features: LayerFeatures) -> str:
-    """The last layer of the finest grid that is not too fine, in words."""
-    layers = find_spatial_layers(features.score.model, lambda: features.score.forward(features.x), features.x.shape)
-    fit = [layer for layer in reversed(layers) if prod(layer.layout.grid) <= MAX_CELLS]
-    return f", such as {max(fit, key=lambda layer: prod(layer.layout.grid)).name!r}" if fit else ""
+        return (mean * beyond).sum(1).to(features.activation.dtype)

@@ -1,10 +1,7 @@
-"""Deep Feature Factorization: the few concepts that a layer's activation is made of, and what each does to the score.
-
-Concepts: what a layer's activation of some images is made of, and how to see it.
-"""
+"""Deep Feature Factorization: the concepts in a layer's activation of some images, their effect on the score, and figures."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,7 +13,7 @@ from torch import Tensor
 from camscope import render
 from camscope.errors import InputError
 from camscope.explainers.cam.base import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin
@@ -47,12 +44,20 @@ class ClassGain:
 class Concepts:
     """C concepts that N images share at a layer, the one with the largest share first.
 
-    `maps` (N,C,h,w): how much of each concept is in each cell, not negative, in the activation's units; `vectors` (C,K):
-    its channels, of length 1. Σ_c map x vector is the layer's positive activation, but for `relative_error`: length of what is
-    missing over length of the whole. `shares` (C,): each concept's part of all that the concepts hold, in sum 1.
-    `gains` (C,classes): what a concept alone does to each class score, less what an empty layer gives; the mean over the
-    images, each weighing as much as the concept is in it; no classes for a model without class scores. `top_classes`: the
-    classes that gain most. `images` (H,W,3) or None and `placements`: what to draw on, and where the maps lie on it.
+    Attributes:
+        maps: (N,C,h,w), the amount of each concept in each cell, not negative, in units of the activation.
+        vectors: (C,K), the channels of each concept, of length 1. Σ_c map x vector is the layer's positive activation.
+        shares: (C,), the part of each concept in all that the concepts hold; they sum to 1.
+        gains: (C,classes), the class scores that a concept alone gives, minus those of an empty layer: the mean over the
+            images, weighted by the amount of the concept. There are no classes for a model without class scores.
+        top_classes: The classes that gain most.
+        relative_error: Length of what the concepts miss divided by the length of the whole.
+        layer: Name of the layer.
+        image_names: Names of the images.
+        placements: Where the maps lie on the images.
+        images: What to draw on (H,W,3), or None.
+        notes: Notes about the layer.
+
     """
 
     maps: FloatArray
@@ -72,23 +77,23 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """What the color of each concept stands for: its number from 0, its share, and the classes that it raises."""
+        """The color of each concept, with its number from 0, its share, and the classes that it raises."""
         return tuple(
             render.LegendEntry(
                 color,
-                f"concept {c} · {_format_percent(float(self.shares[c]))}",
-                _format_class_gains(self.top_classes[c]),
+                f"concept {c} · {100 * float(self.shares[c]):.0f} %",
+                tuple(f"{gain.label.split(',')[0]}  {gain.gain:+.1f}" for gain in self.top_classes[c]),
             )
             for c, color in enumerate(render.choose_region_colors(len(self)))
         )
 
     def concept_image(self, image_index: int = 0, *, alpha: float = 0.8) -> render.RGBImage:
-        """(H,W,3): one image, each pixel in the color of its strongest concept, as opaque as that is strong.
+        """Return one image (H,W,3), each pixel in the color of its strongest concept, as opaque as that is strong.
 
         The strongest cell of all images has the opacity `alpha`. What the preprocessing cropped away is hatched.
         """
         if self.maps.ndim != 4:
-            raise InputError(f"of maps of {plural(self.maps.ndim - 2, 'axis')} there is no picture yet; use .maps")
+            raise InputError(f"maps of {plural(self.maps.ndim - 2, 'axis')} cannot be drawn; use .maps")
         placement, picture = self.placements[image_index], self.images[image_index]
         strength, covered = placement.project(self.maps[image_index, 0])
         numbers = np.zeros(strength.shape, dtype=np.intp)
@@ -96,59 +101,49 @@ class Concepts:
             other = placement.project(self.maps[image_index, c])[0]
             numbers[other > strength] = c
             strength = np.maximum(strength, other)
-        largest = float(self.maps.max())
         if picture is None:
             picture = np.full((*strength.shape, 3), 128, dtype=np.uint8)
-        colors = [entry.color for entry in self.legend]
+        largest = float(self.maps.max())
         opacity = strength / largest if largest > 0 else strength
+        colors = [entry.color for entry in self.legend]
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """(H,W,3): every image as `concept_image` has it, beside the legend. `height`: rows of an image."""
+        """Return every image as in `concept_image`, next to the legend. `height`: rows of an image."""
         pictures = [self.concept_image(i, alpha=alpha) for i in range(len(self.maps))]
         grid = render.draw_image_grid(pictures, self.image_names, columns=columns, height=height)
         heading = "share; score it gains alone" if any(self.top_classes) else "share"
-        return render.join_horizontally(
-            *render.pad_to_height(grid, render.draw_region_legend(self.legend, max(12, height // 20), heading=heading))
-        )
+        legend = render.draw_region_legend(self.legend, max(12, height // 20), heading=heading)
+        return render.join_horizontally(*render.pad_to_height(grid, legend))
 
     def __repr__(self) -> str:
-        shares = ", ".join(_format_percent(float(share)) for share in self.shares)
+        shares = ", ".join(f"{100 * float(share):.0f} %" for share in self.shares)
         counts = f"{plural(len(self), 'concept')} of {plural(len(self.maps), 'image')}"
         return f"<{counts} at {self.layer}: {shares}; error {self.relative_error:.2f}>"
 
     def _repr_html_(self) -> str:
-        words = html.escape(repr(self))
-        return render.build_figure_html(self.figure(), words, words) if self.maps.ndim == 4 else f"<p>{words}</p>"
+        text = html.escape(repr(self))
+        return render.build_figure_html(self.figure(), text, text) if self.maps.ndim == 4 else f"<p>{text}</p>"
 
 
-def _format_percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _format_class_gains(class_gains: tuple[ClassGain, ...]) -> tuple[str, ...]:
-    return tuple(f"{class_gain.label.split(',')[0]}  {class_gain.gain:+.1f}" for class_gain in class_gains)
-
-
-IMAGES_PER_PASS = 16  # images in one pass
-MAX_CLASSES_PER_CONCEPT = 3  # classes that name a concept
+IMAGES_PER_PASS = 16
+MAX_CLASSES_PER_CONCEPT = 3
 
 
 @register
 class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     """Concepts h_c (cells) and w_c (channels), none negative, with relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
-    `factorize` finds the concepts that several images share. The paper asks for no class; the map of one spreads what each
-    concept alone does for the score over its cells, Σ_c (y_c - y_0) h_c / Σ h_c: y_c is the score with h_c w_c at the layer
-    and nothing else, y_0 with nothing. Where a linear head reads the layer, the map's sum is the score of the whole
-    factorisation less the bias. Each sample is factorised by itself, what is negative at the layer is left out.
-    `n_concepts`: at most so many; no more than channels or cells. `n_iterations`, `tolerance`: see `factorize_nonnegative`.
+    `factorize` finds the concepts that several images share. The map for a class, which the paper does not have, spreads the
+    effect of each concept over its cells, Σ_c (y_c - y_0) h_c / Σ h_c: y_c is the score with only h_c w_c at the layer, y_0
+    with nothing. If a linear head reads the layer, the map sums to the score of the factorization minus the bias. Each
+    sample is factorized separately, without the negative part of the layer. `n_concepts`: number of concepts, limited by the
+    number of channels and of cells. `n_iterations`, `tolerance`: see `factorize_nonnegative`.
     """
 
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
     forward_passes: ClassVar[str] = "1 + n_concepts partial forwards"
-    runs_model: ClassVar[bool] = True
-    runs_partial_forward: ClassVar[bool] = True
+    runs_model = runs_partial_forward = True
     n_concepts: int = 5
     n_iterations: int = 200
     tolerance: float = 1e-6
@@ -159,30 +154,29 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         check_number(tolerance=self.tolerance, low=0)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s), signed"""
+        """Return the effects of the concepts on the score, spread over their cells, signed."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         factors = self._factorize_matrix(torch.where(finite[..., None], activation, 0).mT)
         gains = compute_concept_gains(features, factors.maps, factors.vectors)
         total = factors.maps.sum(1)
         each = torch.where(total > 0, gains / torch.where(total > 0, total, 1), 0)
-        heat = torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan)
-        return heat.to(activation.dtype).view(len(heat), *features.activation.shape[2:])
+        return torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan).to(activation.dtype)
 
     def factorize(self, images: Any) -> Concepts:
-        """One image, or a list of images of one input size -> the concepts that they share, the largest share first."""
+        """Return the concepts that one image, or a list of images of one input size, share."""
         items = [self.prepare_input(image) for image in (images if isinstance(images, list | tuple) else [images])]
         if not items:
-            raise InputError("no images: factorise takes one at least")
+            raise InputError("no images: factorize takes at least one")
         sizes = sorted({tuple(item.x.shape) for item in items})
         if len(sizes) != 1:
             raise InputError(
-                f"{plural(len(items), 'image')} of the input sizes {sizes}; factorise takes images of one size"
+                f"{plural(len(items), 'image')} of the input sizes {sizes}; factorize takes images of one size"
             )
         return self._factorize_jointly(items)
 
     def _factorize_jointly(self, inputs: Sequence[ModelInput]) -> Concepts:
-        """One pass for every few images, one factorisation of them all."""
+        """Factorize the activations of all images at once, from one pass for every few images."""
         with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in inputs])) as context:
             x = context.x
             at_once = 1 if context.one_sample_per_pass else IMAGES_PER_PASS
@@ -193,13 +187,11 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
             joint = self._factorize_matrix(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)
-            parts = [slice(start, start + at_once) for start in range(0, len(x), at_once)]
-            if len(pages) > 1:  # what each has for its next passes must not be held for all
+            if len(pages) > 1:  # the cached outputs of all pages would not fit into memory
                 pages = [replace(page, replay=None) for page in pages]
-            gains = [
-                compute_concept_gains(page, maps[part], vectors[part]) for page, part in zip(pages, parts, strict=True)
-            ]
-        return _build_concepts(inputs, pages[0], replace(joint, maps=maps), torch.cat(gains))
+            chunks = zip(pages, maps.split(at_once), vectors.split(at_once), strict=True)
+            gains = torch.cat([compute_concept_gains(page, *chunk) for page, *chunk in chunks])
+        return _build_concepts(inputs, pages[0], replace(joint, maps=maps), gains)
 
     def _factorize_matrix(self, matrix: Tensor) -> MatrixFactors:
         return factorize_nonnegative(
@@ -212,52 +204,55 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             return next(features for _, features in shared_pass.iter_features(0))
 
 
-def compute_concept_gains(features: LayerFeatures, concept_maps: Tensor, concept_vectors: Tensor) -> Tensor:
-    """(N,cells,C), (N,C,K) -> (N,C): the score with one concept alone at the layer, less that of an empty layer.
+def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
+    """Return the score (N,C) with one concept alone at the layer, minus that of an empty layer.
 
-    (N,C,classes) where the question is every class.
+    `maps` (N,cells,C) and `vectors` (N,C,K) are the concepts. For `AllClassScores` the result is (N,C,classes).
     """
-    samples, concepts = concept_vectors.shape[:2]
+    n_samples, n_concepts = vectors.shape[:2]
     if features.values.numel() == 0:
-        return features.values.new_zeros(samples, concepts, 0)
-    concept_maps, concept_vectors = (
-        F.pad(concept_maps.mT, (0, 0, 0, 1)),
-        F.pad(concept_vectors, (0, 0, 0, 1)),
-    )  # the last one is the empty layer
+        return features.values.new_zeros(n_samples, n_concepts, 0)
+    maps, vectors = (F.pad(factor, (0, 0, 0, 1)) for factor in (maps.mT, vectors))  # the last one is the empty layer
 
-    def alone(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
-        rows = torch.arange(samples * (concepts + 1), device=concept_maps.device)[part]
-        sample_rows, which = rows // (concepts + 1), rows % (concepts + 1)
+    def keep_one(part: slice) -> tuple[ActivationEdit, Tensor]:
+        rows = torch.arange(part.start, part.stop, device=maps.device)
+        samples, which = rows // (n_concepts + 1), rows % (n_concepts + 1)
 
-        def change(activation: Tensor) -> object:
-            replacement = concept_vectors[sample_rows, which][..., None] * concept_maps[sample_rows, which][:, None]
+        def edit(activation: Tensor) -> object:
+            replacement = vectors[samples, which][..., None] * maps[samples, which][:, None]
             return activation.copy_(replacement.view(activation.shape))
 
-        return change, sample_rows
+        return edit, samples
 
-    scores: Tensor = features.score_activations(samples * (concepts + 1), alone).unflatten(0, (samples, concepts + 1))
-    return (scores[:, :-1] - scores[:, -1:]).to(concept_maps.dtype)
+    scores: Tensor = features.score_activations(n_samples * (n_concepts + 1), keep_one)
+    scores = scores.unflatten(0, (n_samples, n_concepts + 1))
+    return (scores[:, :-1] - scores[:, -1:]).to(maps.dtype)
 
 
 def _build_concepts(
     inputs: Sequence[ModelInput], features: LayerFeatures, factors: MatrixFactors, gains: Tensor
 ) -> Concepts:
-    """Maps (N,cells,C), vectors (1,C,K), gains (N,C,classes) -> what is known of the concepts, on the CPU."""
-    amounts = factors.maps.sum(1)
-    mean = (_normalize_to_unit_sum(amounts)[..., None] * gains).sum(0)
+    """Return the concepts on the CPU, from factors with maps (N,cells,C) and vectors (1,C,K), and gains (N,C,classes)."""
+    amounts, score = factors.maps.sum(1), features.score
+    mean_gains = (_normalize_to_unit_sum(amounts)[..., None] * gains).sum(0)
     shares = _normalize_to_unit_sum(amounts.sum(0) * factors.vectors[0].sum(1))
     maps = factors.maps.mT.unflatten(2, features.activation.shape[2:])
+    top_classes = []
+    for row in mean_gains:
+        best = row.topk(min(MAX_CLASSES_PER_CONCEPT, len(row)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        top_classes.append(tuple(ClassGain(k, score.class_name(k), gain) for k, gain in pairs if gain > 0))
 
-    def array(values: Tensor) -> FloatArray:
+    def to_array(values: Tensor) -> FloatArray:
         return values.to("cpu", features.activation.dtype).numpy()
 
     drawn = [_select_display_image(item) for item in inputs]
     return Concepts(
-        maps=array(maps),
-        vectors=array(factors.vectors[0]),
-        shares=array(shares),
-        gains=array(mean),
-        top_classes=tuple(_select_top_class_gains(row, features.score.class_name) for row in mean),
+        maps=to_array(maps),
+        vectors=to_array(factors.vectors[0]),
+        shares=to_array(shares),
+        gains=to_array(mean_gains),
+        top_classes=tuple(top_classes),
         relative_error=float(factors.relative_error[0]),
         layer=features.layer,
         image_names=tuple(item.name for item in inputs),
@@ -267,20 +262,14 @@ def _build_concepts(
     )
 
 
-def _select_top_class_gains(gains: Tensor, get_class_name: Callable[[int], str]) -> tuple[ClassGain, ...]:
-    best = gains.topk(min(MAX_CLASSES_PER_CONCEPT, len(gains)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple(ClassGain(k, get_class_name(k), gain) for k, gain in pairs if gain > 0)
-
-
 def _select_display_image(model_input: ModelInput) -> tuple[Placement, PixelArray | None]:
-    """What to draw on, and where the maps lie there: the original, or the model's input where the place is unknown."""
+    """Return where the maps lie and what to draw on: the original image, or the model's input if the place is unknown."""
     if model_input.placement is not None and model_input.image is not None:
         return model_input.placement, model_input.image
     return Placement.identity(tuple(model_input.x.shape[1:])), model_input.model_input_image
 
 
 def _normalize_to_unit_sum(values: Tensor) -> Tensor:
-    """Each over the sum along the first axis; zeros where that is 0."""
+    """Divide by the sum along the first axis; zeros where that is 0."""
     total = values.sum(0)
     return torch.where(total > 0, values / total, 0)

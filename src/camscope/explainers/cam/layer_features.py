@@ -1,15 +1,11 @@
-"""Features: what one pass shows of a layer for one score, and the way to ask the same question again.
-
-Detectors that pad what they are given: which part of their own plane the input is.
-Rest: what the part of a model behind a layer makes of other activations there.
-"""
+"""A layer's activation and gradient in one pass, and the scores of other inputs and other activations there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +18,21 @@ from camscope.layers.layout import Layout
 from camscope.targets import Score
 
 InputShares = tuple[float, ...]
+SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
+MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
+
+# Some of several variants -> inputs (R,C,*S), and the sample (R,) that each is a variant of
+InputVariants = Callable[[slice], tuple[Tensor, Tensor]]
+# Some of several variants -> a function that edits activations (R,K,*s) in place, and the sample (R,) of each row.
+# It may be called for all rows at once to learn the samples, so large tensors are made in the edit.
+ActivationEdit = Callable[[Tensor], object]
+ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
+ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number of rows, sample of each row -> (R,)
 
 
 @contextmanager
 def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Of the pass inside the `with`: the share of each axis that the input takes, where torchvision's detectors pad.
-
-    They bring an image to a size of their own, and that to a multiple of 32, at the end of each axis.
-    """
+    """Record the share of each axis that the input takes, if a torchvision detector pads it in the pass inside the `with`."""
     recorded: list[InputShares] = []
 
     def note(module: nn.Module, args: object, output: Any) -> None:
@@ -46,225 +49,11 @@ def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
         yield recorded
 
 
-SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
-
-ActivationEdit = Callable[[Tensor], object]
-# asked of all rows at once too, for their owners: what is large is made in the change
-ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
-
-
-class ScoreReader(Protocol):
-    """The number of each row in an output of the model: `Score.read`, or another reading of it."""
-
-    def __call__(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """(R,)"""
-
-
-@dataclass(frozen=True)
-class PartialForward:
-    """The model behind call number `call_index` of a layer, for inputs x (N,C,*S) whose scores are `clean_scores` (N,).
-
-    Of four ways to put altered activations through it, the first that keeps samples apart is taken:
-
-    - together: all rows grow out of one pass of x;
-    - apart: each sample's rows grow out of a pass of its own, since something of N rows goes round the layer;
-    - whole: every row is a pass of the whole model, since it counts its rows before the layer;
-    - batch: one altered sample at a time among the others as they are, since the model mixes its samples.
-    """
-
-    layer: str
-    x: Tensor
-    score: Score
-    clean_scores: Tensor
-    to_maps: Callable[[Tensor], Tensor]
-    output_index: str | int | None
-    call_index: int
-    activation_bytes: ActivationBytes
-    batch_size: int | None
-    replay: PrefixCache
-
-    def score_variants(self, count: int, variants: ActivationVariants, read_output: ScoreReader) -> Tensor:
-        """(count,): what is read of so many versions; see `LayerFeatures.score_inputs`."""
-        return self._run_in_chunks(
-            self._strategy, count, variants, partial(self._score_rows, self._strategy, read_output)
-        )
-
-    def run_with_edit(self, edit: ActivationEdit) -> Any:
-        """The output of one pass in which all samples' activations are changed."""
-        with self.replay if self._can_replay else nullcontext():
-            return self._run_edited_model(self.x, None, self._sample_indices, edit)
-
-    @cached_property
-    def _sample_indices(self) -> Tensor:
-        return torch.arange(len(self.x), device=self.x.device)
-
-    @cached_property
-    def _can_replay(self) -> bool:
-        """Whether a pass that is handed what an earlier one left gives the scores: modules may hand on more than outputs."""
-        if not self.replay.has_cached_outputs:
-            return True
-        try:
-            with self.replay:
-                scores = self._run_and_read(
-                    self.x, None, self._sample_indices, _leave_unchanged, self.score.read_score, None
-                )
-        except Exception:  # the model's own will be raised again without a replay
-            return False
-        return self._match_clean_scores(scores)
-
-    def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): clean score minus altered one, both of one pass, so that what rounding does to all rows cancels."""
-
-        def beside_clean(change: ActivationEdit, owners: Tensor) -> Tensor:
-            if self._strategy == "batch":
-                return self.clean_scores[owners] - self._score_rows("batch", self.score.read_score, change, owners)
-            present, place = owners.unique(return_inverse=True)
-            rows = torch.cat([owners, present])
-            scores = self._score_rows(
-                self._strategy, self.score.read_score, lambda maps: change(maps[: len(owners)]), rows
-            )
-            return scores[len(owners) :][place] - scores[: len(owners)]
-
-        return self._run_in_chunks(self._strategy, count, variants, beside_clean)
-
-    @cached_property
-    def _strategy(self) -> str:
-        return next(
-            (strategy for strategy in ("together", "apart", "whole") if self._is_usable_strategy(strategy)), "batch"
-        )
-
-    def _is_usable_strategy(self, strategy: str) -> bool:
-        """A way that keeps samples apart; where its later passes are replayed, one of those must do so too."""
-        has_cache = self.replay.has_cached_outputs
-        seen_all = has_cache or strategy != "together"
-        return self._keeps_samples_apart(strategy) and (
-            seen_all or not self.replay.has_cached_outputs or self._keeps_samples_apart(strategy)
-        )
-
-    def _keeps_samples_apart(self, strategy: str) -> bool:
-        """Whether each sample keeps its score between rows whose activation is zero; they are of an odd number.
-
-        Whatever the model raises, it is not the way: if the error is the model's own, the last way will raise it again.
-        """
-        samples = len(self.x)
-        places = torch.arange(2 * samples + 1, device=self.x.device)
-        every = (places // 2).clamp(max=samples - 1)
-
-        def every_other_blank(part: slice) -> tuple[ActivationEdit, Tensor]:
-            blank = (places[part] % 2 == 0).nonzero()[:, 0]
-            return lambda maps: maps.index_fill_(0, blank, 0), every[part]
-
-        try:
-            scores = self._run_in_chunks(
-                strategy, len(places), every_other_blank, partial(self._score_rows, strategy, self.score.read_score)
-            )
-        except Exception:
-            return False
-        return self._match_clean_scores(scores[1::2])
-
-    def _match_clean_scores(self, scores: Tensor) -> bool:
-        """Whether the scores (N,) are those of the clean pass, but for rounding."""
-        allowed = SCORE_TOLERANCE_BY_DTYPE.get(self.score.dtype, 1e-4) * (1 + float(self.clean_scores.abs().max()))
-        return bool(((scores.to(self.clean_scores) - self.clean_scores).abs() <= allowed).all())
-
-    def _run_in_chunks(
-        self,
-        strategy: str,
-        count: int,
-        variants: ActivationVariants,
-        run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
-    ) -> Tensor:
-        """(count,): run(change, owners) of pieces as large as memory allows, and as the way can take."""
-        if count == 0:  # of a layer without a live channel
-            return self.clean_scores.new_zeros(0)
-        width = (
-            self.activation_bytes.largest_in_model
-            if strategy == "whole"
-            else self.activation_bytes.largest_behind_layer
-        )
-        size = self.batch_size or count_copies_in_memory(max(1, width // len(self.x)), self.x.device)
-        sample_rows = variants(slice(0, count))[1]
-        last = {"apart": sample_rows.diff().nonzero()[:, 0], "batch": torch.arange(count - 1, device="cpu")}.get(
-            strategy, sample_rows[:0]
-        ).tolist()
-
-        def piece(start: int, part: slice) -> Tensor:
-            return run_chunk(*variants(slice(part.start + start, part.stop + start)))
-
-        bounds = pairwise([0, *(place + 1 for place in last), count])
-        return torch.cat([map_chunks(stop - start, size, partial(piece, start)) for start, stop in bounds]).to(
-            self.clean_scores
-        )
-
-    def _score_rows(
-        self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
-    ) -> Tensor:
-        """(R,): what is read of the rows after one forward pass."""
-        rows = torch.arange(len(sample_index), device=sample_index.device)
-        if strategy == "together":
-            with self.replay:
-                return self._run_and_read(self.x, None, sample_index, edit, read_output, sample_index)
-        if strategy == "apart":
-            return self._run_and_read(
-                self.x.index_select(0, sample_index[:1]), sample_index[:1], rows * 0, edit, read_output, sample_index
-            )
-        if strategy == "whole":
-            return self._run_and_read(
-                self.x.index_select(0, sample_index), sample_index, rows, edit, read_output, sample_index
-            )
-        row = int(sample_index)
-        return self._run_and_read(
-            self.x, None, self._sample_indices, lambda maps: edit(maps[row : row + 1]), read_output, None
-        )[row, None]
-
-    def _run_and_read(
-        self,
-        x: Tensor,
-        input_sample_index: Tensor | None,
-        rows: Tensor,
-        edit: ActivationEdit,
-        read_output: ScoreReader,
-        sample_index: Tensor | None,
-    ) -> Tensor:
-        """One pass of x, versions of the samples `input_sample_index`, whose layer hands on `rows` of its own, changed."""
-        return read_output(self._run_edited_model(x, input_sample_index, rows, edit), len(rows), sample_index).detach()
-
-    def _run_edited_model(
-        self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
-    ) -> Any:
-        with branch_layer_output(
-            self.score.model,
-            self.layer,
-            rows,
-            partial(self._apply_edit, edit),
-            output_index=self.output_index,
-            call_index=self.call_index,
-        ):
-            return self.score.forward(x, input_sample_index)
-
-    def _apply_edit(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
-        maps = self.to_maps(rows)
-        if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
-            raise LayerError(
-                f"reshape= copies the output of layer {self.layer!r}, so what is changed there would not reach the model; "
-                f"return a view of it (permute, unflatten, slices), or pass layout="
-            )
-        edit(maps)
-        return rows
-
-
-def _leave_unchanged(maps: Tensor) -> None:
-    """Change nothing."""
-
-
-MIN_ROUNDING_STEPS = 20  # steps of rounding
-
-
 @dataclass(frozen=True)
 class LayerFeatures:
     """A layer's activation (N,K,*s), and the score's gradient there, of one pass of x (N,C,*S).
 
-    `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same question.
+    `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same target.
     `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
     """
 
@@ -293,86 +82,220 @@ class LayerFeatures:
 
     @property
     def gradient(self) -> Tensor:
-        """(N,K,*s): the score's gradient at the layer."""
+        """The score's gradient (N,K,*s) at the layer."""
         if self.optional_gradient is None:
             raise LayerError(
                 f"no gradient was taken at layer {self.layer!r}: the method must say needs_gradient = True"
             )
         return self.optional_gradient
 
-    def score_inputs(self, count: int, variants: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
-        """(count,): the scores of so many other inputs. `variants`: which of them -> inputs (R,C,*S), owners (R,).
-
-        They are made and scored in pieces that fit into memory; row i is a version of sample owners[i].
-        """
-        return self._evaluate_inputs(count, variants, self.score.read_score)
-
-    def compute_input_probabilities(self, count: int, variants: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
-        """(count,): as `score_inputs`, but the class's probability where there are several classes."""
-        return self._evaluate_inputs(count, variants, self.score.probability)
-
-    def _evaluate_inputs(
-        self,
-        count: int,
-        variants: Callable[[slice], tuple[Tensor, Tensor]],
-        read_output: Callable[[object, int, Tensor], Tensor],
-    ) -> Tensor:
+    def score_inputs(self, count: int, variants: InputVariants, *, as_probability: bool = False) -> Tensor:
+        """Return the scores (count,) of other inputs, or the class's probability if there are several classes."""
         self.score.check_extra_inputs(self.x)
+        read_output = self._get_reader(as_probability)
 
         def run(part: slice) -> Tensor:
-            inputs, sample_rows = variants(part)
-            return read_output(self.score.forward(inputs, sample_rows), len(inputs), sample_rows).detach()
+            inputs, sample_index = variants(part)
+            return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
-        return map_chunks(count, self._count_copies_in_memory(self.activation_bytes.largest_in_model), run).to(
+        return map_chunks(count, self.count_copies_in_memory(self.activation_bytes.largest_in_model), run).to(
             self.values
         )
 
-    def score_activations(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): the scores of so many other activations at the layer; what comes before it runs once where it can.
+    def score_activations(self, count: int, variants: ActivationVariants, *, as_probability: bool = False) -> Tensor:
+        """Return the scores (count,) of other activations at the layer, or probabilities.
 
-        `variants`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,). What is
-        large is made in that function.
+        The part of the model before the layer runs once if possible.
         """
-        return self._partial_forward.score_variants(count, variants, self.score.read_score)
-
-    def compute_activation_probabilities(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): as `score_activations`, but the class's probability where there are several classes."""
-        return self._partial_forward.score_variants(count, variants, self.score.probability)
+        return self._partial_forward.score_variants(count, variants, self._get_reader(as_probability))
 
     def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """(count,): how much of the score each of so many other activations loses, see `score_activations`."""
+        """Return how much of the score (count,) is lost with each of other activations; see `score_activations`."""
         return self._partial_forward.compute_score_losses(count, variants)
 
-    def run_with_edit(self, edit: Callable[[Tensor], object]) -> Any:
-        """The model's output when `edit` has worked on all samples' activations (N,K,*s) in place, in one pass."""
+    def run_with_edit(self, edit: ActivationEdit) -> Any:
+        """Return the model's output of one pass in which `edit` changes all samples' activations (N,K,*s) in place."""
         return self._partial_forward.run_with_edit(edit)
 
     def add_note(self, sample: int, text: str) -> None:
-        """Add to what one sample's result says of how it came about."""
+        """Add a note to the result of one sample."""
         self.sample_notes[sample].append(text)
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
-        """A note on each sample whose changes (N,M) are hardly more than the rounding of the scores (N,R) behind them."""
+        """Add a note to each sample whose changes (N,M) are hardly more than the rounding of its scores (N,R)."""
         rounding = torch.finfo(self.score.dtype).eps * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
-    def _count_copies_in_memory(self, bytes_per_copy: int) -> int:
-        if self.batch_size is not None:
-            return self.batch_size
-        return count_copies_in_memory(max(1, bytes_per_copy // len(self.x)), self.x.device)
+    def count_copies_in_memory(self, bytes_of_pass: int) -> int:
+        """Return how many variants fit into a pass, from the bytes of the largest tensor in a pass of x."""
+        return self.batch_size or count_copies_in_memory(max(1, bytes_of_pass // len(self.x)), self.x.device)
+
+    def _get_reader(self, as_probability: bool) -> ScoreReader:
+        return self.score.probability if as_probability else self.score.read_score
 
     @cached_property
-    def _partial_forward(self) -> PartialForward:
-        return PartialForward(
-            self.layer,
-            self.x,
-            self.score,
-            self.values,
-            self.to_maps,
-            output_index=self.output_index,
-            call_index=self.call_index,
-            activation_bytes=self.activation_bytes,
-            batch_size=self.batch_size,
-            replay=self.replay or PrefixCache(self.score.model, self.layer, self.call_index),
+    def _partial_forward(self) -> "PartialForward":
+        return PartialForward(self, self.replay or PrefixCache(self.score.model, self.layer, self.call_index))
+
+
+@dataclass(frozen=True)
+class PartialForward:
+    """The model behind a call of a layer.
+
+    Altered activations are put through it by the first of four strategies that keeps samples apart:
+
+    - together: all rows are copies of rows of one pass of x.
+    - apart: the rows of each sample have a pass of x[i], because something with N rows bypasses the layer.
+    - whole: every row is a row of a pass of the whole model, because the model counts its rows before the layer.
+    - batch: one altered sample per pass, among the others unchanged, because the model mixes its samples.
+    """
+
+    features: LayerFeatures
+    replay: PrefixCache
+
+    def score_variants(self, count: int, variants: ActivationVariants, read_output: ScoreReader) -> Tensor:
+        """Return what is read (count,) of the output for each variant; see `LayerFeatures.score_activations`."""
+        run_chunk = partial(self._score_rows, self._strategy, read_output)
+        return self._run_in_chunks(self._strategy, count, variants, run_chunk)
+
+    def run_with_edit(self, edit: ActivationEdit) -> Any:
+        """Return the output of one pass in which all samples' activations are changed."""
+        with self.replay if self._can_replay else nullcontext():
+            return self._run_edited_model(self.features.x, None, self._sample_indices, edit)
+
+    @cached_property
+    def _sample_indices(self) -> Tensor:
+        return torch.arange(len(self.features.x), device=self.features.x.device)
+
+    @cached_property
+    def _can_replay(self) -> bool:
+        """Whether a replayed pass gives the clean scores: modules may pass on more than their outputs."""
+        features = self.features
+        if not self.replay.has_cached_outputs:
+            return True
+        try:
+            with self.replay:
+                output = self._run_edited_model(features.x, None, self._sample_indices, lambda maps: None)
+                scores = features.score.read_score(output, len(features.x)).detach()
+        except Exception:  # the model's own will be raised again without a replay
+            return False
+        return self._match_clean_scores(scores)
+
+    def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
+        """Return clean scores minus altered ones (count,), both of one pass, so that common rounding cancels."""
+        strategy, read_score = self._strategy, self.features.score.read_score
+
+        def subtract_from_clean(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
+            if strategy == "batch":
+                return self.features.values[sample_index] - self._score_rows(strategy, read_score, edit, sample_index)
+            present, position = sample_index.unique(return_inverse=True)
+            n_rows, rows = len(sample_index), torch.cat([sample_index, present])
+            scores = self._score_rows(strategy, read_score, lambda maps: edit(maps[:n_rows]), rows)
+            return scores[n_rows:][position] - scores[:n_rows]
+
+        return self._run_in_chunks(strategy, count, variants, subtract_from_clean)
+
+    @cached_property
+    def _strategy(self) -> str:
+        return next(filter(self._is_usable_strategy, ("together", "apart", "whole")), "batch")
+
+    def _is_usable_strategy(self, strategy: str) -> bool:
+        """Whether a strategy keeps samples apart, also in a replayed pass if its first pass filled the cache."""
+        was_cached = self.replay.has_cached_outputs
+        return self._keeps_samples_apart(strategy) and (
+            was_cached or not self.replay.has_cached_outputs or self._keeps_samples_apart(strategy)
         )
+
+    def _keeps_samples_apart(self, strategy: str) -> bool:
+        """Whether each sample keeps its score among an odd number of rows, every other one with an activation of zero.
+
+        If the model raises an error, the strategy is not usable; an error of the model itself occurs again in the last one.
+        """
+        n_samples = len(self.features.x)
+        rows = torch.arange(2 * n_samples + 1, device=self.features.x.device)
+        sample_index = (rows // 2).clamp(max=n_samples - 1)
+
+        def blank_every_other(part: slice) -> tuple[ActivationEdit, Tensor]:
+            blank = (rows[part] % 2 == 0).nonzero()[:, 0]
+            return lambda maps: maps.index_fill_(0, blank, 0), sample_index[part]
+
+        run_chunk = partial(self._score_rows, strategy, self.features.score.read_score)
+        try:
+            scores = self._run_in_chunks(strategy, len(rows), blank_every_other, run_chunk)
+        except Exception:
+            return False
+        return self._match_clean_scores(scores[1::2])
+
+    def _match_clean_scores(self, scores: Tensor) -> bool:
+        clean = self.features.values
+        allowed = SCORE_TOLERANCE_BY_DTYPE.get(self.features.score.dtype, 1e-4) * (1 + float(clean.abs().max()))
+        return bool(((scores.to(clean) - clean).abs() <= allowed).all())
+
+    def _run_in_chunks(
+        self,
+        strategy: str,
+        count: int,
+        variants: ActivationVariants,
+        run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
+    ) -> Tensor:
+        """Return the joined results (count,) of chunks as large as memory and the strategy allow."""
+        if count == 0:  # a layer without a nonzero channel
+            return self.features.values.new_zeros(0)
+        sizes = self.features.activation_bytes
+        largest = sizes.largest_in_model if strategy == "whole" else sizes.largest_behind_layer
+        chunk_size = self.features.count_copies_in_memory(largest)
+        sample_index = variants(slice(0, count))[1]
+        ends = list(range(count - 1)) if strategy == "batch" else []
+        if strategy == "apart":
+            ends = sample_index.diff().nonzero()[:, 0].tolist()
+
+        def run_part(start: int, part: slice) -> Tensor:
+            return run_chunk(*variants(slice(part.start + start, part.stop + start)))
+
+        bounds = pairwise([0, *(end + 1 for end in ends), count])
+        chunks = [map_chunks(stop - start, chunk_size, partial(run_part, start)) for start, stop in bounds]
+        return torch.cat(chunks).to(self.features.values)
+
+    def _score_rows(
+        self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
+    ) -> Tensor:
+        """Return what is read (R,) of the rows after one forward pass."""
+        x, n_rows = self.features.x, len(sample_index)
+        if strategy == "together":
+            with self.replay:
+                output = self._run_edited_model(x, None, sample_index, edit)
+                return read_output(output, n_rows, sample_index).detach()
+        if strategy == "batch":
+            row, rows = int(sample_index), self._sample_indices
+            output = self._run_edited_model(x, None, rows, lambda maps: edit(maps[row : row + 1]))
+            return read_output(output, len(rows), None).detach()[row, None]
+        rows = torch.arange(n_rows, device=sample_index.device)
+        inputs, rows = (sample_index[:1], rows * 0) if strategy == "apart" else (sample_index, rows)
+        output = self._run_edited_model(x.index_select(0, inputs), inputs, rows, edit)
+        return read_output(output, n_rows, sample_index).detach()
+
+    def _run_edited_model(
+        self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
+    ) -> Any:
+        """Return the output for x, variants of the samples `input_sample_index`; the layer's rows are copied and edited."""
+        features = self.features
+        with branch_layer_output(
+            features.score.model,
+            features.layer,
+            rows,
+            partial(self._apply_edit, edit),
+            output_index=features.output_index,
+            call_index=features.call_index,
+        ):
+            return features.score.forward(x, input_sample_index)
+
+    def _apply_edit(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
+        maps = self.features.to_maps(rows)
+        if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
+            raise LayerError(
+                f"reshape= copies the output of layer {self.features.layer!r}, so what is changed there would not reach the "
+                f"model; return a view of it (permute, unflatten, slices), or pass layout="
+            )
+        edit(maps)
+        return rows

@@ -1,25 +1,27 @@
-"""Pass: one forward pass that any number of methods, layers and scores share, one backward pass a score."""
+"""The layer of a method, and the forward pass that methods, layers and scores share; one backward pass per score."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camscope.errors import LayerError
 from camscope.explainers.cam.layer_features import LayerFeatures, record_input_shares
+from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.batching import ActivationBytes, measure_activation_bytes
-from camscope.explainers.core.evaluation_context import OnNonFinite, check_finite
-from camscope.hooks.base import find_layer, find_layers
+from camscope.explainers.core.evaluation_context import check_finite, check_integer
+from camscope.hooks.base import find_layer, find_layers, unwrap
 from camscope.hooks.gradients import HALF_PRECISION_BOOSTS, zero_gradient_rows_skipped
 from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
-from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, LayoutHints, has_unequal_strides
+from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, has_unequal_strides
 from camscope.layers.layout_probe import (
     LayoutVerdict,
     OutputLocation,
@@ -30,42 +32,96 @@ from camscope.layers.layout_probe import (
     make_layout_error,
     probe_layout,
 )
-from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
+from camscope.layers.selection import choose_layer, find_doubt_reason, infer_layer_layout, record_layout_hints
+from camscope.model_card import get_card
 from camscope.plurals import plural
-from camscope.targets import Score, full_precision
+from camscope.targets import Score, Target, full_precision
 
 
-class SharedPassMethod(Protocol):
-    """What a pass must know of a method."""
+@dataclass(eq=False, repr=False)
+class LayerSelectionMixin(Explainer):
+    """A method that looks at one layer.
 
-    output_index: str | int | None
-    call_index: int | None
-    layout: str | Layout | None
-    reshape: Callable[[Tensor], Tensor] | None
-    on_nonfinite: OnNonFinite
-    needs_gradient: ClassVar[bool]
-    second_order: ClassVar[bool]
-    runs_model: ClassVar[bool]
-    runs_partial_forward: ClassVar[bool]
-    has_custom_backward: ClassVar[bool]
+    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output_index`: key of the
+    tensor in a layer that returns several; `call_index`: which call of a layer that runs several times (default: the last one
+    that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, if the layer's shape is ambiguous;
+    `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout is verified unless convolutions made the map:
+    three forward passes, once for each model, layer and input size.
+
+    Class constants describe a method:
+
+    - `needs_gradient`: it needs the gradient of the score at the layer.
+    - `second_order`: it also needs second derivatives.
+    - `runs_model`: it runs the model again inside `combine`.
+    - `runs_partial_forward`: in those runs, the part before the layer gets the same input again.
+    - `has_custom_backward`: the layer receives something other than a gradient, so the backward pass cannot be shortened.
+    """
+
+    layer: str | nn.Module | None = None
+    _: KW_ONLY
+    output_index: str | int | None = None
+    call_index: int | None = None
+    layout: str | Layout | None = None
+    reshape: Callable[[Tensor], Tensor] | None = None
+
+    needs_gradient: ClassVar[bool] = False
+    second_order: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
+    has_custom_backward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer(None, call_index=self.call_index)
+        self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
+        self._chosen_layers: dict[tuple[object, ...], str] = {}
+
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+        """Return the quantity (N,) whose gradient is taken: by default the score."""
+        return score.read_score(output, n_samples)
 
     @property
     def objective_key(self) -> Hashable:
-        """What the methods have in common that share a backward pass."""
+        """Key of `objective`; methods with equal keys share a backward pass."""
+        return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
 
-    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """(N,): the number whose gradient is taken."""
+    def resolve(self, x: Tensor, score: Score) -> Self:
+        """Return the same method at the layer that it chooses for this input."""
+        return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
+
+    def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
+        """Return a note that names the chosen layer; none if the user or the loaded model named the layer."""
+        card = get_card(model)
+        named = self.layer is not None or (card is not None and card.layer == layer)
+        return [] if named else [f"layer {layer!r} was chosen"]
+
+    def choose_layer_name(self, x: Tensor, score: Score) -> str:
+        """Return the layer that the loaded model names, or the last spatial layer that any class depends on.
+
+        The layer is cached while the structure of the model stays the same; for a callable target it is chosen each time.
+        """
+        model = score.model
+        card = get_card(model)
+        if card and card.layer:
+            return card.layer
+        if callable(score.target):
+            dense = isinstance(score.target, Target) and score.target.dense
+            return choose_layer(model, score.combined_class_score, x, dense=dense).name
+        key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if key not in self._chosen_layers:
+            name = choose_layer(model, score.combined_class_score, x).name
+            self._chosen_layers = {**self._chosen_layers, key: name}
+        return self._chosen_layers[key]
 
 
 class SharedPass(ExitStack):
     """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes.
 
-    `patch_start`: whether methods may ask for more passes on account of what this one shows.
+    `allow_more_passes`: whether methods may run the model again on the features of this pass.
     """
 
     def __init__(
         self,
-        explainers: Sequence[SharedPassMethod],
+        explainers: Sequence[LayerSelectionMixin],
         layers: Sequence[str],
         x: Tensor,
         scores: Sequence[Score],
@@ -77,7 +133,10 @@ class SharedPass(ExitStack):
         self._explainers, self._layers, self._x, self._scores = explainers, layers, x, scores
         self._needs_graph = any(explainer.needs_gradient for explainer in explainers)
         self._needs_curvature = any(explainer.second_order for explainer in explainers)
-        self._objective_groups = _group_by_objective(explainers)
+        groups: dict[object, list[int]] = {}
+        for t, explainer in enumerate(explainers):
+            groups.setdefault(explainer.objective_key, []).append(t)
+        self._objective_groups = list(groups.values())
         self._layer_maps: dict[object, tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]] = {}
 
     def __enter__(self) -> "SharedPass":
@@ -94,7 +153,7 @@ class SharedPass(ExitStack):
         return self
 
     def iter_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
-        """The number of each method, and what it is given for score i."""
+        """Yield the index of each method and its features for one score."""
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
             last = (score_index, g) == (len(self._scores) - 1, len(self._objective_groups) - 1)
@@ -106,58 +165,40 @@ class SharedPass(ExitStack):
 
     def _run_forward(self) -> None:
         first, model, scores = self._explainers[0], self._scores[0].model, self._scores
-        again = [
-            self._layers[t]
-            for t, explainer in enumerate(self._explainers)
-            if explainer.runs_model and self._allow_more_passes
-        ]
-        self._activation_bytes: dict[str, ActivationBytes] = {}
-        tapped = list(dict.fromkeys(self._layers))
-        # what comes before the one layer is remembered for the passes that follow; of several, each would keep its own
-        replayed = (
-            self._allow_more_passes
-            and len(tapped) == 1
-            and any(explainer.runs_partial_forward for explainer in self._explainers)
+        layers, methods = list(dict.fromkeys(self._layers)), list(zip(self._layers, self._explainers, strict=True))
+        again = [layer for layer, explainer in methods if explainer.runs_model and self._allow_more_passes]
+        # outputs before the layer are cached for later passes; of several layers, each would store its own
+        cached = self._allow_more_passes and any(explainer.runs_partial_forward for _, explainer in methods)
+        self._replay = PrefixCache(model, layers[0], first.call_index or 0) if cached and len(layers) == 1 else None
+        tap = Tap(
+            model, layers, output_index=first.output_index, call_index=first.call_index, gradients=self._needs_graph
         )
-        self._replay = PrefixCache(model, tapped[0], first.call_index or 0) if replayed else None
-        self._tap = self.enter_context(
-            Tap(
-                model, tapped, output_index=first.output_index, call_index=first.call_index, gradients=self._needs_graph
-            )
-        )
+        self._tap = self.enter_context(tap)
         if self._needs_curvature:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
         elif self._needs_graph and not any(explainer.has_custom_backward for explainer in self._explainers):
             self.enter_context(zero_gradient_rows_skipped(model))
         with ExitStack() as around:
-            if again:
-                self._activation_bytes = around.enter_context(
-                    measure_activation_bytes(model, find_layers(model, again))
-                )
+            measured = find_layers(model, again) if again else {}
+            self._activation_bytes = around.enter_context(measure_activation_bytes(model, measured)) if again else {}
             around.enter_context(self._replay or nullcontext())
             padded = around.enter_context(record_input_shares(model))
             self._layout_hints = record_layout_hints(model, around)
-            unknown = [
-                layer
-                for t, layer in enumerate(self._layers)
-                if self._needs_layout_inference(self._explainers[t], layer)
-            ]
-            watched = unknown and is_interception_exact(model)
+            is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
+            watched = is_unknown and is_interception_exact(model)
             self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x.shape[2:])) if watched else None
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._input_shares = padded[-1] if padded else None
-        # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
-        self._has_repeated_calls = first.call_index is None and any(
-            len(calls) > 1 for calls in self._tap.calls.values()
-        )
-        # all questions are checked before any backward
-        self._objective_values = [
+        # the gradient shows which of several calls the score depends on, whether a method uses it or not
+        repeated = any(len(calls) > 1 for calls in self._tap.calls.values())
+        self._has_repeated_calls = first.call_index is None and repeated
+        self._objective_values = [  # all targets are checked before any backward pass
             [self._explainers[g[0]].objective(s, output, len(self._x)) for g in self._objective_groups] for s in scores
         ]
         every = [values for row in self._objective_values for values in row]
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
-    def _needs_layout_inference(self, explainer: SharedPassMethod, layer: str) -> bool:
+    def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
         """Whether the layout of a layer is inferred here for the first time for this model and size."""
         place = OutputLocation(layer, explainer.output_index)
         return (
@@ -167,45 +208,46 @@ class SharedPass(ExitStack):
         )
 
     def _verify_layout(
-        self, explainer: SharedPassMethod, layer: str, call_index: int, layout: Layout | None
-    ) -> ProbeResult:
-        """What is known, or can be proved, of the layout of a layer's call; LayerError where it is contradicted."""
+        self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None
+    ) -> LayoutVerdict:
+        """Return the verdict on the layout of a layer's call; raise LayerError if it is contradicted."""
         if layout is None or explainer.layout is not None or math.prod(layout.grid) == 1:
-            return ProbeResult(LayoutVerdict.VERIFIED)
+            return LayoutVerdict.VERIFIED
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
-        places = [
-            OutputLocation(layer, explainer.output_index, n if len(calls) > 1 else None) for n in range(len(calls))
-        ]
-        verification = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
-        if verification is None and layout.kind == CHANNELS_FIRST:
-            convolutional = isinstance(
-                find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES
-            )  # where calls are not watched
-            for place, call in zip(places, calls, strict=True):
-                is_spatial = (
-                    convolutional if self._spatial_ops is None else self._spatial_ops.is_spatial_map(call.activation)
-                )
-                if is_spatial and call.activation.shape[1:] == calls[call_index].activation.shape[1:]:
-                    cache_result(score.model, place, x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
-            verification = get_cached_result(score.model, places[call_index], x.shape[1:], layout)
-        if verification is None:
+        indices = range(len(calls)) if len(calls) > 1 else [None]
+        locations = [OutputLocation(layer, explainer.output_index, n) for n in indices]
+        result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
+        if result is None and layout.kind == CHANNELS_FIRST:
+            self._cache_convolutional_calls(layer, locations, layout, calls[call_index].activation.shape)
+            result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
+        if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
 
             def run(inputs: Tensor) -> object:
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
-            verification = probe_layout(
-                score.model, [places[call_index]], layout, x, run, input_shares=self._input_shares
-            )[0]
-        if verification.verdict is LayoutVerdict.UNDECIDED:
-            suspicion = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
-            verification = ProbeResult(LayoutVerdict.CONTRADICTED, suspicion) if suspicion else verification
-        if verification.verdict is LayoutVerdict.CONTRADICTED:
-            raise make_layout_error(f"layer {layer!r}", layout, verification.reason)
-        return verification
+            shares = self._input_shares
+            result = probe_layout(score.model, [locations[call_index]], layout, x, run, input_shares=shares)[0]
+        if result.verdict is LayoutVerdict.UNDECIDED:
+            doubt = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
+            result = ProbeResult(LayoutVerdict.CONTRADICTED, doubt) if doubt else result
+        if result.verdict is LayoutVerdict.CONTRADICTED:
+            raise make_layout_error(f"layer {layer!r}", layout, result.reason)
+        return result.verdict
+
+    def _cache_convolutional_calls(
+        self, layer: str, locations: Sequence[OutputLocation], layout: Layout, shape: torch.Size
+    ) -> None:
+        """Cache the layout of those calls of a layer whose outputs are maps by construction."""
+        model, tracker = self._scores[0].model, self._spatial_ops
+        is_convolution = isinstance(find_layer(model, layer)[1], CHANNELS_FIRST_MODULES)
+        for location, call in zip(locations, self._tap.calls[layer], strict=True):
+            is_map = is_convolution if tracker is None else tracker.is_spatial_map(call.activation)
+            if is_map and call.activation.shape[1:] == shape[1:]:
+                cache_result(model, location, self._x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """The gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
+        """Return the gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
@@ -218,28 +260,33 @@ class SharedPass(ExitStack):
             for name, rows in lost.items():
                 boosted = full_precision(_require_gradient(tap, name)) / boost
                 is_recovered = rows & boosted.flatten(1).isfinite().all(1)
-                gradients[name] = torch.where(
-                    is_recovered.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name]
-                )
+                column = is_recovered.view(-1, *[1] * (boosted.ndim - 1))
+                gradients[name] = torch.where(column, boosted, gradients[name])
         return gradients
 
     def _build_features(
         self, explainer_index: int, score_index: int, values: Tensor, gradient: Tensor | None
     ) -> LayerFeatures:
         explainer, layer = self._explainers[explainer_index], self._layers[explainer_index]
-        call = self._tap.select_call(layer)
-        calls = self._tap.calls[layer]
-        place = next(n for n, candidate in enumerate(calls) if candidate is call)
+        call, calls = self._tap.select_call(layer), self._tap.calls[layer]
+        call_index = next(n for n, candidate in enumerate(calls) if candidate is call)
         activation, layout, to_maps = self._read_activation(explainer, layer, call)
-        finding = self._verify_layout(explainer, layer, place, layout)
+        verdict = self._verify_layout(explainer, layer, call_index, layout)
         if gradient is not None:
             check_finite(f"the gradient at layer {layer!r}", gradient, explainer.on_nonfinite)
         notes: tuple[str, ...] = ()
         if len(calls) > 1:
-            notes += (f"layer {layer!r} ran {plural(len(calls), 'time')}; call {place} is explained",)
+            notes += (f"layer {layer!r} ran {plural(len(calls), 'time')}; call {call_index} is explained",)
         if layout is not None and explainer.layout is None and has_unequal_strides(layout.grid, self._x.shape[2:]):
             grid, size = ("x".join(map(str, shape)) for shape in (layout.grid, self._x.shape[2:]))
             notes += (f"the grid {grid} of layer {layer!r} has not the proportions of the input {size}: is it one?",)
+        replay = self._replay
+
+        def compute_curvature() -> Tensor:
+            if not explainer.second_order:
+                raise LayerError("the curvature was not kept: the method must say second_order = True")
+            return to_maps(_compute_curvature(values, call.activation))
+
         return LayerFeatures(
             layer=layer,
             activation=activation,
@@ -250,64 +297,45 @@ class SharedPass(ExitStack):
             to_maps=to_maps,
             optional_gradient=to_maps(gradient) if gradient is not None and explainer.needs_gradient else None,
             recompute=partial(_recompute_features, explainer, layer, self._scores[score_index]),
-            compute_curvature=(lambda: to_maps(_compute_curvature(values, call.activation)))
-            if explainer.second_order
-            else _raise_missing_curvature,
+            compute_curvature=compute_curvature,
             output_index=explainer.output_index,
-            call_index=place,
+            call_index=call_index,
             batch_size=getattr(explainer, "batch_size", None),
             activation_bytes=self._activation_bytes.get(layer, ActivationBytes()),
-            replay=self._replay
-            if self._replay and self._replay.has_cached_outputs and self._replay.call_index == place
-            else None,
+            replay=replay if replay and replay.has_cached_outputs and replay.call_index == call_index else None,
             input_shares=self._input_shares,
             notes=notes,
-            layout_unverified=finding.verdict is LayoutVerdict.UNDECIDED,
+            layout_unverified=verdict is LayoutVerdict.UNDECIDED,
         )
 
     def _read_activation(
-        self, explainer: SharedPassMethod, layer: str, call: TappedCall
+        self, explainer: LayerSelectionMixin, layer: str, call: TappedCall
     ) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:
-        """A layer's output as (N,K,*s) in at least float32, its layout, and the same way for its gradient."""
-        key = (id(call), str(explainer.layout), explainer.reshape)
-        if key not in self._layer_maps:
-            output = call.activation.detach()
-            check_finite(f"the activation of layer {layer!r}", output, explainer.on_nonfinite)
-            layout, to_maps = _resolve_layout(explainer, layer, output, self._x, self._scores[0], self._layout_hints)
-            self._layer_maps[key] = to_maps(full_precision(output)), layout, to_maps
+        """Return a layer's output as (N,K,*s) in at least float32, its layout, and the function that reshapes outputs."""
+        key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
+        if key in self._layer_maps:
+            return self._layer_maps[key]
+        output = call.activation.detach()
+        check_finite(f"the activation of layer {layer!r}", output, explainer.on_nonfinite)
+        layout, to_maps = None, explainer.reshape
+        if to_maps is None:
+            try:
+                model, hints = self._scores[0].model, self._layout_hints
+                layout = infer_layer_layout(model, layer, output, x, hints, explainer.layout)
+            except LayerError as error:
+                raise LayerError(f"layer {layer!r}: {error}") from None
+            to_maps = layout.to_maps
+        maps = to_maps(full_precision(output))
+        if layout is None and (maps.ndim != x.ndim or len(maps) != len(x)):
+            shape = tuple(maps.shape)
+            raise LayerError(f"reshape= made {shape} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
+        self._layer_maps[key] = maps, layout, to_maps
         return self._layer_maps[key]
 
 
-def _resolve_layout(
-    explainer: SharedPassMethod, layer: str, output: Tensor, x: Tensor, score: Score, layout_hints: LayoutHints
-) -> tuple[Layout | None, Callable[[Tensor], Tensor]]:
-    if explainer.reshape is not None:
-        shape = explainer.reshape(output).shape
-        if len(shape) != x.ndim or shape[0] != len(x):
-            raise LayerError(f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
-        return None, explainer.reshape
-    try:
-        layout = infer_layer_layout(score.model, layer, output, x, layout_hints, explainer.layout)
-    except LayerError as error:
-        raise LayerError(f"layer {layer!r}: {error}") from None
-    return layout, layout.to_maps
-
-
-def _recompute_features(explainer: SharedPassMethod, layer: str, score: Score, x: Tensor) -> LayerFeatures:
+def _recompute_features(explainer: LayerSelectionMixin, layer: str, score: Score, x: Tensor) -> LayerFeatures:
     with SharedPass([explainer], [layer], x, [score], allow_more_passes=False) as another:
         return next(features for _, features in another.iter_features(0))
-
-
-def _raise_missing_curvature() -> Tensor:
-    raise LayerError("the curvature was not kept: the method must say second_order = True")
-
-
-def _group_by_objective(explainers: Sequence[SharedPassMethod]) -> list[list[int]]:
-    """Numbers of the methods that take the gradient of the same values."""
-    groups: dict[object, list[int]] = {}
-    for t, explainer in enumerate(explainers):
-        groups.setdefault(explainer.objective_key, []).append(t)
-    return list(groups.values())
 
 
 def _require_gradient(tap: Tap, layer: str) -> Tensor:
@@ -318,7 +346,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_curvature(values: Tensor, activation: Tensor) -> Tensor:
-    """The Hessian of the values there, times the activation: two backward passes; zero where the score is linear."""
+    """Return the Hessian of the values times the activation, by two backward passes; zero if the score is linear."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

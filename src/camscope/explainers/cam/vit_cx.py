@@ -1,4 +1,4 @@
-"""ViT-CX: the layer's channels are masks, alike ones joined, and a place counts what the masks that show it do."""
+"""ViT-CX: the channels of a layer are clustered to masks, and each place has the mean effect of the masks that show it."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,16 +19,15 @@ from camscope.explainers.core.resampling import enlarge_to_input, resize_maps, s
 class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     """The mean gain of the masks at each place, Σ_i s_i M_i / Σ_i M_i, less its least cell (Xie et al. 2023).
 
-    s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)): the class's probability where only the mask shows the input, less
-    what the noise Z alone makes of it; the score itself where the class has no rivals. The masks M_i are channels
-    stretched to 0..1; those less than `distance` apart, one minus the cosine of the enlarged ones, are joined by complete
-    linkage, and their sum is stretched again. A place that no mask shows is 0, and so is the map of a single mask.
-    `sigma`: the noise's standard deviation as a fraction of the image's range; 0: none. K counts the joined masks.
+    s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)): the class's probability if only the mask shows the input, minus the
+    effect of the noise Z alone. Without several classes, p is the score. The masks M_i are channels scaled to 0..1. Masks
+    with a distance (one minus the cosine of the enlarged masks) below `distance` are joined by complete linkage, and their
+    sum is scaled again. A place that no mask shows is 0, and so is the map of a single mask. `sigma`: standard deviation of
+    the noise as a fraction of the image's range; 0: none. K counts the joined masks.
 
-    Linkage, `distance` and noise are those of the authors' code, 0.1 of pixels in -1..1. Otherwise here: all masks meet
-    the same Z, so that they differ by what they show; they are stretched and counted on the layer's grid; p(x), which is
-    added to every s_i there, and a division by the number of masks are left out: the one moves all cells alike, the other
-    scales them.
+    Linkage, `distance` and noise (0.1 of pixels in -1..1) are those of the authors' code. There are three differences. All
+    masks get the same Z. Masks are scaled and counted on the grid of the layer. p(x), which the authors add to every s_i, and
+    the division by the number of masks are left out: they shift or scale all cells alike.
     """
 
     name, title, paper = "vitcx", "ViT-CX", "arXiv:2211.03064"
@@ -42,56 +41,55 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         check_number(low=0, distance=self.distance, sigma=self.sigma)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """(N,*s)"""
+        """Return the mean gain of the masks."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
-        chances = masks.new_zeros(*live.shape, 2)
-        chances[live] = self._compute_probabilities(features, masks, live)
-        gains = chances[..., 0] - chances[..., 1]
-        # before the mean: what one mask, or equal ones, make of it is then nothing, and not rounding
+        probabilities = masks.new_zeros(*live.shape, 2)
+        probabilities[live] = self._compute_probabilities(features, masks, live)
+        gains = probabilities[..., 0] - probabilities[..., 1]
+        # subtracted before the mean, so that one mask, or equal ones, give 0 and not rounding
         gains = torch.where(live, gains - gains.masked_fill(~live, torch.inf).amin(1, keepdim=True), 0)
-        features.add_rounding_notes("no two masks differ in what they do to the score", gains, chances.flatten(1))
+        statement = "no two masks differ in what they do to the score"
+        features.add_rounding_notes(statement, gains, probabilities.flatten(1))
         cover = masks.sum(1)
         means = torch.where(cover > 0, torch.einsum("nk,nk...->n...", gains, masks) / cover, torch.inf)
         least = means.flatten(1).amin(1).view(-1, *[1] * (means.ndim - 1))
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """(N,K,*s): the sum of each cluster's masks, 0..1, at the place of its first; zeros elsewhere."""
+        """Return the sum (N,K,*s) of each cluster's masks, scaled to 0..1, at the index of its first; zeros elsewhere."""
         channels = scale_each_to_unit_range(features.activation)
-        homes = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
-        members = homes[..., None] == torch.arange(homes.shape[1], device=homes.device)
+        clusters = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
+        members = clusters[..., None] == torch.arange(clusters.shape[1], device=clusters.device)
         return scale_each_to_unit_range((members.mT.to(channels) @ channels.flatten(2)).view_as(channels))
 
     def _compute_probabilities(self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor) -> Tensor:
-        """(M,2): p(x M + Z (1 - M)) and p(x + Z (1 - M)) of the M live masks of all samples."""
-        x, (sample_rows, numbers) = features.x, is_nonempty.nonzero().T
+        """Return p(x M + Z (1 - M)) and p(x + Z (1 - M)) as (M,2) for the nonempty masks of all samples."""
+        x, (samples, mask_index) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range(x) * drawn.to(x)
 
-        def versions(part: slice) -> tuple[Tensor, Tensor]:
-            rows = torch.arange(part.start, part.stop, device=x.device)
-            which, whole = rows // 2, (rows % 2 == 1).view(-1, *[1] * (x.ndim - 1))
-            sample_rows_of_part = sample_rows[which]
-            mask = scale_to_unit_range(enlarge_to_input(masks[sample_rows_of_part, numbers[which]], x))[:, None].to(
-                x.dtype
-            )
-            return x[sample_rows_of_part] * torch.where(whole, 1, mask) + noise[sample_rows_of_part] * (
-                1 - mask
-            ), sample_rows_of_part
+        def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
+            numbers = torch.arange(part.start, part.stop, device=x.device)
+            rows, shows_all = numbers // 2, (numbers % 2 == 1).view(-1, *[1] * (x.ndim - 1))
+            sample_index = samples[rows]
+            mask = scale_to_unit_range(enlarge_to_input(masks[sample_index, mask_index[rows]], x))[:, None].to(x.dtype)
+            inputs = x[sample_index] * torch.where(shows_all, 1, mask) + noise[sample_index] * (1 - mask)
+            return inputs, sample_index
 
-        return features.compute_input_probabilities(2 * len(sample_rows), versions).to(masks.dtype).view(-1, 2)
+        scores = features.score_inputs(2 * len(samples), build_inputs, as_probability=True)
+        return scores.to(masks.dtype).view(-1, 2)
 
 
 def scale_each_to_unit_range(masks: Tensor) -> Tensor:
-    """(N,K,*s) -> 0..1 each; a constant one is 0."""
+    """Scale each mask (N,K,*s) to 0..1; a constant mask becomes 0."""
     return scale_to_unit_range(masks.flatten(0, 1)).view_as(masks)
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """(N,K,*s) -> (N,K,K): one minus the cosines of the masks as they are enlarged to `size`; inf for one of zeros.
+    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`; inf for a mask of zeros.
 
-    Enlarging is a matrix E for each axis: EᵀE tells how two enlarged masks overlap, and nothing large is made.
+    Enlarging is a matrix E for each axis. EᵀE gives the products of enlarged masks, so that no enlarged mask is computed.
     """
     overlap = masks
     for axis, length in enumerate(size, start=2):
@@ -104,24 +102,24 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """(N,K,K) -> (N,K): the first member of each one's cluster; clusters less than `max_distance` apart are joined.
+    """Return the first member (N,K) of each mask's cluster, from distances (N,K,K).
 
-    As far apart as their furthest members (complete linkage): then those that are nearest to each other may be joined
-    at once, all pairs in one step, and the clusters are those of one pair after the other.
+    Clusters are joined by complete linkage if they are less than `max_distance` apart. All pairs of mutual nearest neighbors
+    are joined in one step, which gives the same clusters as one pair after the other.
     """
-    every = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
-    # rounding may see two otherwise from either side, and none would be each other's nearest
+    indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
+    # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors
     between = torch.maximum(distances, distances.mT)
-    between = between.masked_fill(every[:, :, None] == every[:, None], torch.inf)
-    homes = every
+    between = between.masked_fill(indices[:, :, None] == indices[:, None], torch.inf)
+    clusters = indices
     while True:
-        near, other = between.amin(2), between.argmin(2)  # the first of several: so that some two name each other
-        joining = (other.gather(1, other) == every) & (near < max_distance)
-        if not bool(joining.any()):
-            return homes
-        partner = torch.where(joining, other, every)
-        homes = torch.minimum(every, partner).gather(1, homes)
+        near, other = between.amin(2), between.argmin(2)  # the first of several, so that some pair is mutual
+        is_joined = (other.gather(1, other) == indices) & (near < max_distance)
+        if not bool(is_joined.any()):
+            return clusters
+        partner = torch.where(is_joined, other, indices)
+        clusters = torch.minimum(indices, partner).gather(1, clusters)
         between = torch.maximum(between, between.gather(1, partner[:, :, None].expand_as(between)))
         between = torch.maximum(between, between.gather(2, partner[:, None].expand_as(between)))
-        gone = partner < every
-        between = between.masked_fill(gone[:, :, None] | gone[:, None], torch.inf)
+        removed = partner < indices
+        between = between.masked_fill(removed[:, :, None] | removed[:, None], torch.inf)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
-from camscope.explainers.comparison.equivalence import FeatureCapture
 from camscope.explainers.comparison.grid_layout import format_method_labels
 from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.base_method import BaseMethod
@@ -24,29 +23,25 @@ def explain_supported(
     targets: Sequence[TargetLike],
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
-    optional_methods: Sequence[Explainer] = (),
     on_pass: OnPass | None = None,
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
     """Return the methods that can explain this image and their explanations [method][target]; warn about the others.
 
     Passes are shared as in `explain_grid`. If a shared pass fails, the methods of that pass are tried in halves. If no
-    method succeeds, the first error is raised. `optional_methods` come last in the result, and are left out silently.
+    method succeeds, the first error is raised.
     """
-    methods = [*explainers, *optional_methods]
     explain = partial(explain_grid_or_errors, image=image, targets=targets, extra_inputs=extra_inputs, on_pass=on_pass)
     results: dict[int, ExplanationsOrError] = {}
-    for indices in group_by_share_key(methods):
-        results |= _explain_or_bisect([methods[t] for t in indices], explain)
-    first = results[id(explainers[0])]
-    if isinstance(first, CamscopeError) and all(
-        isinstance(results[id(explainer)], CamscopeError) for explainer in explainers
-    ):
-        raise first
+    for indices in group_by_share_key(explainers):
+        results |= _explain_or_bisect([explainers[t] for t in indices], explain)
+    errors = [error for explainer in explainers if isinstance(error := results[id(explainer)], CamscopeError)]
+    if len(errors) == len(explainers):
+        raise errors[0]
     for label, explainer in zip(format_method_labels(explainers), explainers, strict=True):
         if isinstance(error := results[id(explainer)], CamscopeError):
             layer = getattr(explainer, "layer", None)
             warn_caller(f"{f'{label} at {layer}' if layer else label} is left out: {error}")
-    rows = [(method, row) for method in methods if isinstance(row := results[id(method)], list)]
+    rows = [(method, row) for method in explainers if isinstance(row := results[id(method)], list)]
     return [method for method, _ in rows], [row for _, row in rows]
 
 
@@ -76,8 +71,8 @@ class MethodTimer:
     def __call__(self, explainers: Sequence[BaseMethod]) -> None:
         """Stop the time of the methods so far and start that of these."""
         self._add_elapsed_time()
-        self._active_explainers = [method for method in explainers if not isinstance(method, FeatureCapture)]
-        if self._on_pass is not None and self._active_explainers:
+        self._active_explainers = list(explainers)
+        if self._on_pass is not None:
             self._on_pass(self._active_explainers)
 
     def get_seconds(self, explainer: BaseMethod) -> float:

@@ -14,14 +14,7 @@ from torch import nn
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.best_effort import MethodTimer, explain_supported
-from camscope.explainers.comparison.equivalence import (
-    EquivalentMaps,
-    FeatureCapture,
-    correlate_maps,
-    create_feature_captures,
-    describe_equivalent_maps,
-    find_equivalent_maps,
-)
+from camscope.explainers.comparison.equivalence import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.grid_layout import (
     GridEntry,
     build_grid_layout,
@@ -46,30 +39,34 @@ class Comparison:
     """Explanations of one image: a row for each target (and layer), a column for each method.
 
     Attributes:
-        explanations: The explanations, row by row; a method without a layer to choose appears once per target.
+        entries: The explanations row by row, with their position and cost; a method without a layer to choose appears once
+            per target.
         row_labels: One label per row.
         column_labels: One label per column: the method, with the settings that distinguish it.
-        entries: Position and cost of each explanation.
-        equivalent_maps: Groups of explanations of one target whose displayed maps are equal.
+        equivalent_maps: Groups of explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
 
     """
 
-    explanations: tuple[Explanation, ...] = field(repr=False)
+    entries: tuple[GridEntry, ...] = field(repr=False)
     row_labels: tuple[str, ...]
     column_labels: tuple[str, ...]
-    entries: tuple[GridEntry, ...] = field(repr=False)
-    equivalent_maps: tuple[EquivalentMaps, ...] = field(repr=False)
+    equivalent_maps: tuple[tuple[Explanation, ...], ...] = field(repr=False)
+
+    @property
+    def explanations(self) -> tuple[Explanation, ...]:
+        """The explanations, row by row."""
+        return tuple(entry.explanation for entry in self.entries)
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """Sentences that say which maps coincide and why; what holds for several targets is one sentence."""
-        methods = {
-            id(explanation): METHODS.display_name(entry.method_label)
-            for explanation, entry in zip(self.explanations, self.entries, strict=True)
-        }
-        return describe_equivalent_maps(
-            self.equivalent_maps, methods, len({entry.target_index for entry in self.entries})
-        )
+        """Sentences that say which maps are equal and why; what holds for several targets is one sentence."""
+        names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
+        return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
+
+    @property
+    def n_targets(self) -> int:
+        """The number of targets."""
+        return len({entry.target_index for entry in self.entries})
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
         """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`; NaN for a constant map."""
@@ -81,13 +78,12 @@ class Comparison:
         `correlation` is Pearson's correlation with the first explanation of the same target.
         """
         matrix, firsts, rows = self.correlate_maps(), dict[int, int](), []
-        for n, (explanation, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
+        facts = ("layer", "target", "label", "score", "probability", "status")
+        for n, entry in enumerate(self.entries):
+            row = {"method": entry.method_label} | {name: getattr(entry.explanation, name) for name in facts}
+            row |= {name: getattr(entry, name) for name in ("forward_passes", "backward_passes", "seconds")}
             first = firsts.setdefault(entry.target_index, n)
-            facts = {
-                key: getattr(explanation, key) for key in ("layer", "target", "label", "score", "probability", "status")
-            }
-            price = {key: getattr(entry, key) for key in ("forward_passes", "backward_passes", "seconds")}
-            rows.append({"method": entry.method_label, **facts, **price, "correlation": float(matrix[first, n])})
+            rows.append({**row, "correlation": float(matrix[first, n])})
         return rows
 
     def figure(
@@ -112,24 +108,23 @@ class Comparison:
             height: Height of an image in pixels; default: 256, or 384 for the planes of a volume.
 
         """
+        explanations = self.explanations
         if colormap == AUTO:  # one for all, because there is one legend
-            signed = any(explanation.colormap == render.DIVERGING for explanation in self.explanations)
+            signed = any(explanation.colormap == render.DIVERGING for explanation in explanations)
             colormap = render.DIVERGING if signed else "inferno"
-        scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
-        region = _find_visible_region(self.explanations) if crop else None
-        is_volume = self.explanations[0].attribution.ndim == 3
+        scales = shared_scales(explanations, colormap) if scale == "shared" else [scale] * len(explanations)
+        region = _find_visible_region(explanations) if crop else None
+        is_volume = explanations[0].attribution.ndim == 3
         height = height or (384 if is_volume else 256)
         volume_height = height if is_volume else None  # planes are drawn at this height directly
         images = [
             explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height)[region or ...]
-            for explanation, own_scale in zip(self.explanations, scales, strict=True)
+            for explanation, own_scale in zip(explanations, scales, strict=True)
         ]
-        title = f"{self.title} · region seen by the model" if region else self.title
-        legend = _format_legend_labels(scale, colormap)
         return render.draw_contact_sheet(
             self._build_figure_cells(images, region, volume_height),
-            title=title,
-            legend=legend,
+            title=f"{self.title} · region seen by the model" if region else self.title,
+            legend=_format_legend_labels(scale, colormap),
             colormap=colormap,
             columns=columns,
             height=height,
@@ -138,18 +133,15 @@ class Comparison:
     def _build_figure_cells(
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
-        """Return the cells of the figure row by row; an explanation with another answer than its row has it in its caption."""
+        """Return the cells row by row; the caption has the answer of an explanation that differs from that of its row."""
         first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
-        for image, explanation, entry in zip(images, self.explanations, self.entries, strict=True):
-            answer = (
-                explanation.label_and_score
-                if explanation.label != self._select_target_explanation(entry.target_index).label
-                else None
-            )
-            caption = " · ".join(filter(None, (METHODS.display_name(self.column_labels[entry.column]), answer)))
+        for image, entry in zip(images, self.entries, strict=True):
+            explanation, caption = entry.explanation, METHODS.display_name(self.column_labels[entry.column])
+            if explanation.label != self._select_target_explanation(entry.target_index).label:
+                caption = f"{caption} · {explanation.label_and_score}"
             cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
         return [
             [
@@ -161,22 +153,14 @@ class Comparison:
 
     def _select_target_explanation(self, target_index: int) -> Explanation:
         """Return the explanation that represents a target in the labels."""
-        return select_common_explanation(
-            [
-                explanation
-                for explanation, entry in zip(self.explanations, self.entries, strict=True)
-                if entry.target_index == target_index
-            ]
-        )
+        return select_common_explanation([e.explanation for e in self.entries if e.target_index == target_index])
 
     @property
     def title(self) -> str:
         """What all explanations have in common: the name of the image, and the target or layer if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
-        n_targets = len({entry.target_index for entry in self.entries})
-        answer = (
-            self._select_target_explanation(0).label_and_score if n_targets == 1 and len(self.row_labels) > 1 else None
-        )
+        names_target = self.n_targets == 1 and len(self.row_labels) > 1
+        answer = self._select_target_explanation(0).label_and_score if names_target else None
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
@@ -251,18 +235,11 @@ def compare(
             explainers.append(method)
         else:
             method_cls = get_explainer_class(method)
-            known_settings = {
-                name: value for name, value in settings.items() if name in signature(method_cls).parameters
-            }
-            explainers += create_at_layers(method_cls, model, layers, known_settings)
-    return compare_explainers(
-        explainers,
-        image,
-        targets,
-        ExtraInputs(tuple(args), dict(kwargs or {})),
-        skip_unsupported=skip_unsupported,
-        on_pass=on_pass,
-    )
+            names = signature(method_cls).parameters
+            own_settings = {name: value for name, value in settings.items() if name in names}
+            explainers += create_at_layers(method_cls, model, layers, own_settings)
+    extra = ExtraInputs(tuple(args), dict(kwargs or {}))
+    return compare_explainers(explainers, image, targets, extra, skip_unsupported=skip_unsupported, on_pass=on_pass)
 
 
 def compare_explainers(
@@ -275,37 +252,19 @@ def compare_explainers(
     on_pass: OnPass | None = None,
 ) -> Comparison:
     """Return the comparison of explainers of one model; see `compare`."""
-    captures, timer = create_feature_captures(explainers), MethodTimer(on_pass)
+    timer = MethodTimer(on_pass)
     if skip_unsupported:
-        supported, rows = explain_supported(
-            explainers, image, targets, extra_inputs, optional_methods=captures, on_pass=timer
-        )
-        explainers, captures = (
-            [t for t in supported if not isinstance(t, FeatureCapture)],
-            [t for t in supported if isinstance(t, FeatureCapture)],
-        )
+        explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
     else:
-        rows = explain_grid([*explainers, *captures], image, targets, extra_inputs, on_pass=timer)
-    method_rows, capture_rows = rows[: len(explainers)], rows[len(explainers) :]
-    layout = build_grid_layout(
-        explainers, method_rows, [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
-    )
-    explanations = [
-        method_rows[t][entry.target_index] for t, entry in zip(layout.method_indices, layout.entries, strict=True)
+        rows = explain_grid(explainers, image, targets, extra_inputs, on_pass=timer)
+    seconds = [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
+    entries, row_labels, column_labels = build_grid_layout(explainers, rows, seconds)
+    groups = [
+        group
+        for q in range(len(targets))
+        for group in find_equal_maps([entry.explanation for entry in entries if entry.target_index == q])
     ]
-    groups = []
-    for q in range(len(targets)):
-        indices = [n for n, entry in enumerate(layout.entries) if entry.target_index == q]
-        methods = [explainers[layout.method_indices[n]] for n in indices]
-        # if a pass was repeated, the last conditions count
-        facts = {
-            row[q].layer: rider.conditions_by_score[q - len(targets)]
-            for rider, row in zip(captures, capture_rows, strict=True)
-        }
-        groups += find_equivalent_maps([explanations[n] for n in indices], methods, facts)
-    return Comparison(
-        tuple(explanations), tuple(layout.row_labels), tuple(layout.column_labels), tuple(layout.entries), tuple(groups)
-    )
+    return Comparison(entries, row_labels, column_labels, tuple(groups))
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:

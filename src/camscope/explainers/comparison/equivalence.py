@@ -1,112 +1,41 @@
-"""Find explanations of one image whose maps are equal, with the reason if it is known, and compute correlations of maps."""
+"""Find explanations of one image whose displayed maps are equal, and compute correlations of maps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explanation import Explanation, FloatArray
 from camscope.geometry import Placement
-from camscope.targets import Score
 
 MAX_HEATMAP_DIFFERENCE = 1e-4  # relative to the maximum
-UNIFORM_GRADIENT = "the gradient there is one number per channel, as before global pooling"
-NONNEGATIVE_ACTIVATION = "nothing there is negative"
-CLASSIFIER_CAM_NAME = (
-    "cam"  # its weights are the classifier's row: a gradient that is uniform per channel, times the number of cells
-)
+KNOWN_IDENTITIES = {  # methods -> what makes their formulas equal
+    (
+        "gradcam",
+        "xgradcam",
+        "hirescam",
+        "cam",
+    ): "the gradient there is one number per channel, as before global pooling",
+    ("layercam", "gradcam-elementwise"): "nothing there is negative",
+}
 
 
-@dataclass(frozen=True, eq=False)
-class EquivalentMaps:
-    """Explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
-
-    `conditions`: what holds at the layer in this pass and makes the formulas of `equal_by_formula` equal, whatever the numbers.
-    Both are empty if the maps are equal without a known reason.
-    """
-
-    explanations: tuple[Explanation, ...]
-    conditions: tuple[str, ...] = ()
-    equal_by_formula: tuple[Explanation, ...] = ()
-
-
-class FeatureCapture(LayerExplainer):
-    """Takes part in a pass that other methods share, and records properties of a layer. Its map has no meaning."""
-
-    name, title, paper = "featurecapture", "Feature capture", ""
-    backward_passes = "1"
-    needs_gradient = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.conditions_by_score: list[frozenset[str]] = []  # one entry per score, in order
-
-    def combine(self, features: LayerFeatures) -> Tensor:
-        """Record the properties and return a placeholder map (1,2) to which no status applies."""
-        A, g = features.activation, features.gradient.flatten(2)
-        even = (g - g.mean(SPATIAL_AXIS, keepdim=True)).abs().amax() <= MAX_HEATMAP_DIFFERENCE * g.abs().amax()
-        true = {UNIFORM_GRADIENT: bool(even), NONNEGATIVE_ACTIVATION: bool(A.amin() >= 0)}
-        self.conditions_by_score.append(frozenset(fact for fact, holds in true.items() if holds))
-        return A.new_tensor([[0.0, 1.0]])
-
-    def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
-        return AttributionMaps(self.combine(features), features.layer)
-
-
-def create_feature_captures(explainers: Sequence[Explainer]) -> list[FeatureCapture]:
-    """Return one capture for each layer at which several methods might coincide and a gradient is computed anyway."""
-    layers: dict[object, list[LayerExplainer]] = {}
-    for explainer in explainers:
-        if isinstance(explainer, LayerExplainer) and (
-            _is_gradient_formula(explainer) or explainer.name == CLASSIFIER_CAM_NAME
-        ):
-            layers.setdefault(
-                (explainer.mode, explainer.share_key, explainer.layer, str(explainer.layout), explainer.reshape), []
-            ).append(explainer)
-    captures = []
-    for group in layers.values():
-        first = next((explainer for explainer in group if explainer.needs_gradient), None)
-        if first is not None and len(group) > 1:
-            capture = first.create_sibling(FeatureCapture)
-            captures += [capture] if isinstance(capture, FeatureCapture) else []
-    return captures
-
-
-def find_equivalent_maps(
-    explanations: Sequence[Explanation],
-    explainers: Sequence[Explainer],
-    conditions_by_layer: Mapping[str | None, frozenset[str]],
-) -> list[EquivalentMaps]:
-    """Return the groups of equal maps among explanations of one target, in the order of their `explainers`.
-
-    `conditions_by_layer` holds the properties of each layer. A map without positive evidence belongs to no group, because its
-    status says so already.
-    """
-    groups: list[list[int]] = []
-    for n, explanation in enumerate(explanations):
-        if not explanation.heatmap("grid").any():
+def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
+    """Return the groups of explanations whose displayed maps are equal; a map without positive values is in no group."""
+    groups: list[list[Explanation]] = []
+    for explanation in explanations:
+        heatmap = explanation.heatmap("grid")
+        if not heatmap.any():
             continue
-        placement = next((group for group in groups if _have_equal_heatmaps(explanations[group[0]], explanation)), None)
-        groups.append([n]) if placement is None else placement.append(n)
-    equivalent_maps = []
-    for group in (group for group in groups if len(group) > 1):
-        members = tuple(explanations[n] for n in group)
-        layers = {explanation.layer for explanation in members}
-        conditions = conditions_by_layer.get(layers.pop()) if len(layers) == 1 else None
-        because, explained = (
-            ((), []) if conditions is None else _find_shared_formula(conditions, [explainers[n] for n in group])
-        )
-        equivalent_maps.append(EquivalentMaps(members, because, tuple(members[i] for i in explained)))
-    return equivalent_maps
+        for group in groups:
+            first = group[0].heatmap("grid")
+            if first.shape == heatmap.shape and np.abs(first - heatmap).max() <= MAX_HEATMAP_DIFFERENCE:
+                group.append(explanation)
+                break
+        else:
+            groups.append([explanation])
+    return [tuple(group) for group in groups if len(group) > 1]
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
@@ -133,156 +62,36 @@ def _rank_values(values: FloatArray) -> FloatArray:
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
 
 
-def _have_equal_heatmaps(first: Explanation, second: Explanation) -> bool:
-    return first.grid == second.grid and _are_close(first.heatmap("grid"), second.heatmap("grid"))
-
-
-def _are_close(first: FloatArray, second: FloatArray) -> bool:
-    return bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
-
-
-def _is_gradient_formula(explainer: Explainer) -> bool:
-    """Whether the map is a formula of the activation and the score's gradient there, and of nothing else."""
-    return (
-        isinstance(explainer, BaseCAM)
-        and explainer.objective_key == "score"
-        and not (explainer.runs_model or explainer.second_order)
-    )
-
-
-def _find_shared_formula(
-    conditions: frozenset[str], explainers: Sequence[Explainer]
-) -> tuple[tuple[str, ...], list[int]]:
-    """Return the fewest conditions under which the most formulas are equal, and the indices of the methods with that formula."""
-    best: tuple[tuple[str, ...], list[int]] = (), []
-    candidates = [fact for fact in (UNIFORM_GRADIENT, NONNEGATIVE_ACTIVATION) if fact in conditions]
-    for because in (some for size in range(len(candidates) + 1) for some in combinations(candidates, size)):
-        formula_maps = {
-            t: maps
-            for t, explainer in enumerate(explainers)
-            if (maps := _evaluate_formula(explainer, because)) is not None
-        }
-        first = next(iter(formula_maps.values()), None)
-        equal_indices = [t for t, maps in formula_maps.items() if first is not None and _are_close(first, maps)]
-        if len(equal_indices) > max(1, len(best[1])):
-            best = because, equal_indices
-    return best
-
-
-def _evaluate_formula(explainer: Explainer, conditions: Sequence[str]) -> FloatArray | None:
-    """Evaluate a method's formula on random numbers that fulfill the conditions -> (N,h,w); None if it needs other inputs."""
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    A = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
-    g = torch.randn((8, 5, 3, 4), generator=generator, dtype=torch.float64, device="cpu")
-    A = A.abs() if NONNEGATIVE_ACTIVATION in conditions else A
-    g = g[..., :1, :1].expand_as(g) if UNIFORM_GRADIENT in conditions else g
-    if explainer.name == CLASSIFIER_CAM_NAME and UNIFORM_GRADIENT in conditions:
-        attribution = (g * A).sum(1)
-    elif isinstance(explainer, BaseCAM) and _is_gradient_formula(explainer):
-        attribution = explainer.combine(_build_synthetic_features(explainer, A, g))
-    else:
-        return None
-    displayed = attribution.relu().numpy()
-    peaks = displayed.max((1, 2), keepdims=True)
-    return np.asarray(displayed / np.where(peaks > 0, peaks, 1))
-
-
-def _build_synthetic_features(explainer: Explainer, activation: Tensor, gradient: Tensor) -> LayerFeatures:
-    score = Score(explainer.model)
-    values = activation.new_zeros(len(activation))
-    return LayerFeatures(
-        "",
-        activation,
-        activation,
-        score,
-        values,
-        None,
-        _raise_unavailable,
-        gradient,
-        recompute=_raise_unavailable,
-        compute_curvature=_raise_unavailable,
-    )
-
-
-def _raise_unavailable(*_: object) -> NoReturn:
-    raise NotImplementedError("a formula of activation and gradient uses no other input")
-
-
-def describe_equivalent_maps(
-    equivalent_maps: Sequence[EquivalentMaps], method_labels: Mapping[int, str], n_targets: int
+def describe_equal_maps(
+    groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
     """Return sentences that say which maps are equal and why; what holds for several targets is one sentence.
 
     `method_labels`: the label of each explanation's method, by the explanation's id.
     """
-    groups_by_text: dict[tuple[tuple[str, ...], str, str], list[EquivalentMaps]] = {}
-    for group in equivalent_maps:
-        description = _describe_group(
-            group, [_quote_label(method_labels[id(explanation)]) for explanation in group.explanations]
-        )
-        groups_by_text.setdefault(description, []).append(group)
-    return tuple(
-        f"{_join_names(names)} are one map{where}{_describe_classes(groups, n_targets)}: "
-        f"{reason}{_describe_negative_parts(names, groups)}"
-        for (names, where, reason), groups in groups_by_text.items()
-    )
+    classes_by_text: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        layers = {explanation.layer for explanation in group}
+        names = [method_labels[id(explanation)] for explanation in group]
+        names = [f"'{name}'" if "," in name else name for name in names]
+        if len(layers) > 1:
+            names = [f"{name} at {explanation.layer}" for name, explanation in zip(names, group, strict=True)]
+        where = f" at {group[0].layer}" if len(layers) == 1 and group[0].layer else ""
+        text = f"{_join_names(names)} are one map{where}", _explain_equality(group, layers)
+        classes_by_text.setdefault(text, []).append(group[0].label)
+    sentences = []
+    for (subject, reason), classes in classes_by_text.items():
+        which = " for every class" if len(classes) == n_targets else f" for {_join_names(classes)}"
+        sentences.append(f"{subject}{which if n_targets > 1 else ''}: {reason}")
+    return tuple(sentences)
 
 
-def _quote_label(name: str) -> str:
-    """Quote a label with a comma, such as `'gradcam, denoised'`, for use in a list."""
-    return f"'{name}'" if "," in name else name
-
-
-def _describe_group(group: EquivalentMaps, method_labels: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """Return the names of the methods, ` at LAYER`, and why their maps are equal."""
-    layers = {explanation.layer for explanation in group.explanations}
-    if len(layers) > 1:
-        names = tuple(
-            f"{name} at {explanation.layer}"
-            for name, explanation in zip(method_labels, group.explanations, strict=True)
-        )
-        return names, "", _describe_reason(group, names)
-    layer = layers.pop()
-    return tuple(method_labels), f" at {layer}" if layer else "", _describe_reason(group, method_labels)
-
-
-def _describe_reason(group: EquivalentMaps, names: Sequence[str]) -> str:
-    explained = [
-        name
-        for name, explanation in zip(names, group.explanations, strict=True)
-        if explanation in group.equal_by_formula
-    ]
-    if not explained:
-        return "the maps are the same here"
-    unexplained = [name for name in names if name not in explained]
-    whose = f"the formulas of {_join_names(explained)} are one" if unexplained else "their formulas are one"
-    because = f"{' and '.join(group.conditions)}, so " if group.conditions else ""
-    return f"{because}{whose}" + (
-        f"; {_join_names(unexplained)} {_agreement_phrase(unexplained)} here" if unexplained else ""
-    )
-
-
-def _describe_negative_parts(names: Sequence[str], groups: Sequence[EquivalentMaps]) -> str:
-    """Say which methods have negative values, if others do not: equal cells then differ where an image interpolates."""
-    minima = [[float(group.explanations[i].attribution.min()) for group in groups] for i in range(len(names))]
-    signed = [name for name, lowest in zip(names, minima, strict=True) if min(lowest) < 0]
-    if len(signed) in (0, len(names)):
-        return ""
-    have, their = ("has", "its picture") if len(signed) == 1 else ("have", "their pictures")
-    return f"; {_join_names(signed)} also {have} a negative part, which narrows {their} between the cells"
-
-
-def _agreement_phrase(names: Sequence[str]) -> str:
-    return "is the same" if len(names) == 1 else "are the same"
-
-
-def _describe_classes(groups: Sequence[EquivalentMaps], n_targets: int) -> str:
-    """Return ` for CLASSES` if there are several targets."""
-    if n_targets == 1:
-        return ""
-    if len(groups) == n_targets:
-        return " for every class"
-    return f" for {_join_names([group.explanations[0].label for group in groups])}"
+def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
+    """Return the known identity of the methods, or that the maps are equal on this image."""
+    for methods, condition in KNOWN_IDENTITIES.items():
+        if len(layers) == 1 and all(explanation.method in methods for explanation in group):
+            return f"their formulas are one if {condition}"
+    return "the maps are the same here"
 
 
 def _join_names(names: Sequence[str]) -> str:

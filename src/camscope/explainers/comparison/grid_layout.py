@@ -17,12 +17,13 @@ from camscope.hooks.base import find_layer, unwrap
 
 @dataclass(frozen=True)
 class GridEntry:
-    """Position and cost of one explanation. `row`, `column`: indices into `row_labels` and `column_labels`.
+    """One explanation, its position and its cost. `row`, `column`: indices into `row_labels` and `column_labels`.
 
     `method_label`: the method, with the settings that distinguish it from another of the same name; `target_index`: index of
     the target; `forward_passes`, `backward_passes`: the declared cost of the method alone; `seconds`: its share of the time.
     """
 
+    explanation: Explanation
     row: int
     column: int
     target_index: int
@@ -32,53 +33,44 @@ class GridEntry:
     seconds: float
 
 
-@dataclass(frozen=True)
-class GridLayout:
-    """The entries row by row, the labels of rows and columns, and the index of each entry's method."""
-
-    entries: list[GridEntry]
-    row_labels: list[str]
-    column_labels: list[str]
-    method_indices: list[int]
-
-
 def build_grid_layout(
     explainers: Sequence[Explainer], explanations: Sequence[Sequence[Explanation]], seconds: Sequence[float]
-) -> GridLayout:
-    """Return the layout of explanations [method][target]. `seconds`: time of each method for one target."""
+) -> tuple[tuple[GridEntry, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the entries, row by row, and the labels of rows and columns, of explanations [method][target].
+
+    `seconds`: time of each method for one target. Layers are rows if every method with a layer has all of them, and columns
+    otherwise.
+    """
     names, displayed_layers = format_method_labels(explainers), [row[0].layer for row in explanations]
-    layers = [
-        None if combines_layers(explainer) else layer
-        for explainer, layer in zip(explainers, displayed_layers, strict=True)
-    ]
+    layers = [None if combines_layers(e) else layer for e, layer in zip(explainers, displayed_layers, strict=True)]
     row_layers = [layer for layer in dict.fromkeys(layers) if layer is not None]
-    by_layer = len(row_layers) > 1 and _covers_all_layers(names, layers, row_layers)
+    methods_at_layers = {(name, layer) for name, layer in zip(names, layers, strict=True) if layer is not None}
+    layered_methods = {name for name, _ in methods_at_layers}
+    if len(methods_at_layers) < len(layered_methods) * len(row_layers) or len(row_layers) == 1:
+        row_layers = []
     one_layer = len(set(displayed_layers) - {None}) < 2
     labels = [
-        name if where is None or one_layer or (by_layer and row_layer) else f"{name} · {where}"
-        for name, where, row_layer in zip(names, displayed_layers, layers, strict=True)
+        name if where is None or one_layer or layer in row_layers else f"{name} · {where}"
+        for name, where, layer in zip(names, displayed_layers, layers, strict=True)
     ]
-    columns = list(dict.fromkeys(labels))
-    depth = len(row_layers) if by_layer else 1
-    entries = {}
+    columns, entries = tuple(dict.fromkeys(labels)), dict[tuple[int, int], GridEntry]()
     for t, explainer in enumerate(explainers):
-        level = next((i for i, layer in enumerate(row_layers) if by_layer and layer == layers[t]), 0)
-        for q in range(len(explanations[t])):
-            row, column = q * depth + level, columns.index(labels[t])
-            if (row, column) in entries:
+        level = row_layers.index(layer) if (layer := layers[t]) in row_layers else 0
+        for q, explanation in enumerate(explanations[t]):
+            position = q * max(1, len(row_layers)) + level, columns.index(labels[t])
+            if position in entries:
                 raise InputError(f"{labels[t]} is given twice with the same settings")
-            entries[row, column] = (
-                GridEntry(row, column, q, names[t], explainer.forward_passes, explainer.backward_passes, seconds[t]),
-                t,
-            )
-    common_explanations = [select_common_explanation(explanation) for explanation in zip(*explanations, strict=True)]
-    rows = [
-        label
-        for explanation in common_explanations
-        for label in _format_row_labels(explanation, row_layers if by_layer else [], len(common_explanations))
-    ]
-    placed = [entries[place] for place in sorted(entries)]
-    return GridLayout([entry for entry, _ in placed], rows, columns, [t for _, t in placed])
+            forward, backward = explainer.forward_passes, explainer.backward_passes
+            entries[position] = GridEntry(explanation, *position, q, names[t], forward, backward, seconds[t])
+    answers = [select_common_explanation(column).label_and_score for column in zip(*explanations, strict=True)]
+    rows = [layer if len(answers) == 1 else f"{answer} · {layer}" for answer in answers for layer in row_layers]
+    return tuple(entries[position] for position in sorted(entries)), tuple(rows or answers), columns
+
+
+def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:
+    """Return the first explanation with the most frequent answer: the answer of a Contrast differs from the others."""
+    labels = Counter(explanation.label for explanation in explanations)
+    return max(explanations, key=lambda explanation: labels[explanation.label])
 
 
 def combines_layers(explainer: Explainer) -> bool:
@@ -114,49 +106,20 @@ def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
     return accepts_several_layers(explainer_cls) or "layer" in signature(explainer_cls).parameters
 
 
-def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation with the most frequent answer: a Contrast among other methods has an answer of its own."""
-    labels = Counter(explanation.label for explanation in explanations)
-    return max(explanations, key=lambda explanation: labels[explanation.label])
-
-
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
     """Return the name of each method, with the settings, except the layer, that distinguish it from others of that name."""
-    settings = [_describe_settings(explainer) for explainer in explainers]
-    names = []
-    for explainer, own_settings in zip(explainers, settings, strict=True):
-        namesakes = [
-            other
-            for explainer_b, other in zip(explainers, settings, strict=True)
-            if explainer_b.full_name == explainer.full_name
-        ]
-        differences = [f"{k}={v}" for k, v in own_settings.items() if any(other.get(k) != v for other in namesakes)]
-        names.append(" ".join([explainer.full_name, *differences]))
-    return names
+    settings = [(explainer.full_name, _describe_settings(explainer)) for explainer in explainers]
+    return [
+        " ".join([name, *(f"{k}={v}" for k, v in own.items() if any(n == name and s.get(k) != v for n, s in settings))])
+        for name, own in settings
+    ]
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
     """Return the settings of a method except the layer; of a wrapper, also those of the explainers inside."""
-    inner = explainer.inner if isinstance(explainer, Wrapper) else ()
-    own_settings = {k: str(v) for k, v in explainer.parameters.items() if k not in ("layer", "explainer", "explainers")}
-    all_inner_settings = [_describe_settings(inner_settings) for inner_settings in inner]
-    names = dict.fromkeys(k for inner_settings in all_inner_settings for k in inner_settings)
-    return {
-        k: " + ".join(dict.fromkeys(inner_settings[k] for inner_settings in all_inner_settings if k in inner_settings))
-        for k in names
-    } | own_settings
-
-
-def _covers_all_layers(names: Sequence[str], layers: Sequence[str | None], all_layers: Sequence[str]) -> bool:
-    """Whether every method with a layer has explanations at all layers; otherwise rows per layer would leave gaps."""
-    layers_by_method: dict[str, set[str]] = {}
-    for name, layer in zip(names, layers, strict=True):
-        if layer is not None:
-            layers_by_method.setdefault(name, set()).add(layer)
-    return all(method_layers == set(all_layers) for method_layers in layers_by_method.values())
-
-
-def _format_row_labels(explanation: Explanation, layers: Sequence[str], n_targets: int) -> list[str]:
-    if not layers:
-        return [explanation.label_and_score]
-    return [layer if n_targets == 1 else f"{explanation.label_and_score} · {layer}" for layer in layers]
+    merged: dict[str, list[str]] = {}
+    for inner in explainer.inner if isinstance(explainer, Wrapper) else ():
+        for name, value in _describe_settings(inner).items():
+            merged.setdefault(name, []).append(value)
+    settings = {k: str(v) for k, v in explainer.parameters.items() if k not in ("layer", "explainer", "explainers")}
+    return {name: " + ".join(dict.fromkeys(values)) for name, values in merged.items()} | settings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +32,13 @@ from camscope.hooks.gradients import iter_graph_nodes, operation_name
 from camscope.pytree import iter_leaves
 from camscope.targets import full_precision
 
-
-class ExcitationRule(Protocol):
-    """p of an operation's outputs, and what it kept of its inputs -> p of each input."""
-
-    splits: bool  # whether an output has several inputs, which share what it has
-
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """P of each input; at least float32."""
+ExcitationRule = Callable[
+    ..., tuple[Tensor, ...]
+]  # p of the outputs, and what was saved of the inputs -> p of each input
 
 
 class RuledFunction(torch.autograd.Function):
-    """The value of an operation, worked out by `compute`, whose way back is a share of probabilities."""
+    """The value of an operation, computed by `compute`, whose backward pass shares probabilities by a rule."""
 
     @staticmethod
     def forward(
@@ -53,67 +48,41 @@ class RuledFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
-        """The value; `saved`: what the share needs of the inputs."""
+        """Return the value; `saved`: what the rule needs of the inputs."""
         result = compute()
         if result is inputs[0]:
             ctx.mark_dirty(result)
         ctx.save_for_backward(*saved)
-        ctx.share = rule  # type: ignore[attr-defined]  # a context takes what the way back needs
+        ctx.rule = rule  # type: ignore[attr-defined]  # a context takes what the backward pass needs
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor | None, ...]:
-        """P of each input."""
-        saved = ctx.saved_tensors  # which a checkpoint makes again, under the mode that made this
+        """Return p of each input."""
+        saved = ctx.saved_tensors  # a checkpoint computes them again, under the mode of the forward pass
         with torch._C.DisableTorchFunction():
-            return None, None, None, *ctx.share(full_precision(p), *saved)
+            return None, None, None, *ctx.rule(full_precision(p), *saved)
 
 
-@dataclass
-class PassThroughRule:
+def pass_through(p: Tensor) -> tuple[Tensor, ...]:
     """Rule of operations whose outputs have one input each: it receives all probability."""
-
-    splits: bool = False
-
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """P"""
-        return (p,)
+    return (p,)
 
 
-@dataclass
-class ScalingRule:
-    """Each output is its input times a constant, of which the signs are kept: a negative one does not excite."""
-
-    splits: bool = False
-
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """P where the constant is positive"""
-        return (torch.where(saved[0] > 0, p, 0),)
+def pass_positive_factors(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
+    """Rule of a product with a constant: a negative factor does not excite."""
+    return (torch.where(factor_sign > 0, p, 0),)
 
 
-@dataclass
-class AdditionRule:
-    """a + b share by what is positive of each; kept are their parts of that. Where neither is, nothing excites."""
-
-    shapes: tuple[torch.Size, torch.Size]
-    splits: bool = True
-
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """P relu(a) / (relu(a) + relu(b)), and the same of b"""
-        return tuple((p * part).sum_to_size(shape) for part, shape in zip(saved, self.shapes, strict=True))
+def share_sum(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
+    """Rule of a + b: each receives its share of the positive parts, relu(a) / (relu(a) + relu(b))."""
+    return tuple((p * share).sum_to_size(shape) for share, shape in zip(shares, shapes, strict=True))
 
 
-@dataclass
-class AveragingRule:
-    """A mean, or any sum under positive weights that are no parameters: by the inputs' own size."""
-
-    function: Callable[[Tensor], Tensor]
-    splits: bool = True
-
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """See `share_probability`."""
-        return (share_probability(p, saved[0].clamp(min=0), self.function),)
+def share_mean(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Rule of a mean, or any sum with positive constant weights: by the size of the inputs."""
+    return (share_probability(p, x.clamp(min=0), function),)
 
 
 @dataclass
@@ -130,11 +99,10 @@ class LinearRule:
     norm_signs: Tensor | None = None
     from_channel_minimum: bool = False
     contrastive: bool = False
-    splits: bool = True
 
-    def __call__(self, p: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        """Σ_i P(a_j | a_i) p_i"""
-        x = full_precision(saved[0])
+    def __call__(self, p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """Return Σ_i P(a_j | a_i) p_i."""
+        x = full_precision(x)
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)
         shares = self._propagate(p, response, 1)
@@ -154,7 +122,7 @@ class LinearRule:
 
 
 def share_probability(p: Tensor, response: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """P of the outputs of a linear function of responses that are not negative -> p of those; (N,…) each."""
+    """Return p of responses (N,…) that are not negative, from p of the outputs (N,…) of a linear function of them."""
     response = full_precision(response)
     largest = response.flatten(1).amax(1).view(-1, *[1] * (response.ndim - 1))
     with torch.enable_grad():
@@ -167,7 +135,7 @@ def share_probability(p: Tensor, response: Tensor, function: Callable[[Tensor], 
 
 LINEAR_FUNCTIONS = {"linear", *(f"conv{direction}{rank}d" for direction in ("", "_transpose") for rank in (1, 2, 3))}
 ADDITION_FUNCTIONS = {"add", "iadd", "radd"}
-# steps whose outputs are copies of some of their inputs: a gradient goes through them as a probability does
+# operations whose outputs are copies of some of their inputs: a probability passes through them as a gradient does
 COPY_NODES = {
     *("Clone", "View", "UnsafeView", "ReshapeAlias", "Alias", "Permute", "Transpose", "T", "Squeeze", "Unsqueeze"),
     *("Expand", "Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "ConstantPadNd", "Index"),
@@ -179,9 +147,9 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Inside the `with`, in this thread, `torch.autograd.grad` of the model's output is the winning probabilities' way back.
+    """Make `torch.autograd.grad` of the model's output propagate winning probabilities, in this thread.
 
-    What is done with the output, outside of the model, has the way back that it always has.
+    What is done with the output outside of the model has its usual backward pass.
     """
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as winners:
         hooks.add_handle(model.register_forward_pre_hook(thread_local_hook(partial(winners.set_inside_model, True))))
@@ -192,39 +160,34 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
-    """The mode of `excitation_backprop_scope`: what the model calls is worked out as ever, and has another way back.
+    """The mode of `excitation_backprop_scope`: values are as usual, and the backward pass follows the rules.
 
-    `to_pixels`: they go back to the input, whose numbers may be negative. `signed_activations`: activations met that may be, too.
+    `to_pixels`: it continues to the input, whose values may be negative. `signed_activations`: counts of activations whose
+    values may be negative.
     """
 
     def __init__(self, *, to_pixels: bool = False) -> None:
         super().__init__()
         self._to_pixels, self._is_inside_model = to_pixels, False
         self.signed_activations: Counter[str] = Counter()
-        self._last_linear_call: tuple[Tensor, Tensor, tuple[int, int], LinearRule] | None = (
-            None  # output, input, versions, share
-        )
+        # output, input, versions of both, and rule
+        self._last_linear_call: tuple[Tensor, Tensor, tuple[int, int], LinearRule] | None = None
 
     def set_inside_model(self, inside: bool, *_: object) -> None:
         """Set whether the following calls belong to the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
     def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns, with the way back of a probability where there is a rule for it."""
-        name = function_name(func)
+        """Return the result of the function, with the backward pass of its rule if there is one."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)
         first = args[0] if args else kwargs.get("input")
         if not self._is_inside_model or not _carries_probability(first):
-            with (
-                torch.no_grad()
-                if self._is_inside_model and _depends_on_parameters_only(args, kwargs)
-                else nullcontext()
-            ):
+            is_constant = self._is_inside_model and _depends_on_parameters_only(args, kwargs)
+            with torch.no_grad() if is_constant else nullcontext():
                 return func(*args, **kwargs)
-        more_args = args[1:] if args else ()
         kwargs.pop("input", None)
-        return self._call_with_rule(name, partial(func, **kwargs), first, more_args, kwargs)
+        return self._call_with_rule(function_name(func), partial(func, **kwargs), first, args[1:], kwargs)
 
     def _run_grad_with_rules(self, grad: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.set_inside_model(True)
@@ -241,49 +204,48 @@ class ExcitationBackpropMode(BaseFunctionMode):
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
         if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return _apply_rule(func, AveragingRule(lambda a: func(a, *args)), (x.detach(),), (x,), args)
+            return _apply_rule(func, partial(share_mean, lambda a: func(a, *args)), (x.detach(),), (x,), args)
         if name == "batch_norm":
             return self._call_batch_norm(func, x, args, kwargs)
         if name in ADDITION_FUNCTIONS and _carries_probability(other) and kwargs.get("alpha", 1) == 1:
             return _apply_addition(func, x, other, args)
         if name in SCALING_FUNCTIONS and not _carries_probability(other):
-            return _apply_rule(
-                func, ScalingRule(), (torch.as_tensor(other, device=x.device).detach().sign(),), (x,), args
-            )
+            sign = torch.as_tensor(other, device=x.device).detach().sign()
+            return _apply_rule(func, pass_positive_factors, (sign,), (x,), args)
         if name in ACTIVATIONS | DROPOUTS:  # each output has one input: a unit and its own activation are one
-            self.signed_activations.update(
-                [name] * (name in ACTIVATIONS and activation_lower_bound(name, args, kwargs) < 0)
-            )
-            return _apply_pass_through(func, x, args)
+            if name in ACTIVATIONS and activation_lower_bound(name, args, kwargs) < 0:
+                self.signed_activations[name] += 1
+            with torch.no_grad():
+                result: Tensor = func(x, *args)
+            # an activation in place adds no step to the graph
+            return result if result is x else _apply_rule(lambda _: result, pass_through, (), (x,), ())
         return func(x, *args)
 
     def _call_linear(self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         weight = args[0] if args else kwargs["weight"]
         more = {key: value for key, value in kwargs.items() if key not in ("weight", "bias")}
-        plain: Callable[..., Tensor] = func.func if isinstance(func, partial) else func
-        share = LinearRule(
-            lambda a, w: plain(a, w, None, *args[2:], **more),
+        original: Callable[..., Tensor] = func.func if isinstance(func, partial) else func
+        rule = LinearRule(
+            lambda a, w: original(a, w, None, *args[2:], **more),
             weight,
             from_channel_minimum=self._to_pixels and _is_first_layer_input(x),
         )
-        result = _apply_rule(func, share, (x.detach(),), (x,), args)
-        self._last_linear_call = result, x, (result._version, x._version), share
+        result = _apply_rule(func, rule, (x.detach(),), (x,), args)
+        self._last_linear_call = result, x, (result._version, x._version), rule
         return result
 
     def _call_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """A batch norm straight behind a linear map is one with it; elsewhere it hands on, where it keeps the sign."""
+        """Merge a batch norm directly behind a linear layer with it; elsewhere it passes on where it keeps the sign."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
-            _, source, versions, share = self._last_linear_call
+            _, source, versions, rule = self._last_linear_call
             if versions == (x._version, source._version):
-                inputs = (x.detach(), *args)
-                rule = replace(share, norm_signs=signs)
-                output: Tensor = RuledFunction.apply(lambda: func(*inputs), rule, (source.detach(),), source)
-                return output
-        return _apply_rule(func, ScalingRule(), (signs,), (x,), args)
+                merged, detached = replace(rule, norm_signs=signs), x.detach()
+                return _apply_rule(lambda _: func(detached, *args), merged, (source.detach(),), (source,), ())
+        return _apply_rule(func, pass_positive_factors, (signs,), (x,), args)
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
@@ -302,9 +264,14 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def enable_contrast(output: Any) -> None:
-    """The last linear layers behind an output hand on less what units with opposite weights would: see `LinearRule`."""
-    for share in _find_last_linear_rules(_find_differentiable_tensors(output)):
-        share.contrastive = True
+    """Make the last linear layer on each path to an output subtract what units with opposite weights would pass on."""
+    waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(rule := getattr(node, "rule", None), LinearRule):
+            rule.contrastive = True
+        elif node is not None:
+            waiting.extend(before for before, _ in node.next_functions)
 
 
 def _find_differentiable_tensors(output: Any) -> list[Tensor]:
@@ -314,44 +281,27 @@ def _find_differentiable_tensors(output: Any) -> list[Tensor]:
 def _has_excitation_rule(node: Node) -> bool:
     kind = operation_name(node)
     inputs = [before is not None and operation_name(before) != "AccumulateGrad" for before, _ in node.next_functions]
-    constant = (kind == "Add" and sum(inputs) <= 1) or (
-        kind == "Sub" and inputs == [True, *[False] * (len(inputs) - 1)]
-    )
-    return constant or kind in COPY_NODES or hasattr(node, "share")
-
-
-def _find_last_linear_rules(outputs: Sequence[Tensor]) -> list[LinearRule]:
-    """Find the last linear layer on each path to the output."""
-    waiting, heads = [output.grad_fn for output in outputs], list[LinearRule]()
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if isinstance(share := getattr(node, "share", None), LinearRule):
-            heads.append(share)
-        else:
-            waiting.extend(before for before, _ in node.next_functions)
-    return heads
+    adds_constant = kind == "Add" and sum(inputs) <= 1
+    subtracts_constant = kind == "Sub" and inputs[:1] == [True] and sum(inputs) == 1
+    return adds_constant or subtracts_constant or kind in COPY_NODES or hasattr(node, "rule")
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Return whether probability propagates back through a tensor; False for parameters."""
+    """Whether probability propagates back through a tensor; False for parameters."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 
 def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a value depends only on parameters, and so is a constant."""
     leaves = [leaf for _, leaf in iter_leaves((args, kwargs))]
-    return any(isinstance(leaf, nn.Parameter) for leaf in leaves) and not any(
-        _carries_probability(leaf) for leaf in leaves
-    )
+    has_parameter = any(isinstance(leaf, nn.Parameter) for leaf in leaves)
+    return has_parameter and not any(_carries_probability(leaf) for leaf in leaves)
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Return whether only copies, constants and activations lie between the input and this value."""
+    """Whether only copies, constants and activations lie between the input and this value."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
-        if getattr(getattr(node, "share", None), "splits", False):
+        if getattr(node, "rule", pass_through) not in (pass_through, pass_positive_factors):
             return False
         node = node.next_functions[0][0]
     return True
@@ -368,15 +318,9 @@ def _apply_rule(
     return output
 
 
-def _apply_pass_through(func: Callable[..., Any], x: Tensor, args: Sequence[Any]) -> Tensor:
-    with torch.no_grad():
-        result: Tensor = func(x, *args)  # in place it stays the step that it was, which is what is wanted
-    return result if result is x else _apply_rule(lambda _: result, PassThroughRule(), (), (x,), ())
-
-
 def _apply_addition(func: Callable[..., Any], a: Tensor, b: Tensor, args: Sequence[Any]) -> Tensor:
     with torch.no_grad():
         first, second = a.clamp(min=0), b.clamp(min=0)
         total = first + second
-        parts = tuple(torch.where(total > 0, summand / total, 0) for summand in (first, second))
-    return _apply_rule(func, AdditionRule((a.shape, b.shape)), parts, (a, b), args)
+        shares = tuple(torch.where(total > 0, summand / total, 0) for summand in (first, second))
+    return _apply_rule(func, partial(share_sum, (a.shape, b.shape)), shares, (a, b), args)

@@ -1,12 +1,4 @@
-"""Gradients at the input: saliency, guided backpropagation, deconvnet and SmoothGrad.
-
-- `RectifiedGradientExplainer`: base of methods that pass only positive signals back through ReLUs.
-- The plain gradient at the input, and its product with the input.
-- Guided Grad-CAM: Grad-CAM times guided backpropagation.
-- Gradients at noisy copies of the input: their mean, the mean of their squares, their variance.
-
-R is the signal that arrives at the output of a ReLU.
-"""
+"""Gradients at the input: saliency, guided backpropagation, deconvnet and SmoothGrad. R: the signal at a ReLU's output."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -18,8 +10,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.explainers.cam.base import LayerSelectionMixin
 from camscope.explainers.cam.gradient import GradCAM
+from camscope.explainers.cam.layer_pass import LayerSelectionMixin
 from camscope.explainers.core.base import register
 from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.batching import RandomMixin, draw_normal, draw_seeds
@@ -37,28 +29,28 @@ from camscope.targets import Score, full_precision
 
 
 class RectifiedGradientExplainer(InputGradientExplainer):
-    """The gradient at the input, by another `rule` in every ReLU; a ModelError where there is none.
+    """The gradient at the input, with another `rule` in every ReLU; a ModelError if the model has no ReLU.
 
-    ReLUs are found in the score's graph, however they were called: modules, functions, in place, ReLU6, a clamp or a
-    threshold at 0. Of an activation that is none, such as a GELU, the gradient is its own, and a note says so.
+    ReLUs are found in the graph of the score, however they were called: modules, functions, in place, ReLU6, a clamp or a
+    threshold at 0. Other activations, such as a GELU, have their usual gradient, which a note reports.
     """
 
     rule: ClassVar[ReluRule]
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """The signal that arrives."""
+        """Return the signal that arrives."""
         return gradient
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from one forward pass, one backward pass each."""
-        met: list[ReluReport] = []
-        signals = self.compute_gradients(x, scores, lambda values: met.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(met[-1], self.full_name)  # of the pass whose graph reached the input
+        """Return the maps of several scores from one forward pass, one backward pass each."""
+        reports: list[ReluReport] = []
+        signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
+        notes = describe_relus(reports[-1], self.full_name)  # of the pass whose graph reached the input
         return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
-    """Describe the ReLUs that the signal reached, and other activations."""
+    """Return notes about the ReLUs that the signal reached, and other activations; ModelError if it reached none."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
         raise ModelError(
@@ -66,12 +58,11 @@ def describe_relus(report: ReluReport, title: str) -> list[str]:
             f"the map would be the plain gradient's: pass saliency, or a method that looks at a layer"
         )
     notes = [f"{report.relus.total()} ReLUs were reached: {_format_counts(report.relus)}"]
-    if report.other_activations:
-        notes.append(
-            f"activations that are no ReLUs, through which the gradient is their own: {_format_counts(report.other_activations)}"
-        )
-    if report.opaque_operations:
-        notes.append(f"ReLUs may be hidden, with the plain gradient, in {_format_counts(report.opaque_operations)}")
+    for counts, text in (
+        (report.other_activations, "activations that are no ReLUs, through which the gradient is their own: "),
+        (report.opaque_operations, "ReLUs may be hidden, with the plain gradient, in "),
+    ):
+        notes += [f"{text}{_format_counts(counts)}"] if counts else []
     return notes
 
 
@@ -81,7 +72,7 @@ def _format_counts(counts: Counter[str]) -> str:
 
 @register
 class GuidedBackprop(RectifiedGradientExplainer):
-    """Through each ReLU goes what is positive of the signal, where its input z is: 1[z > 0] relu(R) (Springenberg et al. 2015).
+    """Each ReLU passes the positive part of the signal if its input z is positive: 1[z > 0] relu(R) (Springenberg et al. 2015).
 
     The maps are sharp, but nearly the same for every class.
     """
@@ -92,9 +83,9 @@ class GuidedBackprop(RectifiedGradientExplainer):
 
 @register
 class Deconvnet(RectifiedGradientExplainer):
-    """Through each ReLU goes what is positive of the signal, whatever its input: relu(R) (Zeiler & Fergus 2014).
+    """Each ReLU passes the positive part of the signal, whatever its input: relu(R) (Zeiler & Fergus 2014).
 
-    A max pooling hands it to the places of the maxima, as the paper's switches do. The limit of a ReLU6 does not count.
+    A max pooling passes it to the maxima, as the switches of the paper do. The upper limit of a ReLU6 is ignored.
     """
 
     name, title, paper = "deconvnet", "DeconvNet", "arXiv:1311.2901"
@@ -109,7 +100,7 @@ class Saliency(InputGradientExplainer):
     channel_reduction: ChannelReduction = "max"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """∂f/∂x"""
+        """Return ∂f/∂x."""
         return gradient
 
 
@@ -120,7 +111,7 @@ class InputXGradient(InputGradientExplainer):
     name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """X ∂f/∂x"""
+        """Return x ∂f/∂x."""
         return x * gradient
 
 
@@ -129,30 +120,21 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     """Grad-CAM of a layer, linearly enlarged, times guided backpropagation, cell by cell (Selvaraju et al. 2017, section 3.2)."""
 
     name, title, paper = "guidedgradcam", "Guided Grad-CAM", "arXiv:1610.02391"
-    forward_passes: ClassVar[str] = "2"
-    backward_passes: ClassVar[str] = "2"
+    forward_passes = backward_passes = "2"
     rule: ClassVar[ReluRule] = "guided"
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from two forward passes, two backward passes each."""
+        """Return the maps of several scores from two forward passes, two backward passes each."""
         cams = self.resolve(x, scores[0]).create_sibling(GradCAM).compute_maps(x, scores)
-        signals = super().compute_maps(x, scores)
         chosen = self.describe_chosen_layer(str(cams[0].layer), scores[0].model)
-        return [
-            self._multiply_cam_and_signal(x, cam, signal, chosen) for cam, signal in zip(cams, signals, strict=True)
-        ]
-
-    def _multiply_cam_and_signal(
-        self, x: Tensor, cam: AttributionMaps, signal: AttributionMaps, layer_notes: Sequence[str]
-    ) -> AttributionMaps:
-        nothing = [part.zero_gradient for part in (cam, signal) if part.zero_gradient is not None]
-        return replace(
-            cam,
-            attribution=enlarge_to_input(cam.attribution, x)
-            * signal.attribution,  # no CAM is negative: over the channels before or after is the same
-            zero_gradient=nothing[0] | nothing[-1],
-            notes=(*layer_notes, *cam.notes, *signal.notes),
-        )
+        maps = []
+        for cam, signal in zip(cams, super().compute_maps(x, scores), strict=True):
+            zero = [part.zero_gradient for part in (cam, signal) if part.zero_gradient is not None]
+            # no CAM is negative, so that reducing the channels before or after the product is the same
+            product = enlarge_to_input(cam.attribution, x) * signal.attribution
+            notes = (*chosen, *cam.notes, *signal.notes)
+            maps.append(replace(cam, attribution=product, zero_gradient=zero[0] | zero[-1], notes=notes))
+        return maps
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -162,11 +144,9 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     `n_samples` is the number of copies. `sigma` is σ as a share of the range of each input. Every input gets the same z.
     """
 
+    forward_passes, backward_passes = "1 + n_samples", "n_samples"
     n_samples: int = 25
     sigma: float = 0.15
-
-    forward_passes: ClassVar[str] = "1 + n_samples"
-    backward_passes: ClassVar[str] = "n_samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,12 +155,12 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
     @abstractmethod
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """(N,C,*S) twice, in float64: of the gradients over the copies -> (N,C,*S)."""
+        """Return the values (N,C,*S) from mean and variance of the gradients over the copies, both in float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """See `reduce_channels`."""
-        runs = PerturbedEvaluator(self, x, score)
-        moments = [self._compute_moments(runs, sample) for sample in range(len(x))]
+        """Return the maps (N,*S)."""
+        evaluator = PerturbedEvaluator(self, x, score)
+        moments = [self._compute_moments(evaluator, sample) for sample in range(len(x))]
         mean, variance = (torch.stack(moment) for moment in zip(*moments, strict=True))
         gradient = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
         reached = (mean != 0) | (variance != 0)
@@ -190,18 +170,18 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         """Return mean and variance, both (C,*S), from differences to the first gradient, which avoids cancellation."""
         x = full_precision(evaluator.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
-        each = draw_seeds(self.n_samples, self.generator())
+        seeds = draw_seeds(self.n_samples, self.generator())
         first: list[Tensor] = []
         total, squares = (torch.zeros_like(x, dtype=torch.float64) for _ in range(2))
 
         def work(part: slice) -> None:
-            noisy = x + spread * draw_normal(each[part], x)
+            noisy = x + spread * draw_normal(seeds[part], x)
             gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
-            apart = gradients - (first or gradients)[0]  # the last that takes memory: from here on all of it is added
+            differences = gradients - (first or gradients)[0]  # the last step that can run out of memory
             first.extend(gradients[:1].clone() if not first else ())
-            for gradient_row in apart:
-                total.add_(gradient_row)
-                squares.addcmul_(gradient_row, gradient_row)
+            for difference in differences:
+                total.add_(difference)
+                squares.addcmul_(difference, difference)
 
         evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
         shift = total / self.n_samples
@@ -212,14 +192,14 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 class SmoothGrad(NoisyGradientExplainer):
     """The mean of noisy copies' gradients: Σ_c |1/n Σ_t ∂f(x + σ z_t)/∂x_c| (Smilkov et al. 2017).
 
-    Their sizes are added over the channels, as the authors draw it; `channels="sum"` keeps the signs.
+    The channels are reduced by their absolute values, as in the authors' figures; `channel_reduction="sum"` keeps the signs.
     """
 
     name, title, paper = "smoothgrad", "SmoothGrad", "arXiv:1706.03825"
     channel_reduction: ChannelReduction = "abs"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """1/n Σ g_t"""
+        """Return the mean."""
         return mean
 
 
@@ -230,7 +210,7 @@ class SmoothGradSquared(NoisyGradientExplainer):
     name, title, paper = "smoothgradsquared", "SmoothGrad Squared", "arXiv:1806.10758"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """1/n Σ g_t²"""
+        """Return 1/n Σ g_t²."""
         return mean.square() + variance
 
 
@@ -244,5 +224,5 @@ class VarGrad(NoisyGradientExplainer):
     name, title, paper = "vargrad", "VarGrad", "arXiv:1810.03307"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """1/n Σ (g_t - mean)²"""
+        """Return the variance."""
         return variance

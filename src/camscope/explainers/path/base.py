@@ -1,9 +1,8 @@
-"""Base of methods that follow the score along paths to the input, and integration on a straight line."""
+"""Base of methods whose values sum to a known number, of those that integrate along paths, and straight lines."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,84 +18,91 @@ from camscope.explainers.core.pixel_base import (
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
+MAX_STEPS = 2**14  # of a straight line
 
-@dataclass(frozen=True)
-class PathAttribution:
-    """Result of the paths to one sample.
 
-    `values` (C,*S), at least float32, sum to `score_change` () up to the error of the steps: the score minus that of
-    the paths' starting points. `n_gradients` counts the gradients. `has_nonzero_path` is True if a path has a length.
+class AdditiveAttribution(NamedTuple):
+    """The values (C,*S) of one sample, at least float32, and what they would sum to without error.
+
+    `n_gradients` counts the gradients of a path. `remark` is the end of the sentence about the sum. `has_nonzero_path` is
+    False if the input is the baseline itself.
     """
 
     values: Tensor
-    score_change: Tensor
-    n_gradients: int
+    expected_sum: Tensor
+    n_gradients: int | None = None
     has_nonzero_path: bool = True
     notes: tuple[str, ...] = ()
+    remark: str = ""
 
 
-class PathIntegral(NamedTuple):
-    """Result of one path: values (C,*S), at least float32, number of gradients, and a note."""
+class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
+    """Base of maps that sum to a known number. A subclass implements `compute_sample_attribution`.
 
-    values: Tensor
-    n_gradients: int
-    notes: tuple[str, ...] = ()
-
-
-class PathExplainer(PixelExplainer, MultiPassExplainer):
-    """Base of maps that sum to the score's change along a path. Implement `compute_sample_attribution`.
-
-    How far it is from doing so is in the result's `diagnostics`: `completeness_gap`, what the map adds up to less
-    `score_change`, before `channel_reduction` takes the signs; and `compute_gradients`, how many were taken.
+    How far a map is from that sum, before `channel_reduction` takes the signs, is in the notes and the `diagnostics`.
     """
+
+    evaluator_cls: ClassVar[type[PerturbedEvaluator]] = PerturbedEvaluator
+    sum_name: ClassVar[str] = "completeness"
+    sum_text: ClassVar[str] = "the score changes by"
+    diagnostic_names: ClassVar[tuple[str, str]] = ("completeness_gap", "score_change")
 
     @abstractmethod
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
-    ) -> PathAttribution:
-        """The path, or the mean over paths, to one sample, from `baseline_tensors` (C,*S) of its own."""
+    ) -> AdditiveAttribution:
+        """Return the values of one sample, from its own baselines (C,*S)."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """Return one tensor per baseline, each of the input's shape (N,C,*S)."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """The map (N,*S), and how far it is from being complete."""
-        runs = PerturbedEvaluator(self, x, score)
-        starts = self.build_baselines(x)
-        attributions = [
-            self.compute_sample_attribution(runs, sample, [start[sample] for start in starts])
+        """Return the map (N,*S), and the difference of its sum to the expected one."""
+        evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
+        parts = [
+            self.compute_sample_attribution(evaluator, sample, [baseline[sample] for baseline in baselines])
             for sample in range(len(x))
         ]
-        values = torch.stack([attribution.values for attribution in attributions])
-        changes = torch.stack([attribution.score_change.double() for attribution in attributions])
-        totals = values.double().flatten(1).sum(1)
-        moved = torch.tensor([attribution.has_nonzero_path for attribution in attributions], device=x.device)
+        values, expected = torch.stack([part.values for part in parts]), [part.expected_sum.double() for part in parts]
+        totals, changes = values.double().flatten(1).sum(1), torch.stack(expected)
+        has_path = torch.tensor([part.has_nonzero_path for part in parts], device=x.device)
+        diagnostics = dict(zip(self.diagnostic_names, (totals - changes, changes), strict=True))
+        counts = [part.n_gradients for part in parts if part.n_gradients is not None]
+        if counts:
+            diagnostics["gradients"] = torch.tensor(counts, device="cpu")
         return AttributionMaps(
-            self.reduce_to_pixels(runs, values),
-            zero_gradient=moved & ~values.flatten(1).any(1),
+            self.reduce_to_pixels(evaluator, values),
+            zero_gradient=has_path & ~values.flatten(1).any(1),
             sample_notes=tuple(
-                (
-                    *attribution.notes,
-                    self.format_completeness(float(total), float(attribution.score_change), attribution.n_gradients),
-                )
-                for attribution, total in zip(attributions, totals, strict=True)
+                (*part.notes, self.describe_sum(part, total))
+                for part, total in zip(parts, totals.tolist(), strict=True)
             ),
-            diagnostics={
-                "completeness_gap": totals - changes,
-                "score_change": changes,
-                "gradients": torch.tensor([attribution.n_gradients for attribution in attributions], device="cpu"),
-            },
+            diagnostics=diagnostics,
         )
 
-    def format_completeness(self, total: float, score_change: float, n_gradients: int) -> str:
-        """Format the gap between the sum of a map and the change of the score as text."""
-        words = format_completeness_gap(self.describe_summands(), total, "the score changes by", score_change)
-        return f"completeness: {words}, after {plural(n_gradients, 'gradient')}"
+    def describe_sum(self, attribution: AdditiveAttribution, total: float) -> str:
+        """Return the note that compares the sum of the values with the expected sum."""
+        gap = format_completeness_gap(self.describe_summands(), total, self.sum_text, float(attribution.expected_sum))
+        n_gradients = attribution.n_gradients
+        count = "" if n_gradients is None else f", after {plural(n_gradients, 'gradient')}"
+        return f"{self.sum_name}: {gap}{count}{attribution.remark}"
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """(N,C,*S), which the paths gave -> (N,*S)."""
+        """Return the map (N,*S) of values (N,C,*S)."""
         return self.reduce_channels(values)
+
+
+class PathExplainer(AdditiveExplainer):
+    """Base of maps that sum to the score's change along a path. `gradients` in `diagnostics` counts the gradients."""
+
+
+class PathIntegral(NamedTuple):
+    """Result of one path: values (C,*S), at least float32, number of gradients, and notes."""
+
+    values: Tensor
+    n_gradients: int
+    notes: tuple[str, ...] = ()
 
 
 class BaselinePathExplainer(BaselineMixin, PathExplainer):
@@ -104,77 +110,51 @@ class BaselinePathExplainer(BaselineMixin, PathExplainer):
 
     @abstractmethod
     def integrate_path(
-        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+        self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> PathIntegral:
-        """From the baseline `baseline_tensor` (C,*S) to one sample.
-
-        `score_change` (): the score less the baseline's.
-        """
+        """Integrate from a baseline (C,*S) to one sample. `score_change` (): the score less the baseline's."""
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
-    ) -> PathAttribution:
-        """Return the mean attribution over the baselines."""
-        changes = torch.stack(
-            [
-                evaluator.clean_scores[sample] - evaluator.score_variants(sample, start[None])[0]
-                for start in baseline_tensors
-            ]
-        )
-        parts = [
-            self.integrate_path(evaluator, sample, start, change)
-            for start, change in zip(baseline_tensors, changes, strict=True)
-        ]
+    ) -> AdditiveAttribution:
+        """Return the mean over the baselines."""
+        score = evaluator.clean_scores[sample]
+        changes = torch.stack([score - evaluator.score_variants(sample, start[None])[0] for start in baseline_tensors])
+        pairs = zip(baseline_tensors, changes, strict=True)
+        parts = [self.integrate_path(evaluator, sample, start, change) for start, change in pairs]
         moved = any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors)
         still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
         values = torch.stack([part.values for part in parts]).mean(0)
-        notes = dict.fromkeys((*still, *(words for part in parts for words in part.notes)))
-        return PathAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, tuple(notes))
-
-
-def interpolate_points(start: Tensor, end: Tensor, fractions: Tensor) -> Tensor:
-    """Interpolate between two tensors (C,*S) at fractions (R,) -> (R,C,*S)."""
-    return start + (end - start) * fractions.to(end).view(-1, *[1] * end.ndim)
-
-
-def subtract_full_precision(start: Tensor, end: Tensor) -> Tensor:
-    """(C,*S), at least float32."""
-    return full_precision(end) - full_precision(start)
-
-
-MAX_STEPS = 2**14  # steps
+        notes = tuple(dict.fromkeys((*still, *(note for part in parts for note in part.notes))))
+        return AdditiveAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, notes)
 
 
 def integrate_straight_line(
     evaluator: PerturbedEvaluator,
     sample: int,
-    baseline_tensor: Tensor,
+    baseline: Tensor,
     score_change: Tensor,
     n_steps: int,
     tolerance: float | None,
 ) -> PathIntegral:
-    """(C,*S): (x - x') times the gradient's mean over the middles of equal steps from x' to x; and how many steps.
+    """Return (x - x') times the gradient's mean over the midpoints of equal steps from x' to x, and the number of steps.
 
-    `tolerance`: see IntegratedGradients. Three times as many steps have the old ones' middles among theirs, which are not
-    run again.
+    `tolerance`: see IntegratedGradients. Three times as many steps have the old midpoints among theirs, which are not run
+    again.
     """
-    direction = subtract_full_precision(baseline_tensor, evaluator.x[sample])
-    total = sum_gradients_on_line(evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps))
+    direction = full_precision(evaluator.x[sample]) - full_precision(baseline)
+    total = sum_gradients_on_line(evaluator, sample, baseline, compute_step_midpoints(n_steps))
 
-    def wanting() -> bool:
+    def misses_tolerance() -> bool:
         gap = (direction.double() * total).sum() / n_steps - score_change
         return tolerance is not None and not bool(gap.abs() <= tolerance * score_change.abs())
 
-    while 3 * n_steps <= MAX_STEPS and wanting():
+    while 3 * n_steps <= MAX_STEPS and misses_tolerance():
         n_steps *= 3
-        total += sum_gradients_on_line(
-            evaluator, sample, baseline_tensor, compute_step_midpoints(n_steps, only_new=True)
-        )
-    notes = (
-        (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
-        if wanting()
-        else ()
-    )
+        total += sum_gradients_on_line(evaluator, sample, baseline, compute_step_midpoints(n_steps, only_new=True))
+    notes: tuple[str, ...] = ()
+    if misses_tolerance():
+        notes = (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
     return PathIntegral(direction * (total / n_steps).to(direction.dtype), n_steps, notes)
 
 
@@ -184,15 +164,14 @@ def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
 
-def sum_gradients_on_line(
-    evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, fractions: Tensor
-) -> Tensor:
+def sum_gradients_on_line(evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, fractions: Tensor) -> Tensor:
     """Return the sum of the gradients at fractions (R,) of the line, (C,*S) in float64."""
-    total = torch.zeros_like(baseline_tensor, dtype=torch.float64)
+    total = torch.zeros_like(baseline, dtype=torch.float64)
 
     def work(part: slice) -> None:
-        versions = interpolate_points(baseline_tensor, evaluator.x[sample], fractions[part].to(baseline_tensor.device))
-        total.add_(evaluator.compute_gradients(sample, versions)[1].sum(0, dtype=torch.float64))
+        shares = fractions[part].to(baseline).view(-1, *[1] * baseline.ndim)
+        points = baseline + (evaluator.x[sample] - baseline) * shares
+        total.add_(evaluator.compute_gradients(sample, points)[1].sum(0, dtype=torch.float64))
 
     evaluator.process_chunks(sample, len(fractions), work, with_gradients=True)
     return total

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,9 +19,7 @@ from camscope.explainers.core.segmentation import import_skimage
 from camscope.explainers.path.base import BaselinePathExplainer, PathIntegral, integrate_straight_line
 from camscope.targets import Score
 
-SMOOTHING_SIGMA_PIXELS = (
-    0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
-)
+SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Huttenlocher recommend
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,10 @@ class OverlappingSegments:
     n_segments: int
 
     def average_over_segments(self, values: Tensor, min_new_pixels: int) -> Tensor:
-        """(H,W) -> (H,W): the segment with the largest mean over its free pixels takes them and gives each that mean.
+        """Return a map (H,W) in which the segment with the largest mean over its free pixels takes them, and so on.
 
-        A segment with less than `min_new_pixels` free pixels takes none; the pixels that are left share theirs.
+        Each pixel gets the mean of its segment. A segment with fewer than `min_new_pixels` free pixels takes none. The pixels
+        that are left share their mean.
         """
         flat = values.flatten().double().cpu()
         sums = flat.new_zeros(self.n_segments).index_add_(0, self.segment_indices, flat[self.pixel_indices])
@@ -58,7 +56,6 @@ class OverlappingSegments:
         return averages.view_as(values).to(values)
 
     def _find_entries(self, pixels: Tensor) -> Tensor:
-        """Find the entries of the given pixels."""
         begins, counts = self.first_entries[pixels], self.first_entries[pixels + 1] - self.first_entries[pixels]
         offsets = torch.arange(int(counts.sum()), device="cpu") - (counts.cumsum(0) - counts).repeat_interleave(counts)
         return begins.repeat_interleave(counts) + offsets
@@ -68,25 +65,21 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
     """Segment an image (C,H,W), scaled to -1..1, at all scales, and widen each segment by a margin in pixels."""
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
-    picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
-    pixel_values = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
-    cut = import_skimage("segmentation").felzenszwalb
-    segment_ids, pixels, count = [], [], 0
+    image = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
+    pixel_values = (image if len(x) <= 3 else image.mean(0, keepdim=True)).movedim(0, -1).numpy()
+    felzenszwalb, members = import_skimage("segmentation").felzenszwalb, []
     for scale in scales:
-        labels = cut(pixel_values, scale=scale, sigma=SMOOTHING_SIGMA_PIXELS, min_size=min_size)
-        for label in np.unique(labels):
-            inside = find_pixels_near_mask(labels == label, margin)
-            pixels.append(inside)
-            segment_ids.append(torch.full_like(inside, count))
-            count += 1
-    every, whose = torch.cat(pixels), torch.cat(segment_ids)
-    order = every.argsort(stable=True)
-    first = F.pad(every.bincount(minlength=pixel_values[..., 0].size).cumsum(0), (1, 0))
-    return OverlappingSegments(every[order], whose[order], first, count)
+        labels = felzenszwalb(pixel_values, scale=scale, sigma=SMOOTHING_SIGMA_PIXELS, min_size=min_size)
+        members += [find_pixels_near_mask(labels == label, margin) for label in np.unique(labels)]
+    pixels = torch.cat(members)
+    segments = torch.cat([torch.full_like(inside, i) for i, inside in enumerate(members)])
+    order = pixels.argsort(stable=True)
+    first = F.pad(pixels.bincount(minlength=pixel_values[..., 0].size).cumsum(0), (1, 0))
+    return OverlappingSegments(pixels[order], segments[order], first, len(members))
 
 
 def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> Tensor:
-    """(H,W) -> (P,): the numbers of the pixels not farther than so many pixels from the mask; looked for near it only."""
+    """Return the numbers (P,) of the pixels of a mask (H,W), and of those at most `margin` pixels from it."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(axis[0]) - margin) for axis in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
@@ -109,8 +102,7 @@ class XRAI(BaselinePathExplainer):
     """
 
     name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"
-    forward_passes: ClassVar[str] = "1 + 2 x (1 + n_steps)"
-    backward_passes: ClassVar[str] = "2 x n_steps"
+    forward_passes, backward_passes = "1 + 2 x (1 + n_steps)", "2 x n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] | None = None
     n_steps: int = 50
     scales: list[float] | tuple[float, ...] = DEFAULT_SEGMENT_SCALES
@@ -130,34 +122,26 @@ class XRAI(BaselinePathExplainer):
             check_positive_number(scales=scale)
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """List the baselines over which the map is averaged."""
+        """Return the baselines over which the map is averaged."""
         if self.baseline is not None:
             return parse_baselines(self.baseline)
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """The map (N,H,W), and how far it is from being complete."""
+        """Return the map (N,H,W) of an input (N,C,H,W), and the difference of its sum to the change of the score."""
         if x.ndim != 4:
-            raise InputError(f"xrai cuts pictures into regions: the input is {tuple(x.shape)}, not (N,C,H,W)")
-        import_skimage("segmentation")  # what is missing is said before anything runs
+            raise InputError(f"xrai segments images: the input is {tuple(x.shape)}, not (N,C,H,W)")
+        import_skimage("segmentation")  # a missing package is an error before anything runs
         return super().compute_score_maps(x, score)
 
     def integrate_path(
-        self, evaluator: PerturbedEvaluator, sample: int, baseline_tensor: Tensor, score_change: Tensor
+        self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> PathIntegral:
-        """(C,H,W): integrated gradients; and the steps taken."""
-        return integrate_straight_line(evaluator, sample, baseline_tensor, score_change, self.n_steps, None)
+        """Return integrated gradients."""
+        return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """(N,C,H,W), integrated gradients -> (N,H,W): their means over regions."""
-        maps = self.reduce_channels(values)
-        return torch.stack(
-            [
-                self.compute_segments(x).average_over_segments(sample_map, self.min_new_pixels)
-                for x, sample_map in zip(evaluator.x, maps, strict=True)
-            ]
-        )
-
-    def compute_segments(self, x: Tensor) -> OverlappingSegments:
-        """Segment the input (C,H,W) at all scales."""
-        return segment_image(x, self.scales, self.min_size, self.margin)
+        """Return the means (N,H,W) of integrated gradients (N,C,H,W) over regions."""
+        pairs = zip(evaluator.x, self.reduce_channels(values), strict=True)
+        segments = ((segment_image(x, self.scales, self.min_size, self.margin), pixels) for x, pixels in pairs)
+        return torch.stack([part.average_over_segments(pixels, self.min_new_pixels) for part, pixels in segments])
