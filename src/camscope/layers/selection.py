@@ -116,12 +116,7 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 
 
 def infer_layer_layout(
-    model: nn.Module,
-    name: str,
-    output: Tensor,
-    x: Tensor,
-    hints: LayoutHints,
-    layout: str | Layout | None = None,
+    model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
     """Infer the layout of a layer's output for x (N,C,*S); see `infer_layout`. LayerError where its tokens are in another order.
 

@@ -1,13 +1,12 @@
-"""Train the bundled net: `python -m camscope.phantom.train`, about a minute on two cores, the same bytes every time."""
+"""Train the bundled model: `python -m benchmarks.train_phantom`, about a minute on two cores, the same bytes every time."""
 
 import argparse
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from numpy.random import Generator, Philox
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.phantom.network import PhantomNet, to_model_input
 from camscope.phantom.radiograph import CATEGORIES, PhantomDataset, draw_dataset
+from camscope.phantom.shortcut_study import reproducible_scope
 from camscope.plurals import plural
 
 TRAINING_SEED_START: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
@@ -82,7 +82,7 @@ def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None
         part.unlink(missing_ok=True)
 
 
-def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """A safetensors file with its header in the order of the keys: the library's own order changes from call to call."""
     from safetensors.torch import save as pack
 
@@ -117,26 +117,6 @@ def _augment_batch(inputs: Tensor, random: Generator) -> Tensor:
     return (moved.flip(3) if random.random() < 0.5 else moved) * gain + shift
 
 
-@contextmanager
-def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """So many threads and deterministic algorithms, with a random state of its own, for a while."""
-    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # its only attribute is not typed
-    fill = memory.fill_uninitialized_memory
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        try:
-            torch.manual_seed(seed)
-            torch.set_num_threads(num_threads)
-            torch.use_deterministic_algorithms(True)
-            memory.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
-            yield
-        finally:
-            memory.fill_uninitialized_memory = fill
-            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-            torch.set_num_threads(before)
-
-
 def _show_progress(losses: Iterator[float], n_steps: int) -> Iterator[float]:
     """The losses as they come, behind a bar on a terminal."""
     from rich.console import Console
@@ -150,8 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Draw, train, judge on phantoms never seen, and write the weights."""
     from rich.console import Console
 
-    parser = argparse.ArgumentParser(prog="python -m camscope.phantom.train", description=__doc__)
-    bundled = Path(__file__).with_name("phantom.safetensors")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_phantom", description=__doc__)
+    bundled = Path(__file__).parents[1] / "src" / "camscope" / "phantom" / "phantom.safetensors"
     parser.add_argument("--output", type=Path, default=bundled, help="where the weights go (default: the package)")
     parser.add_argument("--seed", type=int, default=0, help="phantoms, first weights and order (default: 0)")
     parser.add_argument(
