@@ -1,11 +1,8 @@
 """Score: the number per sample that is explained."""
 
 import copy
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,58 +15,18 @@ from camscope.pytree import concatenate_structures, iter_leaves, map_leaves
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.classes import TargetLike, normalize_target, resolve_class_pair
 from camscope.targets.outputs import (
+    ScoreRange,
     check_one_per_sample,
     check_target_scores,
     class_scores,
+    dtype_errors_converted,
     full_precision,
     select_rows,
     warn_if_probabilities,
 )
 
 INPUT_KEY_NOT_READ = InputKey("")  # the signature of the model has not been read yet
-INTEGER_TYPE_NAMES = {  # as torch spells them in errors
-    torch.uint8: ("byte", "unsigned char"),
-    torch.int8: ("char",),
-    torch.int16: ("short",),
-    torch.int32: ("int",),
-    torch.int64: ("long",),
-}
-FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
 TENSOR_ATTRIBUTES = ("values", "logits", "classes", "class_pairs")  # of a Score, after the first call
-ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
-
-
-@dataclass
-class ScoreRange:
-    """The smallest and the largest score of each sample, by kind ("score" or "probability"), while a method changes its input."""
-
-    _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _n_rows: Counter[str] = field(default_factory=Counter)
-
-    def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
-        """Add scores (R,): row i belongs to sample `sample_index[i]`, or to sample i without an index."""
-        low = high = values = values.detach()
-        if sample_index is not None:
-            empty = values.new_full((n_samples,), torch.inf)
-            low = empty.scatter_reduce(0, sample_index, values, "amin")
-            high = (-empty).scatter_reduce(0, sample_index, values, "amax")
-        elif len(values) != n_samples:
-            return
-        limits = self._limits.get(kind, (low, high))
-        self._limits[kind] = low.minimum(limits[0]), high.maximum(limits[1])
-        self._n_rows[kind] += len(values)
-
-    def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's scores (N,) stayed within rounding; None where no input was changed.
-
-        `machine_epsilon` is that of the dtype in which the scores were computed.
-        """
-        constant = [
-            high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
-            for kind, (low, high) in self._limits.items()
-            if self._n_rows[kind] > len(low)
-        ]
-        return torch.stack(constant).all(0) if constant else None
 
 
 class Score:
@@ -152,7 +109,7 @@ class Score:
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
-        with _dtype_errors_converted(self.model, x), self.forward_context():
+        with dtype_errors_converted(self.model, x), self.forward_context():
             if self._resolved_input_key is INPUT_KEY_NOT_READ:
                 self._resolved_input_key = find_input_key(self.model, self._input_key)
             output = call_model(self.model, x, args, kwargs, self._resolved_input_key, frames_first=self._frames_first)
@@ -367,33 +324,6 @@ class Score:
             for requested, best in zip(targets, top, strict=True)
         ]
         return torch.tensor(pairs, device=logits.device)
-
-
-@contextmanager
-def _dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
-
-    The check runs only after the error, because a model may convert its input itself.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-        message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
-        named = set(re.findall("bfloat16|double|float|half", message))
-        names_model = not named.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in dtypes)
-        if names_model and any(name in message for name in INTEGER_TYPE_NAMES.get(x.dtype, ())):
-            raise InputError(
-                f"the input is {received}, and the model does not convert it: pass x.float(), or the float tensor that the "
-                "model's preprocessing returns"
-            ) from error
-        if names_model and x.dtype not in dtypes and FLOAT_TYPE_NAMES.get(x.dtype) in named:
-            expected = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-            raise InputError(
-                f"the input is {received}, the model's parameters are {' and '.join(expected)}: pass "
-                f"x.to(torch.{expected[0]}), or the model as model.to(torch.{received})"
-            ) from error
-        raise
 
 
 class PerSampleTarget(Target):

@@ -20,10 +20,9 @@ from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, LayoutHints, has_unequal_strides
+from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import (
-    LayoutVerdict,
     OutputLocation,
-    ProbeResult,
     cache_result,
     get_cached_result,
     has_cached_result,

@@ -13,7 +13,7 @@ from camscope.explainers.core.maps import AttributionMaps, determine_statuses
 from camscope.explanation import STATUS_OK
 from camscope.hooks.mute_hooks import hooks_muted
 from camscope.targets import Score
-from camscope.targets.score import ScoreRange
+from camscope.targets.outputs import ScoreRange
 
 if TYPE_CHECKING:
     from camscope.explainers.core.method import BaseMethod
