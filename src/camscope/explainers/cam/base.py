@@ -100,7 +100,7 @@ class LayerExplainer(LayerSelectionMixin):
     - `second_order`: it also needs second derivatives.
     - `runs_model`: it runs the model again inside `combine`.
     - `runs_partial_forward`: of those runs, the part before the layer sees the same input again.
-    - `has_custom_backward`: what reaches the layer is not a gradient, so the backward pass cannot be shortened.
+    - `has_custom_backward`: what reaches the layer is not a gradient.
     """
 
     needs_gradient: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from camscope.explainers.cam.layer_features import LayerFeatures, record_input_s
 from camscope.explainers.core.batching import ActivationBytes, measure_activation_bytes
 from camscope.explainers.core.evaluation_context import OnNonFinite, check_finite
 from camscope.hooks.base import find_layer, find_layers
-from camscope.hooks.gradients import HALF_PRECISION_BOOSTS, zero_gradient_rows_skipped
+from camscope.hooks.gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
@@ -126,8 +126,6 @@ class SharedPass(ExitStack):
         )
         if self._needs_curvature:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
-        elif self._needs_graph and not any(explainer.has_custom_backward for explainer in self._explainers):
-            self.enter_context(zero_gradient_rows_skipped(model))
         with ExitStack() as around:
             if again:
                 self._activation_bytes = around.enter_context(
