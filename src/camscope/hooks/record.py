@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -40,10 +41,8 @@ class GradientAccumulator:
         self._take_snapshot = take_snapshot
         self._alias = tensor.detach() if tensor._is_view() else None
         self._version = tensor._version
-        self._backward_pass_id, self._sum = -1, None
-        self._was_lost = False
-
-    _sum: Tensor | None
+        self._backward_pass_id, self._was_lost = -1, False
+        self._sum: Tensor | None = None
 
     def add(self, gradient: Tensor | None) -> None:
         """Add the gradient of one path."""
@@ -69,6 +68,21 @@ class GradientAccumulator:
 
 
 @dataclass(eq=False)
+class _Gradients:
+    """The gradients at the tensors of a structure, each in its own accumulator."""
+
+    structure: Any = None
+    accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
+
+    def fill(self) -> Any:
+        """Return the structure with gradients in place of the tensors."""
+        result = self.structure
+        for path, accumulator in self.accumulators.items():
+            result = replace_leaf(result, path, accumulator.gradient)
+        return result
+
+
+@dataclass(eq=False)
 class LayerCall:
     """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
@@ -78,32 +92,29 @@ class LayerCall:
     inputs: tuple[Any, ...] | None = None
     kwargs: dict[str, Any] | None = None
     output: Any = None
-    _structures: tuple[Any, Any] = field(default=(((), {}), None), repr=False)
-    _accumulators: tuple[dict[LeafPath, GradientAccumulator], dict[LeafPath, GradientAccumulator]] = field(
-        default_factory=lambda: ({}, {}), repr=False
-    )
+    _at_inputs: _Gradients = field(default_factory=lambda: _Gradients(((), {})), repr=False)
+    _at_output: _Gradients = field(default_factory=_Gradients, repr=False)
 
     @property
     def gradient(self) -> Any:
         """The gradient with respect to the output, in the output's structure; None where none arrived."""
-        return _fill_gradients(self._structures[1], self._accumulators[1])
+        return self._at_output.fill()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
         """The gradients that flow back to the positional inputs through this call, in their structure."""
-        gradients: tuple[Any, ...] = _fill_gradients(self._structures[0], self._accumulators[0])[0]
+        gradients: tuple[Any, ...] = self._at_inputs.fill()[0]
         return gradients
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
         """The gradients that flow back to the keyword inputs through this call."""
-        gradients: dict[str, Any] = _fill_gradients(self._structures[0], self._accumulators[0])[1]
+        gradients: dict[str, Any] = self._at_inputs.fill()[1]
         return gradients
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Yield every gradient accumulator of the call."""
-        for side in self._accumulators:
-            yield from side.values()
+        return chain(self._at_inputs.accumulators.values(), self._at_output.accumulators.values())
 
 
 class LayerRecord:
@@ -146,10 +157,9 @@ class LayerRecord:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:
             return gradient
-        if any(flow.is_lost for flow in self.last_call.iter_accumulators()):
-            raise LayerError(
-                f"the {location} of layer {self.name!r} is a view that the model changes in place: no gradient"
-            )
+        if any(accumulator.is_lost for accumulator in self.last_call.iter_accumulators()):
+            view = f"the {location} of layer {self.name!r} is a view"
+            raise LayerError(f"{view} that the model changes in place: no gradient")
         raise LayerError(
             f"no gradient at the {location} of layer {self.name!r}: inside the recording, run the model with gradients on "
             f"(something at or before the {location} must require them) and call backward"
@@ -182,17 +192,6 @@ class Recording(dict[str, LayerRecord]):
 
     def __repr__(self) -> str:
         return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
-
-
-def strip_tensors(value: Any) -> Any:
-    """Return the structure with None in place of every tensor."""
-    return map_leaves(value, lambda _: None)
-
-
-def _fill_gradients(structure: Any, accumulators: dict[LeafPath, GradientAccumulator]) -> Any:
-    for path, flow in accumulators.items():
-        structure = replace_leaf(structure, path, flow.gradient)
-    return structure
 
 
 def _unwrap_single(values: tuple[Any, ...]) -> Any:
@@ -310,15 +309,16 @@ class _Recorder(Hooks):
         self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
 
     def _release_views(self) -> None:
-        for _, flow in self._accumulators:
-            flow.release_view()
+        for _, accumulator in self._accumulators:
+            accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
         """Warn of gradients that could not be recorded."""
-        if lost := sorted({name for name, flow in self._accumulators if flow.is_lost}):
+        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
             names = ", ".join(map(repr, lost))
-            text = f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
-            warn_caller(text)
+            warn_caller(
+                f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
+            )
 
     def _begin_call(
         self, open_calls: list[_OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -331,11 +331,10 @@ class _Recorder(Hooks):
             call.inputs, call.kwargs = map_leaves(inputs, self._take_snapshot)
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
-            call._structures = (strip_tensors(inputs), None)
+            call._at_inputs = self._accumulate_gradients(inputs)
             for path, leaf in _iter_differentiable_tensors(inputs):
                 edge = get_gradient_edge(leaf)
                 edges[path] = (edge.node, edge.output_nr)
-                call._accumulators[0][path] = GradientAccumulator(leaf, self._take_snapshot)
         open_calls.append(_OpenCall(call, edges, _get_sequence_nr()))
 
     def _end_call(
@@ -347,25 +346,30 @@ class _Recorder(Hooks):
         if "outputs" in self.recorded_kinds:
             run.call.output = map_leaves(output, self._take_snapshot)
         if "gradients" in self.recorded_kinds:
-            run.call._structures = (run.call._structures[0], strip_tensors(output))
+            run.call._at_output = self._accumulate_gradients(output)
             self._hook_gradients(run, output)
-            self._accumulators += [(layer.name, flow) for flow in run.call.iter_accumulators()]
+            self._accumulators += [(layer.name, accumulator) for accumulator in run.call.iter_accumulators()]
         layer.calls.append(run.call)
 
     def _hook_gradients(self, open_call: _OpenCall, output: object) -> None:
         """Hook the output's gradient, and the nodes that send this call's inputs their gradients."""
-        into, out_of = open_call.call._accumulators
+        at_inputs, at_output = open_call.call._at_inputs.accumulators, open_call.call._at_output.accumulators
         ends: list[Node] = []
         for path, leaf in _iter_differentiable_tensors(output):
-            out_of[path] = GradientAccumulator(leaf, self._take_snapshot)
-            self.add_handle(register_gradient_hook(leaf, out_of[path].add))
+            self.add_handle(register_gradient_hook(leaf, at_output[path].add))
             edge = get_gradient_edge(leaf)
             ends.append(edge.node)
-            for at, flow in into.items():
-                if open_call.edges[at] == (edge.node, edge.output_nr):  # the layer hands its input on
-                    self.add_handle(register_gradient_hook(leaf, flow.add))
-        for at, sender, index in _iter_gradient_senders(ends, open_call.edges, open_call.start_sequence_number):
-            self.add_handle(sender.register_hook(partial(_add_input_gradient, into[at], index)))
+            for input_path, accumulator in at_inputs.items():
+                if open_call.edges[input_path] == (edge.node, edge.output_nr):  # the layer hands its input on
+                    self.add_handle(register_gradient_hook(leaf, accumulator.add))
+        for path, node, index in _iter_gradient_senders(ends, open_call.edges, open_call.start_sequence_number):
+            self.add_handle(node.register_hook(partial(_add_input_gradient, at_inputs[path], index)))
+
+    def _accumulate_gradients(self, value: Any) -> _Gradients:
+        accumulators = {
+            path: GradientAccumulator(leaf, self._take_snapshot) for path, leaf in _iter_differentiable_tensors(value)
+        }
+        return _Gradients(map_leaves(value, lambda _: None), accumulators)
 
     def _take_snapshot(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
@@ -373,11 +377,8 @@ class _Recorder(Hooks):
 
 
 def _iter_differentiable_tensors(value: object) -> Iterator[tuple[LeafPath, Tensor]]:
-    return (
-        ((path, leaf) for path, leaf in iter_leaves(value) if leaf.requires_grad)
-        if torch.is_grad_enabled()
-        else iter(())
-    )
+    leaves = iter_leaves(value) if torch.is_grad_enabled() else ()
+    return ((path, leaf) for path, leaf in leaves if leaf.requires_grad)
 
 
 def _add_input_gradient(

@@ -7,21 +7,18 @@ are subtracted, and each token is compared only with itself, so its scale does n
 """
 
 import math
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import Hooks, autocast_uncached, evaluation_mode, find_layer, thread_local_hook, unwrap
-from camscope.hooks.mute_hooks import hooks_muted
+from camscope.hooks.isolation import all_rng_restored, hooks_muted
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.layers.layout_judgment import (
     N_RUNS,
@@ -107,7 +104,14 @@ def probe_layout(
 
     if None in cached():
         # one thread at a time: the next one finds this one's results
-        with hooks_muted(model), _evaluation_with_rng_restored(model, x):
+        with (
+            hooks_muted(model),
+            all_rng_restored([x.device]),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            autocast_uncached(),
+            evaluation_mode(unwrap(model)),
+        ):
             unknown = [location for location, result in zip(locations, cached(), strict=True) if result is None]
             read = read_outputs or partial(_read_layer_outputs, model, unknown)
             results = probe_outputs(read, layout, x, forward, input_shares=input_shares) if unknown else []
@@ -150,25 +154,6 @@ def probe_outputs(
     return [
         _judge_outputs(tensors, layout, labels, blocks, covered.flatten()) for tensors in zip(*outputs, strict=True)
     ]
-
-
-@contextmanager
-def _evaluation_with_rng_restored(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Use eval mode without gradients, and restore the random state afterwards."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    devices = [x.device] if x.device.type == "cuda" else []
-    try:
-        with (
-            torch.random.fork_rng(devices),
-            torch.inference_mode(False),
-            torch.no_grad(),
-            autocast_uncached(),
-            evaluation_mode(unwrap(model)),
-        ):
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)
 
 
 def _read_layer_outputs(

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.explainers.core.maps import AttributionMaps, determine_statuses
 from camscope.explanation import STATUS_OK
-from camscope.hooks.mute_hooks import hooks_muted
+from camscope.hooks.isolation import hooks_muted
 from camscope.targets import Score
 from camscope.targets.outputs import ScoreRange
 

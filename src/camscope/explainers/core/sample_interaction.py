@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.forward_signature import call_model, find_input_key
 from camscope.hooks.base import autocast_uncached, evaluation_mode
-from camscope.hooks.buffer_isolation import copy_without_hooks, eval_mode_buffers_restored
+from camscope.hooks.isolation import copy_without_hooks, eval_mode_buffers_restored
 from camscope.pytree import describe_unsupported_tensor, iter_leaves
 
 RELATIVE_TOLERANCE_BY_DTYPE = {
