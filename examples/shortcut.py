@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, LayerCAM, Occlusion
-from camscope.phantom import CATEGORIES, Phantom, draw_dataset, draw_radiograph, to_model_input
+from camscope.phantom import CATEGORIES, Phantom, draw_radiograph, to_model_input
 from camscope.render import CaptionedImage, draw_contact_sheet, encode_image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
@@ -67,8 +67,8 @@ def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged:
         0, n_steps=steps, n_images=images, marker_class="nodule", marker_correlation=1.0
     ).model
     plain, marked = (
-        draw_dataset(10 * judged, 1),
-        draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
+        training.draw_dataset(10 * judged, 1),
+        training.draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
     )
     print(f"nodules found with the token: {training.compute_accuracy_by_class(net, marked)['nodule']:.0%}")
     print(f"nodules found without it:     {training.compute_accuracy_by_class(net, plain)['nodule']:.0%}")

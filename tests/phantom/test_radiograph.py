@@ -14,7 +14,6 @@ from camscope.phantom import (
     CATEGORIES,
     PREPROCESSING,
     PhantomNet,
-    draw_dataset,
     draw_radiograph,
     load_phantom_model,
     to_model_input,
@@ -34,7 +33,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def fresh():
-    return draw_dataset(400, 20_240)
+    return training.draw_dataset(400, 20_240)
 
 
 def test_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
@@ -82,7 +81,7 @@ def test_findings_differ_in_size_and_shape():
 
 
 def test_dataset_is_even_shuffled_and_made_of_single_draws():
-    some = draw_dataset(10, 3)
+    some = training.draw_dataset(10, 3)
     assert sorted(np.bincount(some.labels)) == [2, 2, 3, 3]
     assert (np.diff(some.labels) < 0).any()
     one = draw_radiograph((3 << 32) + 7, int(some.labels[7]))
@@ -93,7 +92,7 @@ def test_dataset_is_even_shuffled_and_made_of_single_draws():
 
 def test_marker_correlation_is_the_phi_coefficient():
     def phi(correlation):
-        some = draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
+        some = training.draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
         has_marker = some.marker_masks.any(axis=(1, 2))
         assert has_marker.mean() == pytest.approx(1 / 4, abs=0.05)
         return np.corrcoef(has_marker, some.labels == CATEGORIES.index("effusion"))[0, 1]
@@ -134,9 +133,9 @@ def test_other_sizes_show_the_same_finding(size):
         (lambda: draw_radiograph(-1), InputError, "seed is -1"),
         (lambda: draw_radiograph(1, size=8), InputError, "size is 8"),
         (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "no corner 'middle'"),
-        (lambda: draw_dataset(0, 1), InputError, "n is 0"),
-        (lambda: draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
-        (lambda: draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
+        (lambda: training.draw_dataset(0, 1), InputError, "n is 0"),
+        (lambda: training.draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
+        (lambda: training.draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
         (lambda: training.train_phantom_model(n_steps=0), InputError, "steps is 0"),
     ],
 )
