@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camscope.errors import TargetError
@@ -110,11 +110,9 @@ class Region(ClassTarget):
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the target, such as `tabby in a region`."""
-        place = "where it is predicted"
+        place = "where it is predicted" if self.mask is None else "in a region"
         if self.point is not None:
             place = f"at ({', '.join(f'{value:.4g}' for value in self.point)}) of the input"
-        elif self.mask is not None:
-            place = "in a region"
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
@@ -153,12 +151,10 @@ def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
     return (maps.flatten(2) * shares[:, None]).sum(2)
 
 
-def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
     """Return where a mask is not 0; TargetError where it is not a mask of one region."""
-    if isinstance(mask, Tensor):
-        return _to_boolean_mask(mask.detach().cpu().double().numpy())
     try:
-        array = np.asarray(mask)
+        array = np.asarray(mask.detach().cpu().double() if isinstance(mask, Tensor) else mask)
     except ValueError as error:
         raise TargetError("the mask of a Region has rows of different lengths: expected an array (H,W)") from error
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
@@ -173,20 +169,17 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.b
 
 def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
     if len(point) != len(size):
-        raise TargetError(
-            f"the point {tuple(point)} has {plural(len(point), 'number')}; expected {len(size)}, as the input has axes"
-        )
+        counted = plural(len(point), "number")
+        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, as the input has axes")
 
 
 def _check_point_inside(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
-    if not all(0 <= position < pixels for position, pixels in zip(list(point)[::-1], size, strict=True)):
+    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], size, strict=True)):
         raise TargetError(f"the point {tuple(original_point)} lies outside of the model's input")
 
 
 def _check_mask_size(
-    mask: "Tensor | np.ndarray[Any, np.dtype[np.bool_]]",
-    size: tuple[int, ...],
-    image_size: tuple[int, ...] | None = None,
+    mask: Tensor | NDArray[np.bool_], size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
     if tuple(mask.shape) != size:
         original = "" if image_size is None else f"the image's size {image_size}, or "
