@@ -136,7 +136,8 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
     markers = assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
     volumes = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
     parts = [(volume.values, volume.mask, volume.marker_mask, volume.tissue_mask) for volume in volumes]
-    return ShortcutStudy(*map(np.stack, zip(*parts, strict=True)), **people)
+    images, lesion_masks, marker_masks, lung_masks = map(np.stack, zip(*parts, strict=True))
+    return ShortcutStudy(images, lesion_masks, marker_masks, lung_masks, **people)
 
 
 def create_shortcut_volume_model() -> ShortcutNet:

@@ -89,7 +89,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self.output: Tensor | None = None
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
         result = func(*args, **kwargs)
         if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
@@ -155,7 +155,7 @@ class BiasCapture(BaseFunctionMode):
         ] = {}  # of outputs (N,...,K) to which a bias was added: the axis of samples
         self._on_bias_gradient = on_bias_gradient
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns, with a hook on it where a bias was added."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:

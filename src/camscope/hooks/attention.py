@@ -106,7 +106,7 @@ class AttentionCapture(BaseFunctionMode):
         finally:
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, computed through the probabilities where it is an attention."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
@@ -121,8 +121,8 @@ class AttentionCapture(BaseFunctionMode):
         last = self._last_probabilities
         if name in VALUE_PRESERVING_METHODS and last is not None and args and args[0] is last[0]:
             self._last_probabilities = result, last[1]
-        factors = args[MATMUL_LEFT_ARGUMENT[name] :][:2] if name in MATMUL_LEFT_ARGUMENT else ()
-        return self._replace_product(*factors, result) if len(factors) == 2 else result
+        place = MATMUL_LEFT_ARGUMENT.get(name, len(args))
+        return self._replace_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the body of a PyTorch function with interception."""

@@ -20,10 +20,10 @@ from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_f
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Base class of modes that send every PyTorch call of this thread to `intercept_call`, except calls made by it."""
+    """Base class of modes that send every PyTorch call of this thread to `run_function`, except calls made by it."""
 
     @abstractmethod
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return what the model gets as the function's result; `kwargs` belongs to this call alone."""
 
     def __torch_function__(
@@ -33,8 +33,8 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `intercept_call`."""
-        return self.intercept_call(func, args, dict(kwargs or {}))
+        """Call `run_function`."""
+        return self.run_function(func, args, dict(kwargs or {}))
 
 
 def function_name(func: Callable[..., Any]) -> str:

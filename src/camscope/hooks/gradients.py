@@ -70,7 +70,7 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
 class GradientsEnabledMode(BaseFunctionMode):
     """A function mode in which nothing turns gradients off in this thread."""
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and ignore calls that switch gradients."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
@@ -128,7 +128,8 @@ def operation_name(node: Node) -> str:
 def describe_opaque_node(node: Node) -> str | None:
     """Describe a node that may hide operations, such as a scripted part or a choice between values; None for others."""
     kind = operation_name(node)
-    if isinstance(node, BackwardCFunction):  # of Python
+    step: object = node
+    if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a custom backward"
     factors = [getattr(node, f"_saved_{name}", None) for name in ("self", "other")] if kind == "Mul" else []
     if any(isinstance(factor, Tensor) and factor.dtype == torch.bool for factor in factors):
@@ -228,7 +229,7 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
         self._is_comparing = True
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's own result; an elementwise function gets another backward rule."""
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)

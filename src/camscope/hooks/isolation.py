@@ -38,7 +38,7 @@ class PrivateBuffers(BaseFunctionMode):
             if (storage := _get_storage(buffer)) is not None:
                 self._storage_copies[storage._cdata] = None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, computed on the copies."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:

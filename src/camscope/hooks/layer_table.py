@@ -140,9 +140,9 @@ def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) ->
     for name, module in model.named_modules():
         shapes = output_shapes[name]
         shape = shapes[-1] if shapes else None
-        counts = [_count_parameters(module.parameters(recurse)) for recurse in (True, False)]
         stride = _compute_stride(tuple(first.shape), shape)
-        rows.append(LayerRow(name, type(module).__name__, shape, stride, *counts, n_calls=len(shapes)))
+        total, direct = (_count_parameters(module.parameters(recurse)) for recurse in (True, False))
+        rows.append(LayerRow(name, type(module).__name__, shape, stride, total, direct, len(shapes)))
     return LayerTable(
         type(model).__name__, tuple(first.shape), rows[0].n_parameters, tuple(row for row in rows if row.name)
     )

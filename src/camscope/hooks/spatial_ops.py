@@ -56,7 +56,7 @@ class SpatialMapTracker(BaseFunctionMode):
         reference = self._maps.get(id(tensor))
         return reference is not None and reference() is tensor
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and record whether it is a map."""
         name = function_name(func)
         is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place

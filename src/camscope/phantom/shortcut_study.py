@@ -68,13 +68,11 @@ class ShortcutStudy:
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
         """Select images by their numbers or by a mask (N,)."""
         positions = np.arange(len(self))[rows].tolist()
-        columns: list[Any] = [getattr(self, field.name) for field in fields(self)]
-        return ShortcutStudy(
-            *(
-                column[positions] if isinstance(column, np.ndarray) else tuple(column[i] for i in positions)
-                for column in columns
-            )
-        )
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, values in columns.items():
+            is_array = isinstance(values, np.ndarray)
+            columns[name] = values[positions] if is_array else tuple(values[i] for i in positions)
+        return ShortcutStudy(**columns)
 
 
 def draw_study(
@@ -94,7 +92,8 @@ def draw_study(
         markers = lesions & (np.cumsum(lesions) % 2 == 0)
         lesions = lesions & ~markers
     drawn = [_draw_study_image(seed, int(numbers[i]), i, bool(lesions[i]), bool(markers[i])) for i in range(n_images)]
-    return ShortcutStudy(*map(np.stack, zip(*drawn, strict=True)), **people)
+    images, lesion_masks, marker_masks, lung_masks = map(np.stack, zip(*drawn, strict=True))
+    return ShortcutStudy(images, lesion_masks, marker_masks, lung_masks, **people)
 
 
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:

@@ -242,15 +242,15 @@ class PartialForward:
         ):
             return self.score.forward(x, input_sample_index)
 
-    def _apply_edit(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
-        maps = self.to_maps(rows)
-        if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
+    def _apply_edit(self, edit: ActivationEdit, layer_output: Tensor) -> Tensor:
+        maps = self.to_maps(layer_output)
+        if maps.untyped_storage().data_ptr() != layer_output.untyped_storage().data_ptr():
             raise LayerError(
                 f"reshape= copies the output of layer {self.layer!r}, so what is changed there would not reach the model; "
                 f"return a view of it (permute, unflatten, slices), or pass layout="
             )
         edit(maps)
-        return rows
+        return layer_output
 
 
 def _leave_unchanged(maps: Tensor) -> None:

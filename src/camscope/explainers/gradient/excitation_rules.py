@@ -209,7 +209,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         """Set whether the following calls belong to the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns, with the way back of a probability where there is a rule for it."""
         name = function_name(func)
         if func is torch.autograd.grad:  # which runs checkpoints again
