@@ -19,7 +19,6 @@ from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, is_recomputing, thread_local_hook, unwrap
 from camscope.hooks.function_mode import (
     BaseFunctionMode,
-    ForwardReplacement,
     bypass_torch_function,
     function_name,
     has_instance_forward,
@@ -302,13 +301,7 @@ def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator
             patched = f"block {block.name!r} has a forward on the instance"
             raise LayerError(f"{patched} and cannot be skipped: remove that patch")
     last = blocks[-1]
-    stands: dict[nn.Module, ForwardReplacement] = {
-        block.module: partial(_return_stored_output, block.output_structure) for block in blocks
-    }
-    stands[last.module] = partial(_return_stored_output, replace_leaf(last.output_structure, last.path, output))
-    with override_forward(stands):
+    stored = {block.module: block.output_structure for block in blocks}
+    stored[last.module] = replace_leaf(last.output_structure, last.path, output)
+    with override_forward(dict.fromkeys(stored, lambda module, args, kwargs: stored[module])):
         yield
-
-
-def _return_stored_output(stored_output: Any, module: nn.Module, args: object, kwargs: object) -> Any:
-    return stored_output

@@ -27,8 +27,6 @@ from camscope.hooks.base import (
 from camscope.plurals import plural
 from camscope.pytree import LeafPath, find_main_tensor, iter_leaves, map_leaves, replace_leaf
 
-SnapshotFunction = Callable[[Tensor], Tensor]
-
 
 class GradientAccumulator:
     """The gradient at one tensor, summed over the paths on which it arrives in one backward pass; the last pass counts.
@@ -37,7 +35,7 @@ class GradientAccumulator:
     is detected by the view's version counter, and no gradient is returned then.
     """
 
-    def __init__(self, tensor: Tensor, take_snapshot: SnapshotFunction) -> None:
+    def __init__(self, tensor: Tensor, take_snapshot: Callable[[Tensor], Tensor]) -> None:
         self._take_snapshot = take_snapshot
         self._alias = tensor.detach() if tensor._is_view() else None
         self._version = tensor._version
@@ -51,6 +49,10 @@ class GradientAccumulator:
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
         self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
         self._backward_pass_id = this_pass
+
+    def add_input(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a node sends to one of its inputs."""
+        self.add(input_gradients[index])
 
     @property
     def is_lost(self) -> bool:
@@ -103,14 +105,12 @@ class LayerCall:
     @property
     def input_gradients(self) -> tuple[Any, ...]:
         """The gradients that flow back to the positional inputs through this call, in their structure."""
-        gradients: tuple[Any, ...] = self._at_inputs.fill()[0]
-        return gradients
+        return tuple(self._at_inputs.fill()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
         """The gradients that flow back to the keyword inputs through this call."""
-        gradients: dict[str, Any] = self._at_inputs.fill()[1]
-        return gradients
+        return dict(self._at_inputs.fill()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Yield every gradient accumulator of the call."""
@@ -158,8 +158,8 @@ class LayerRecord:
         if next(iter_leaves(gradient), None) is not None:
             return gradient
         if any(accumulator.is_lost for accumulator in self.last_call.iter_accumulators()):
-            view = f"the {location} of layer {self.name!r} is a view"
-            raise LayerError(f"{view} that the model changes in place: no gradient")
+            changed = "is a view that the model changes in place"
+            raise LayerError(f"the {location} of layer {self.name!r} {changed}: no gradient")
         raise LayerError(
             f"no gradient at the {location} of layer {self.name!r}: inside the recording, run the model with gradients on "
             f"(something at or before the {location} must require them) and call backward"
@@ -202,7 +202,9 @@ def _format_shapes(value: object) -> str:
     return " ".join(f"({', '.join(map(str, leaf.shape))})" for _, leaf in iter_leaves(value))
 
 
-GraphEdge = tuple[Node | None, int]
+GraphEdge = tuple[Node, int]
+# a call that has begun, the graph edges of its inputs, and the sequence number of the graph at its start
+OpenCall = tuple[LayerCall, dict[LeafPath, GraphEdge], int]
 
 
 @contextmanager
@@ -282,15 +284,6 @@ def extract_features(
     return {name: find_main_tensor(name, layer.output)[1] for name, layer in recording.items()}
 
 
-@dataclass(eq=False)
-class _OpenCall:
-    """A call that has begun: its record, the graph edges of its inputs, and the sequence number of the graph at its start."""
-
-    call: LayerCall
-    edges: dict[LeafPath, GraphEdge]
-    start_sequence_number: int
-
-
 class _Recorder(Hooks):
     """The hooks of a recording: one before a layer runs, one after it; both only read."""
 
@@ -298,12 +291,11 @@ class _Recorder(Hooks):
         super().__init__()
         kinds = {"inputs": inputs, "outputs": outputs, "gradients": gradients}
         self.recorded_kinds = frozenset(kind for kind, enabled in kinds.items() if enabled)
-        self._device = device
-        self._accumulators: list[tuple[str, GradientAccumulator]] = []
+        self._device, self._accumulators = device, list[tuple[str, GradientAccumulator]]()
         self.callback(self._release_views)
 
     def watch_layer(self, module: nn.Module, layer: LayerRecord) -> None:
-        running: list[_OpenCall] = []  # a stack: a module may run inside itself
+        running: list[OpenCall] = []  # a stack: a module may run inside itself
         before, after = partial(self._begin_call, running), partial(self._end_call, running, layer)
         self.add_handle(module.register_forward_pre_hook(thread_local_hook(before), with_kwargs=True))
         self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
@@ -316,59 +308,55 @@ class _Recorder(Hooks):
         """Warn of gradients that could not be recorded."""
         if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
             names = ", ".join(map(repr, lost))
-            warn_caller(
-                f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
-            )
+            reason = "its input or output is a view that the model changes in place"
+            warn_caller(f"no gradient recorded at {names}: {reason}")
 
     def _begin_call(
-        self, open_calls: list[_OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if is_recomputing():
             return
         inputs, call = (args, kwargs), LayerCall()
-        if "inputs" in self.recorded_kinds:
-            # before the layer runs: it may write over its input
+        if "inputs" in self.recorded_kinds:  # before the layer runs: it may write over its input
             call.inputs, call.kwargs = map_leaves(inputs, self._take_snapshot)
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
             call._at_inputs = self._accumulate_gradients(inputs)
-            for path, leaf in _iter_differentiable_tensors(inputs):
-                edge = get_gradient_edge(leaf)
-                edges[path] = (edge.node, edge.output_nr)
-        open_calls.append(_OpenCall(call, edges, _get_sequence_nr()))
+            edges = {path: _find_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
+        open_calls.append((call, edges, _get_sequence_nr()))
 
     def _end_call(
-        self, open_calls: list[_OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
+        self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
         if is_recomputing():
             return
-        run, output = open_calls.pop(), inputs_and_output[-1]
+        (call, edges, start), output = open_calls.pop(), inputs_and_output[-1]
         if "outputs" in self.recorded_kinds:
-            run.call.output = map_leaves(output, self._take_snapshot)
+            call.output = map_leaves(output, self._take_snapshot)
         if "gradients" in self.recorded_kinds:
-            run.call._at_output = self._accumulate_gradients(output)
-            self._hook_gradients(run, output)
-            self._accumulators += [(layer.name, accumulator) for accumulator in run.call.iter_accumulators()]
-        layer.calls.append(run.call)
+            call._at_output = self._accumulate_gradients(output)
+            self._hook_gradients(call, edges, start, output)
+            self._accumulators += [(layer.name, accumulator) for accumulator in call.iter_accumulators()]
+        layer.calls.append(call)
 
-    def _hook_gradients(self, open_call: _OpenCall, output: object) -> None:
+    def _hook_gradients(
+        self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
+    ) -> None:
         """Hook the output's gradient, and the nodes that send this call's inputs their gradients."""
-        at_inputs, at_output = open_call.call._at_inputs.accumulators, open_call.call._at_output.accumulators
-        ends: list[Node] = []
+        at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
-            self.add_handle(register_gradient_hook(leaf, at_output[path].add))
-            edge = get_gradient_edge(leaf)
-            ends.append(edge.node)
+            self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add))
+            edge = _find_edge(leaf)
+            nodes.append(edge[0])
             for input_path, accumulator in at_inputs.items():
-                if open_call.edges[input_path] == (edge.node, edge.output_nr):  # the layer hands its input on
+                if edges[input_path] == edge:  # the layer hands its input on
                     self.add_handle(register_gradient_hook(leaf, accumulator.add))
-        for path, node, index in _iter_gradient_senders(ends, open_call.edges, open_call.start_sequence_number):
-            self.add_handle(node.register_hook(partial(_add_input_gradient, at_inputs[path], index)))
+        for path, node, index in _iter_gradient_senders(nodes, edges, start_sequence_number):
+            self.add_handle(node.register_hook(partial(at_inputs[path].add_input, index)))
 
     def _accumulate_gradients(self, value: Any) -> _Gradients:
-        accumulators = {
-            path: GradientAccumulator(leaf, self._take_snapshot) for path, leaf in _iter_differentiable_tensors(value)
-        }
+        leaves = _iter_differentiable_tensors(value)
+        accumulators = {path: GradientAccumulator(leaf, self._take_snapshot) for path, leaf in leaves}
         return _Gradients(map_leaves(value, lambda _: None), accumulators)
 
     def _take_snapshot(self, tensor: Tensor) -> Tensor:
@@ -381,10 +369,9 @@ def _iter_differentiable_tensors(value: object) -> Iterator[tuple[LeafPath, Tens
     return ((path, leaf) for path, leaf in leaves if leaf.requires_grad)
 
 
-def _add_input_gradient(
-    accumulator: GradientAccumulator, index: int, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object
-) -> None:
-    accumulator.add(grad_inputs[index])
+def _find_edge(tensor: Tensor) -> GraphEdge:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def _iter_gradient_senders(
@@ -404,7 +391,7 @@ def _iter_gradient_senders(
             continue
         visited.add(node)
         for index, (next_node, number) in enumerate(node.next_functions):
-            for path in paths_by_edge.get((next_node, number), ()):
-                yield path, node, index
-            if next_node is not None and (next_node, number) not in paths_by_edge:
-                output_nodes.append(next_node)
+            if next_node is not None:
+                paths = paths_by_edge.get((next_node, number), [])
+                yield from ((path, node, index) for path in paths)
+                output_nodes += [] if paths else [next_node]
